@@ -1,0 +1,32 @@
+# Set-up is part of every target: `make demo` and `make test` are all a new machine needs.
+PYTHON ?= python3
+PIP    := .venv/bin/python -m pip --disable-pip-version-check --quiet
+READY  := .venv/.ready
+
+.PHONY: demo test check format clean
+
+demo: $(READY)  ## the whole way of an experiment, in two minutes
+	.venv/bin/shoestring demo
+
+test: $(READY)  ## everything that needs no GPU
+	.venv/bin/python -m pytest -n 2
+
+check: $(READY)  ## lint, format, types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: $(READY)
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+# torch first, so that nothing else pulls another; every call is held to constraints.txt
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else 0'
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	$(PIP) install -c constraints.txt torch numpy
+	$(PIP) install -c constraints.txt -e '.[report,dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,35 @@
+"""`shoestring measure`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoestring.cli.options import AsJson, Overrides, RecipeFile, Verbose
+
+
+def measure(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again even if there is a profile.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure this machine with this recipe's model on random tokens, and the density of its corpus."""
+    from shoestring.cli.terminal import Terminal, print_json
+    from shoestring.core import recipe as recipes
+    from shoestring.core.run_folder import RunFolder
+    from shoestring.data.sources import open_source
+    from shoestring.stages.measure import ensure_profile
+    from shoestring.stages.train import measuring_seconds
+
+    loaded = recipes.load(recipe, overrides or ())
+    open_source(loaded.data.source, loaded.run.seed)
+    folder, terminal = RunFolder.of(loaded), Terminal(to_stderr=as_json)
+    with folder.lock():
+        folder.claim(loaded)
+        profile = ensure_profile(loaded, folder, Terminal(to_stderr=as_json), measuring_seconds(loaded), fresh)
+    terminal.say(f"profile: {folder.profile}")
+    if as_json:
+        print_json(profile.to_dict())

@@ -1,0 +1,114 @@
+"""What a person sees in the terminal: tables, lines, and a live display while training."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live as Screen
+from rich.table import Table
+from rich.text import Text
+
+from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
+from shoestring.core.units import Bytes, Count, Seconds, rate
+from shoestring.report.page import plan_against_actual
+from shoestring.stages.voice import Live, Voice
+
+_QUIET_SECONDS = 10.0
+"""Between lines of progress where there is no terminal to draw on."""
+
+
+def print_json(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
+
+
+class Terminal(Voice):
+    """Speaks to standard output, or to standard error when that one is kept for JSON."""
+
+    def __init__(self, to_stderr: bool = False):
+        self.console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+        self._screen: Screen | None = None
+        self._shown = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, name in enumerate(head):
+            table.add_column(name, no_wrap=index < len(head) - 1, overflow="fold", style="dim" if index == 0 else None)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self.console.print(table, soft_wrap=False)
+
+    def measured(self, profile: Profile) -> None:
+        machine = profile.machine
+        rows = [
+            (
+                str(point.batch),
+                Seconds(point.seconds).short(),
+                rate(point.batch * profile.length / point.seconds, "tokens/s"),
+                "unknown" if point.peak_bytes is None else Bytes(point.peak_bytes).short(),
+            )
+            for point in profile.points
+        ]
+        self.table(f"Measured on {machine.device_name}", ("batch", "pass", "speed", "memory"), rows)
+        self.say(f"stopped there: {profile.stopped}\n")
+
+    def planned(self, plan: Plan) -> None:
+        rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
+        self.table("Plan", ("", "value", "how it was got"), rows)
+
+    def preparing(self, documents: int, total: int | None) -> None:
+        done = documents == total
+        if done or time.monotonic() - self._shown > _QUIET_SECONDS:
+            self._shown = time.monotonic()
+            self.say(f"prepared {documents:,} of {total:,} documents" if total else f"prepared {documents:,} documents")
+
+    def training(self, live: Live) -> None:
+        if self.console.is_terminal:
+            if self._screen is None:
+                self._screen = Screen(console=self.console, refresh_per_second=4, transient=False)
+                self._screen.start()
+            self._screen.update(_progress(live))
+        elif live.step in (1, live.total) or time.monotonic() - self._shown > _QUIET_SECONDS:
+            self._shown = time.monotonic()
+            self.say(_progress(live).plain)
+
+    def trained(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the live display as it is."""
+        if self._screen is not None:
+            self._screen.stop()
+            self._screen = None
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        losses = evaluation.strategies | {"this model": evaluation.loss}
+        rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
+        title = f"\nHeld out: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
+        self.table(title, ("strategy", "nats a token", "perplexity"), rows)
+
+    def finished(self, plan: Plan, outcome: Outcome) -> None:
+        self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
+        if outcome.shortened:
+            self.say(f"shortened: {outcome.shortened}\n")
+
+
+def _progress(live: Live) -> Text:
+    share = live.step / live.total
+    filled = round(share * 24)
+    bar = "━" * filled + "─" * (24 - filled)
+    budget = "" if live.budget_left is None else f" · budget left {Seconds(max(0.0, live.budget_left)).short()}"
+    return Text.assemble(
+        (bar, "cyan"),
+        f" step {Count(live.step).short()}/{Count(live.total).short()} · loss {live.loss:.3f}",
+        f" · {rate(live.tokens_per_second, 'tokens/s')} · time left {Seconds(live.seconds_left).short()}{budget}",
+    )

@@ -1,0 +1,81 @@
+"""Errors that are meant for a reader: what went wrong, with which value, and what to do next.
+
+`UserError` is a mistake that the user can correct (exit code 2); `Fault` is something that broke on its own (exit code
+1). Both are shown as their message alone; anything else that escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class ShoestringError(Exception):
+    """Base of every error with a message for people."""
+
+    exit_code = 1
+
+
+class UserError(ShoestringError):
+    """Something the user asked for cannot be done as asked."""
+
+    exit_code = 2
+
+
+class RecipeError(UserError):
+    """A recipe with one or more mistakes; `problems` holds one line for each."""
+
+    def __init__(self, where: str, problems: Sequence[str]):
+        self.problems = tuple(problems)
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        super().__init__("\n".join([f"{where}: {count}", *(f"  {line}" for line in self.problems)]))
+
+
+class RecordError(UserError):
+    """A record file that is not what its name says."""
+
+
+class DataError(UserError):
+    """A corpus, a tokenizer or a token store that cannot be used."""
+
+
+class PlanError(UserError):
+    """A budget that nothing fits into, or figures that contradict each other."""
+
+
+class RunError(UserError):
+    """A run folder that cannot be used: held by another process, or made by another recipe."""
+
+
+class StorageError(UserError):
+    """A file that could not be written or read, because of the disk or its permissions."""
+
+
+class MissingExtra(UserError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, what: str, package: str, extra: str):
+        super().__init__(f"{what} needs {package}; install it with: pip install 'shoestring[{extra}]'")
+
+
+class Fault(ShoestringError):
+    """A run that broke on its own, such as a loss that is not finite."""
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
+    errno.EACCES: "permission denied; choose a folder that you may write to",
+    errno.EPERM: "not permitted; choose a folder that you may write to",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "it is a folder, not a file",
+    errno.ENOENT: "no such file or folder",
+}
+
+
+def storage_error(doing: str, path: str | Path, cause: OSError) -> StorageError:
+    """The error to raise when the operating system refused: `doing` is a verb, such as "write"."""
+    reason = _REASONS.get(cause.errno or 0) or cause.strerror or str(cause)
+    return StorageError(f"cannot {doing} {path}: {reason}")

@@ -1,0 +1,201 @@
+"""The records that stages hand to each other: machine, cost, density, profile, plan, evaluation, outcome.
+
+Units are in the names: seconds, bytes, tokens. A *row* is one packed sequence, a *document* one entry of the corpus, a
+*step* one optimizer update with the effective batch. None means that nobody measured it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from shoestring.core.recipe import fingerprint
+from shoestring.core.records import Record
+from shoestring.core.schema import encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Record):
+    """Where something ran. Two machines with the same fingerprint may share a profile."""
+
+    SCHEMA: ClassVar[str] = "shoestring.machine/1"
+
+    device: str
+    """"cpu" or "cuda"."""
+    device_name: str
+    threads: int
+    memory_bytes: int | None
+    """Of the device; of the host for a CPU."""
+    system: str
+    python: str
+    versions: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(encode(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost(Record):
+    """What a model costs, counted, not measured.
+
+    FLOPs are those of matrix products alone, two for a multiply and add; attention counts every pair of positions (no
+    discount for the causal mask); a lookup costs nothing; the backward pass is twice the forward pass.
+    """
+
+    SCHEMA: ClassVar[str] = "shoestring.cost/1"
+
+    parameters: dict[str, int]
+    """By group: each parameter is in exactly one."""
+    forward_flops_per_token: float
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def train_flops_per_token(self) -> float:
+        return 3 * self.forward_flops_per_token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Density(Record):
+    """How much a corpus holds per document and per byte, from a sample of it."""
+
+    SCHEMA: ClassVar[str] = "shoestring.density/1"
+
+    documents: int
+    text_bytes: int
+    tokens: int
+    """End-of-document tokens included."""
+    seconds: float
+    """To read and tokenize the sample once."""
+    total_documents: int | None
+    """In the whole corpus; None where it has no end."""
+
+    @property
+    def tokens_per_document(self) -> float:
+        return self.tokens / self.documents
+
+    @property
+    def tokens_per_gb(self) -> float:
+        return self.tokens / self.text_bytes * 1e9
+
+    @property
+    def entries_per_gb(self) -> float:
+        return self.documents / self.text_bytes * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One batch size, measured."""
+
+    batch: int
+    seconds: float
+    """Median of one forward and backward pass."""
+    slowest_seconds: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Record):
+    """What this machine does with this workload."""
+
+    SCHEMA: ClassVar[str] = "shoestring.profile/1"
+
+    machine: Machine
+    workload: str
+    """Fingerprint of what was measured."""
+    length: int
+    points: tuple[Point, ...]
+    setup_seconds: float
+    """From the start of a process to the first full-speed step."""
+    update_seconds: float
+    validate_seconds_per_row: float
+    checkpoint_seconds: float
+    checkpoint_bytes: int
+    available_bytes: int | None
+    """Memory that was free before anything was built."""
+    stopped: str
+    """Why no larger batch was tried."""
+    cost: Cost
+    density: Density | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a plan for people: what, how much, and how it was got."""
+
+    quantity: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Record):
+    """Every number of a run before it starts."""
+
+    SCHEMA: ClassVar[str] = "shoestring.plan/1"
+
+    binding: str
+    """The budget that limits the run."""
+    recipe: str | None = None
+    """Fingerprint of the recipe it was made for."""
+    steps: int | None = None
+    tokens: int | None = None
+    samples: int | None = None
+    effective_batch: int | None = None
+    per_device: int | None = None
+    accumulate: int | None = None
+    devices: int | None = None
+    epochs: float | None = None
+    entries: int | None = None
+    gigabytes: float | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by what they are spent on; they add up to `seconds`."""
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    disk_bytes: int | None = None
+    peak_bytes: int | None = None
+    evaluations: int | None = None
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Record):
+    """Scores on held-out rows, in nats a token."""
+
+    SCHEMA: ClassVar[str] = "shoestring.evaluation/1"
+
+    step: int
+    rows: int
+    tokens: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    loss_by_position: tuple[float, ...]
+    strategies: dict[str, float]
+    """The loss of each strategy on the same tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Record):
+    """What happened, beside what was planned. Its presence as DONE says that the run is finished."""
+
+    SCHEMA: ClassVar[str] = "shoestring.outcome/1"
+
+    steps: int
+    tokens: int
+    seconds: float
+    """Wall clock over all segments of the run, from the start of each process to its end or last sign of life."""
+    segments: int
+    tokens_per_second: float
+    """While training, evaluation and saving left out."""
+    disk_bytes: int
+    """Token store and checkpoints, at the fullest moment of the last session."""
+    peak_bytes: int | None
+    loss: float
+    shortened: str | None
+    """Why the run was made shorter than its plan, if it was."""

@@ -1,0 +1,285 @@
+"""A recipe is the experiment: one TOML file, read into strict frozen dataclasses.
+
+`load` reads a file, follows `extends`, applies `--set section.field=value`, and either returns a whole `Recipe` or
+raises one `RecipeError` that lists every problem. `dump` writes the resolved recipe; reading that gives an equal value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from shoestring.core.errors import RecipeError, storage_error
+from shoestring.core.schema import AtLeast, Between, Matches, MoreThan, decode, encode, nearest
+from shoestring.core.units import Bytes, Count, Flops, Seconds
+
+Whole = Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Where the run goes, and the one seed everything random is derived from."""
+
+    name: Annotated[str, "name of the run's folder"] = "run"
+    folder: Annotated[str, "folder that holds run folders"] = "runs"
+    seed: Annotated[int, AtLeast(0), "every random choice is derived from it"] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What may be spent. Each limit that is given caps the plan; the tightest one binds."""
+
+    time: Annotated[
+        Seconds | None, MoreThan(0), "wall clock from the start of the process, set-up and saving included"
+    ] = None
+    flops: Annotated[Flops | None, MoreThan(0), "training computation, by the model's own count"] = None
+    tokens: Annotated[Count | None, AtLeast(1), "training tokens"] = None
+    steps: Annotated[Count | None, AtLeast(1), "optimizer steps"] = None
+    epochs: Annotated[float | None, MoreThan(0), "passes over the training rows; needs data.documents or a file"] = None
+    disk: Annotated[Bytes | None, AtLeast(1), "token store and checkpoints together"] = None
+    memory: Annotated[
+        Bytes | None, AtLeast(1), "peak of the device (of the process on a CPU); default: what is free"
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """From documents to packed rows."""
+
+    source: Annotated[
+        str,
+        Matches("stories|text:.+", '"stories" or "text:PATH"'),
+        "stories (built in) or text:PATH (one document a line, .gz too)",
+    ] = "stories"
+    tokenizer: Annotated[
+        str,
+        Matches("bytes|words:[1-9][0-9]*", '"bytes" or "words:N"'),
+        "bytes, or words:N for the N most frequent words",
+    ] = "bytes"
+    length: Annotated[int, AtLeast(1), "predictions a row makes; a row holds one token more"] = 256
+    packing: Annotated[Literal["concat"], "documents joined with an end token and cut into rows"] = "concat"
+    documents: Annotated[Count | None, AtLeast(1), "read no more than this many; default: what the plan needs"] = None
+    heldout: Annotated[float, Between(0, 0.5, open_low=True), "fraction of the documents kept for evaluation"] = 0.02
+    folder: Annotated[str, "folder that holds token stores"] = "stores"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The network. Its vocabulary comes from the tokenizer."""
+
+    family: Annotated[Literal["llama"], "kind of network"] = "llama"
+    width: Annotated[int, AtLeast(1), "channels of the residual stream"] = 256
+    layers: Annotated[int, AtLeast(1), "blocks"] = 6
+    heads: Annotated[int, AtLeast(1), "attention heads; must divide width into even parts"] = 8
+    hidden: Annotated[int | None, AtLeast(1), "channels of the SwiGLU; default: 8/3 width, up to a multiple of 32"] = (
+        None
+    )
+    tied: Annotated[bool, "output matrix is the embedding matrix"] = True
+    rotary_base: Annotated[float, MoreThan(0), "base of the rotary frequencies"] = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Train:
+    """How the weights are updated. The effective batch is kept whatever the machine; the plan decides its split."""
+
+    batch: Annotated[int | None, AtLeast(1), "effective batch in rows; this or tokens"] = None
+    tokens: Annotated[Count | None, AtLeast(1), "effective batch in tokens: a multiple of data.length"] = None
+    per_device: Annotated[int | None, AtLeast(1), "rows at a time on a device; default: the fastest that fits"] = None
+    optimizer: Annotated[Literal["adamw"], "update rule"] = "adamw"
+    lr: Annotated[float, MoreThan(0), "peak learning rate"] = 3e-4
+    schedule: Annotated[
+        Literal["cosine", "linear", "constant"], "shape after the warm-up, by fraction of the budget"
+    ] = "cosine"
+    warmup: Annotated[float, Between(0, 1, open_high=True), "fraction of the budget for the warm-up"] = 0.05
+    final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
+    weight_decay: Annotated[float, AtLeast(0), "for matrices; gains and embeddings have none"] = 0.1
+    beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9
+    beta2: Annotated[float, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
+    clip: Annotated[float | None, MoreThan(0), "largest gradient norm"] = 1.0
+    precision: Annotated[Literal["auto", "fp32", "bf16"], "of the products; weights stay fp32. auto: bf16 on a GPU"] = (
+        "auto"
+    )
+    checkpoint_every: Annotated[
+        Seconds | None, MoreThan(0), "default: a twentieth of the time budget, 1 s to 10 min"
+    ] = None
+    keep: Annotated[int, AtLeast(1), "checkpoints kept, besides the best"] = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluate:
+    """What is scored on held-out rows, and how often."""
+
+    rows: Annotated[int, AtLeast(1), "held-out rows, or all where there are fewer"] = 256
+    every: Annotated[float, Between(0, 1, open_low=True), "fraction of the planned steps between evaluations"] = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A whole experiment."""
+
+    run: Run = field(default_factory=Run)
+    budget: Budget = field(default_factory=Budget)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: Train = field(default_factory=Train)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+
+    @property
+    def batch(self) -> int:
+        """Effective batch in rows."""
+        if self.train.tokens is not None:
+            return int(self.train.tokens) // self.data.length
+        assert self.train.batch is not None, "checked when the recipe was read"
+        return self.train.batch
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that decides the result: all but where it is kept."""
+        parts = encode(self)
+        for section, name in _PLACES:
+            del parts[section][name]
+        return fingerprint(parts)
+
+    @property
+    def workload(self) -> str:
+        """Fingerprint of everything that the bytes and seconds of a step depend on."""
+        parts = [encode(self.model), self.data.tokenizer, self.data.length, self.train.precision]
+        return fingerprint([*parts, self.train.optimizer, self.batch, self.train.per_device])
+
+
+_PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))
+
+
+def fingerprint(value: Any) -> str:
+    """Sixteen hexadecimal digits of a plain value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe in `path`, with `section.field=value` overrides; raises RecipeError with every problem."""
+    problems: list[str] = []
+    values = _read(Path(path), (), problems)
+    for text in overrides:
+        _override(values, text, problems)
+    return build(values, str(path), problems)
+
+
+def build(values: Mapping[str, Any], where: str, problems: list[str] | None = None) -> Recipe:
+    """A recipe from plain values; `problems` found before are reported together with its own."""
+    problems = [] if problems is None else problems
+    before = len(problems)
+    recipe: Recipe | None = decode(Recipe, values, "", problems)
+    if len(problems) == before and recipe is not None:
+        problems += _contradictions(recipe)
+    if problems or recipe is None:
+        raise RecipeError(where, problems)
+    return recipe
+
+
+def _contradictions(recipe: Recipe) -> list[str]:
+    """Problems between fields that are right each on its own."""
+    found = []
+    budget, data, model, train = recipe.budget, recipe.data, recipe.model, recipe.train
+    if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
+        found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
+    if train.batch is None and train.tokens is None:
+        found.append("train: no effective batch; give batch (in rows) or tokens")
+    elif train.batch is not None and train.tokens is not None:
+        found.append(f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two")
+    elif train.tokens is not None and int(train.tokens) % data.length:
+        found.append(f"train.tokens = {train.tokens}: must be a multiple of data.length = {data.length}")
+    elif train.per_device is not None and recipe.batch % train.per_device:
+        found.append(f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows")
+    if model.width % model.heads or (model.width // model.heads) % 2:
+        found.append(f"model.heads = {model.heads}: must divide model.width = {model.width} into even parts")
+    if not recipe.run.name or recipe.run.name in (".", "..") or "/" in recipe.run.name:
+        found.append(f'run.name = "{recipe.run.name}": must be the name of a folder, without "/"')
+    return found
+
+
+def _read(path: Path, seen: tuple[Path, ...], problems: list[str]) -> dict[str, Any]:
+    """The values of a file laid over those of the one it extends; a wrong base is one of the problems."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as cause:
+        raise storage_error("read the recipe", path, cause) from cause
+    except UnicodeDecodeError as cause:
+        raise RecipeError(str(path), [f"not UTF-8 text: {cause.reason} at byte {cause.start}"]) from cause
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as cause:
+        raise RecipeError(str(path), [f"not valid TOML: {cause}"]) from cause
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        problems.append(f'extends = {base!r}: must be the path of a recipe, as in extends = "base.toml"')
+        return values
+    parent, chain = path.parent / base, (*seen, path.resolve())
+    if parent.resolve() in chain:
+        raise RecipeError(str(path), [f'extends = "{base}": the recipes extend each other in a circle'])
+    if not parent.is_file():
+        problems.append(f'extends = "{base}": there is no file {parent}')
+        return values
+    return _merge(_read(parent, chain, problems), values)
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
+    """Lay one `section.field=value` over `values`; the value is TOML, or else plain text."""
+    path, equals, raw = text.partition("=")
+    section, dot, name = path.strip().partition(".")
+    if not (equals and dot and section and name):
+        problems.append(f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3")
+        return
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    known = list(Recipe.__dataclass_fields__)
+    if section not in known:
+        problems.append(f"--set {text}: unknown section {section!r}; {nearest(section, known)}")
+        return
+    table = values.setdefault(section, {})
+    if isinstance(table, dict):
+        table[name] = value
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML, every field written out; one that is None is left out."""
+    lines = []
+    for section, fields in encode(recipe).items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {_toml(value)}" for name, value in fields.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: str | bool | int | float) -> str:
+    if isinstance(value, str):
+        return json.dumps(value).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for DEL
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """The fields in which two recipes differ, one line each, those that only say where things are kept left out."""
+    lines = []
+    was, now = encode(old), encode(new)
+    for section, fields in was.items():
+        for name, value in fields.items():
+            if value != now[section][name] and (section, name) not in _PLACES:
+                lines.append(f"{section}.{name} was {value}, is now {now[section][name]}")
+    return lines

@@ -1,0 +1,189 @@
+"""Quantities that carry their unit: one parser and one printer for each.
+
+    Seconds  "5d", "36h", "2h30m", "90s", "250ms", Slurm's "1-12:00:00"
+    Bytes    "500GB", "1GiB", "1.5TB"
+    Count    "200M", "2.4B", "64k", "64Ki", "1e21"       tokens, rows, documents, parameters
+    Flops    "1e21", "3.5P", "2.1e18 FLOP"
+
+`str(x)` is exact and parses back to the same value; `x.short()` is rounded, for tables. A time or a size without a unit
+is refused: a bare 120 is seconds to one reader, and minutes to Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Self
+
+_NUMBER = r"[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,2})?"
+_QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
+_SLURM = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-5]?[0-9])(?::([0-5]?[0-9]))?")
+
+_Scale = Mapping[str, int | Fraction]
+
+_TIME: _Scale = {"d": 86400, "h": 3600, "m": 60, "s": 1, "ms": Fraction(1, 1000)}
+_TIME_NAMES: _Scale = {**_TIME, "min": 60, "us": Fraction(1, 10**6)}
+_DECIMAL_BYTES = {"PB": 10**15, "TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1}
+_BINARY_BYTES = {"PiB": 2**50, "TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_BYTE_NAMES = _DECIMAL_BYTES | _BINARY_BYTES | {"KB": 10**3}
+_COUNTS = {"T": 10**12, "B": 10**9, "M": 10**6, "k": 10**3, "": 1}
+_COUNT_NAMES = _COUNTS | {"K": 10**3, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_FLOPS = {"Z": 10**21, "E": 10**18, "P": 10**15, "T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
+_FLOP_NAMES = _FLOPS | {"K": 10**3, "B": 10**9}
+
+
+def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
+    """The exact value of one number with one unit out of `names`; raises ValueError with what is allowed."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not {what}; write for example {example}")
+    number, unit = match.groups()
+    if unit not in names:
+        if not unit:
+            raise ValueError(f"{text!r} has no unit; write for example {example}")
+        allowed = ", ".join(name for name in names if name)
+        raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are {allowed}")
+    try:
+        return Fraction(Decimal(number.replace("_", ""))) * names[unit]
+    except (InvalidOperation, OverflowError) as cause:
+        raise ValueError(f"{text!r} is not {what}; write for example {example}") from cause
+
+
+def _whole(value: Fraction, text: str, what: str) -> int:
+    if value.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of {what}")
+    return value.numerator
+
+
+def _rounded(value: float, scales: _Scale, gap: str = "") -> str:
+    """`value` with three significant digits in the largest unit that leaves at least 1, as in 1.23M."""
+    for unit, scale in scales.items():
+        if value >= scale * 0.9995 or scale == 1:
+            return f"{_digits(value / float(scale))}{gap}{unit}".rstrip()
+    raise AssertionError("every table of units has a scale of 1")
+
+
+def _digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    if value >= 9.995:
+        return f"{value:.1f}".removesuffix(".0")
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
+
+
+class Seconds(float):
+    """A duration in seconds."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        stripped = text.strip()
+        if match := _SLURM.fullmatch(stripped):
+            days, first, second, third = (int(part) if part else None for part in match.groups())
+            if third is None and days is None:  # Slurm's MM:SS
+                return cls((first or 0) * 60 + (second or 0))
+            return cls((days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
+        parts = _QUANTITY.findall(stripped)
+        if (
+            len(parts) > 1
+            and "".join(n + u for n, u in parts) == stripped.replace(" ", "")
+            and all(u for _, u in parts)
+        ):
+            total = sum((_split(n + u, _TIME_NAMES, "a time", '"2h"') for n, u in parts), Fraction(0))
+            return cls(total)
+        return cls(_split(stripped, _TIME_NAMES, "a time", '"90s", "2h30m" or "5d"'))
+
+    def __str__(self) -> str:
+        if not self.is_integer() or self < 60:
+            return f"{float(self)!r}s".replace(".0s", "s")
+        left, parts = int(self), []
+        for unit, scale in _TIME.items():
+            if isinstance(scale, int) and left >= scale:
+                count, left = divmod(left, scale)
+                parts.append(f"{count}{unit}")
+        return "".join(parts)
+
+    __repr__ = float.__repr__
+
+    def short(self) -> str:
+        """Two units at the most: 1d 4h, 2m 5s, 1.4s, 12ms."""
+        if 0 < self < 0.9995:
+            return f"{_digits(self * 1000)}ms"
+        if self < 59.95:
+            return f"{_digits(self)}s"
+        left, parts = round(self), []
+        if left >= 86400:
+            left = round(left / 3600) * 3600
+        elif left >= 3600:
+            left = round(left / 60) * 60
+        for unit, scale in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+            count, left = divmod(left, scale)
+            if count:
+                parts.append(f"{count}{unit}")
+        return " ".join(parts)
+
+
+class Bytes(int):
+    """A size in bytes. GB is 10⁹, GiB is 2³⁰."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(_whole(_split(text, _BYTE_NAMES, "a size", '"500GB" or "1GiB"'), text, "bytes"))
+
+    def __str__(self) -> str:
+        for scales in (_DECIMAL_BYTES, _BINARY_BYTES):
+            for unit, scale in scales.items():
+                if int(self) >= scale > 1 and int(self) % scale == 0:
+                    return f"{int(self) // scale}{unit}"
+        return f"{int(self)}B"
+
+    __repr__ = int.__repr__
+
+    def short(self) -> str:
+        """Three digits in decimal units: 1.23 GB."""
+        return _rounded(int(self), _DECIMAL_BYTES, " ")
+
+
+class Count(int):
+    """How many of something: tokens, rows, documents, steps."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(_whole(_split(text, _COUNT_NAMES, "a count", '"200M", "2.4B" or "1e9"'), text, "things"))
+
+    def __str__(self) -> str:
+        for unit, scale in _COUNTS.items():
+            hundredths, rest = divmod(int(self) * 100, scale)
+            if int(self) >= scale and rest == 0:
+                whole, hundredths = divmod(hundredths, 100)
+                return f"{whole}.{hundredths:02d}".rstrip("0").rstrip(".") + unit
+        return str(int(self))
+
+    __repr__ = int.__repr__
+
+    def short(self) -> str:
+        """Whole below 100,000, then three digits: 12,345, 1.23M."""
+        return f"{int(self):,}" if self < 100_000 else _rounded(int(self), _COUNTS)
+
+
+class Flops(float):
+    """An amount of computation, in floating-point operations."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        bare = re.sub(r"\s*FLOPs?$", "", text.strip(), flags=re.IGNORECASE)
+        return cls(_split(bare, _FLOP_NAMES, "an amount of computation", '"1e21" or "3.5P"'))
+
+    def __str__(self) -> str:
+        return repr(float(self))
+
+    __repr__ = float.__repr__
+
+    def short(self) -> str:
+        return f"{_rounded(float(self), _FLOPS, ' ')}FLOP" if self >= 1000 else f"{float(self):g} FLOP"
+
+
+def rate(value: float, unit: str) -> str:
+    """A rate for people: 15.2k tokens/s."""
+    return f"{_rounded(value, _COUNTS)} {unit}"

@@ -1,0 +1,125 @@
+"""One shard of a token store: a file that describes itself and notices a flipped bit.
+
+    header    64 bytes: magic, version, bytes a token, tokens, documents, CRC-32 of these
+    payload   tokens, padding to 8 bytes, then where each document ends (uint64, in tokens from the shard's start)
+    trailer   CRC-32 of every MiB of the payload, then CRC-32 of those
+
+All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.core.errors import DataError, storage_error
+from shoestring.core.files import whole_file
+
+_MAGIC = b"SHOESTOK"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQ28xI")
+_BLOCK = 1 << 20
+_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+
+def dtype_for(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest unsigned type that holds every id."""
+    return _DTYPES[1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4]
+
+
+def shard_bytes(tokens: int, documents: int, itemsize: int) -> int:
+    """The size of a shard's file."""
+    payload = _payload_bytes(tokens, documents, itemsize)
+    return _HEADER.size + payload + 4 * (_blocks(payload) + 1)
+
+
+def _payload_bytes(tokens: int, documents: int, itemsize: int) -> int:
+    return -(-tokens * itemsize // 8) * 8 + 8 * documents
+
+
+def _blocks(payload: int) -> int:
+    return -(-payload // _BLOCK)
+
+
+def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], ends: NDArray[np.uint64]) -> int:
+    """Write a shard atomically; returns the CRC-32 of its trailer, which stands for the whole content."""
+    itemsize = tokens.dtype.itemsize
+    payload = tokens.tobytes()
+    payload += b"\0" * (-len(payload) % 8) + ends.astype("<u8").tobytes()
+    checks = [zlib.crc32(payload[at : at + _BLOCK]) for at in range(0, len(payload), _BLOCK)]
+    table = np.array(checks, dtype="<u4").tobytes()
+    seal = zlib.crc32(table)
+    head = _HEADER.pack(_MAGIC, _VERSION, itemsize, len(tokens), len(ends), 0)[:-4]
+    with whole_file(path) as file:
+        for part in (head, struct.pack("<I", zlib.crc32(head)), payload, table, struct.pack("<I", seal)):
+            file.write(part)
+    return seal
+
+
+class Shard:
+    """A shard mapped into memory. Every block is checked against its CRC before its tokens are given out."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        except OSError as cause:
+            raise storage_error("read", path, cause) from cause
+        except ValueError as cause:  # an empty file cannot be mapped
+            raise DataError(f"{path}: not a token shard: it is empty") from cause
+        if len(self._bytes) < _HEADER.size:
+            raise DataError(f"{path}: not a token shard: it is shorter than a header")
+        head = self._bytes[: _HEADER.size].tobytes()
+        magic, version, itemsize, self.tokens, self.documents, check = _HEADER.unpack(head)
+        if magic != _MAGIC:
+            raise DataError(f"{path}: not a token shard")
+        if zlib.crc32(head[:-4]) != check or itemsize not in _DTYPES:
+            raise self._damaged("its header")
+        if version != _VERSION:
+            raise DataError(f"{path}: a token shard of version {version}; this program reads version {_VERSION}")
+        if len(self._bytes) != shard_bytes(self.tokens, self.documents, itemsize):
+            raise self._damaged("its size")
+        payload = _payload_bytes(self.tokens, self.documents, itemsize)
+        table = self._bytes[_HEADER.size + payload : -4].tobytes()
+        self.seal = int.from_bytes(self._bytes[-4:].tobytes(), "little")
+        if zlib.crc32(table) != self.seal:
+            raise self._damaged("its table of checksums")
+        self._payload = self._bytes[_HEADER.size : _HEADER.size + payload]
+        self._checks = np.frombuffer(table, dtype="<u4")
+        self._trusted = np.zeros(len(self._checks), dtype=bool)
+        self._ids: NDArray[np.unsignedinteger] = self._payload[: self.tokens * itemsize].view(_DTYPES[itemsize])
+        self.itemsize = itemsize
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(
+            f"{self.path}: damaged, {what} does not match; remove the store's folder and run `shoestring prepare` again"
+        )
+
+    def verify(self, first: int = 0, last: int | None = None) -> None:
+        """Check the blocks from byte `first` to byte `last` of the payload that nobody has checked yet."""
+        stop = len(self._checks) if last is None else -(-last // _BLOCK)
+        for block in first // _BLOCK + np.flatnonzero(~self._trusted[first // _BLOCK : stop]):
+            if zlib.crc32(self._payload[block * _BLOCK : (block + 1) * _BLOCK].data) != self._checks[block]:
+                raise self._damaged(f"block {block} of its content")
+            self._trusted[block] = True
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every block has been checked."""
+        return bool(self._trusted.all())
+
+    def ids(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """Tokens start to stop, checked; a view, not a copy."""
+        if not self.trusted:
+            self.verify(start * self.itemsize, stop * self.itemsize)
+        return self._ids[start:stop]
+
+    def document_ends(self) -> NDArray[np.uint64]:
+        """Where each document ends, in tokens from the shard's start."""
+        at = len(self._payload) - 8 * self.documents
+        self.verify(at)
+        return self._payload[at:].view("<u8")

@@ -1,0 +1,83 @@
+"""The machine: which device, how much memory, which versions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from shoestring.core.facts import Machine
+
+_PACKAGES = ("shoestring", "torch", "triton", "numpy", "safetensors")
+
+
+def pick_device() -> torch.device:
+    """The first GPU if there is one, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def describe_machine(device: torch.device) -> Machine:
+    """What a record says about where it was made."""
+    cuda = device.type == "cuda"
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    versions["torch"] = torch.__version__
+    return Machine(
+        device=device.type,
+        device_name=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
+        threads=torch.get_num_threads(),
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _meminfo("MemTotal"),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        versions=versions,
+    )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that is free now: of the GPU, or of the host within what its control group allows."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return _meminfo("MemAvailable")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new memory peak."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the resident peak starts anew
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The highest memory in use since `reset_peak`: what the allocator held, or the process' resident size."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return _field(Path("/proc/self/status"), "VmHWM")
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def _meminfo(name: str) -> int | None:
+    return _field(Path("/proc/meminfo"), name)
+
+
+def _field(path: Path, name: str) -> int | None:
+    """A field of a /proc table that is given in kB, as bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,145 @@
+"""Figures as Vega-Lite specifications, drawn to SVG by vl-convert with no browser and no network.
+
+A specification is plain data, so no plotting library stands between a record and its picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoestring.core.errors import MissingExtra
+
+_STRATEGIES = {"uniform": "#b8b8b8", "unigram": "#e0a458", "bigram": "#c8553d"}
+_TRAINING, _HELDOUT = "#9db4c0", "#1d4e89"
+
+
+def svg(specification: Mapping[str, Any]) -> str:
+    """The picture of a specification."""
+    try:
+        import vl_convert
+    except ImportError as cause:
+        raise MissingExtra("drawing a figure", "vl-convert-python", "report") from cause
+    return str(vl_convert.vegalite_to_svg(json.dumps(specification)))
+
+
+def loss_curve(metrics: Sequence[Mapping[str, Any]], strategies: Mapping[str, float]) -> dict[str, Any]:
+    """Training and held-out loss over tokens, with a line for each strategy."""
+    tokens = {line["step"]: line["tokens"] for line in metrics if "tokens" in line}
+    values = [
+        {"tokens": line["tokens"], "loss": line["loss"], "what": "training"} for line in metrics if "loss" in line
+    ]
+    values += [
+        {"tokens": tokens[line["step"]], "loss": line["heldout_loss"], "what": "held out"}
+        for line in metrics
+        if "heldout_loss" in line and line["step"] in tokens
+    ]
+    rules = [{"loss": loss, "what": name, "label": f"{name} {loss:.2f}"} for name, loss in strategies.items()]
+    names = ["training", "held out", *strategies]
+    colours = [_TRAINING, _HELDOUT, *(_STRATEGIES.get(name, "#888") for name in strategies)]
+    colour = {"field": "what", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": None}
+    x = {
+        "field": "tokens",
+        "type": "quantitative",
+        "title": "training tokens",
+        "axis": {"format": "~s", "tickCount": 6},
+    }
+    y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
+    last = max((v["tokens"] for v in values), default=1)
+    ends = [
+        max((v for v in values if v["what"] == what), key=lambda v: v["tokens"], default=None) for what in names[:2]
+    ]
+    labels = [{**end, "label": f"{end['what']} {end['loss']:.2f}"} for end in ends if end is not None]
+    labels += [{**rule, "tokens": last} for rule in rules]
+    return _layers(
+        [
+            {
+                "data": {"values": rules},
+                "mark": {"type": "rule", "strokeDash": [4, 4]},
+                "encoding": {"y": y, "color": colour},
+            },
+            _line(values, "training", 1.2, x, y, colour),
+            _line(values, "held out", 2.5, x, y, colour) | {},
+            {
+                "data": {"values": [v for v in values if v["what"] == "held out"]},
+                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+                "encoding": {"x": x, "y": y, "color": colour},
+            },
+            {
+                "data": {"values": _apart(labels)},
+                "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12},
+                "encoding": {"x": x, "y": y | {"field": "at"}, "text": {"field": "label"}, "color": colour},
+            },
+        ]
+    )
+
+
+def position_curve(loss_by_position: Sequence[float], strategies: Mapping[str, float]) -> dict[str, Any]:
+    """Held-out loss by position in the row: what context is worth."""
+    values = [{"position": i + 1, "loss": loss, "what": "held out"} for i, loss in enumerate(loss_by_position)]
+    shown = {name: loss for name, loss in strategies.items() if name != "uniform"}
+    last = len(values)
+    rules = [
+        {"loss": loss, "what": name, "label": f"{name} {loss:.2f}", "position": last} for name, loss in shown.items()
+    ]
+    names = ["held out", *shown]
+    colours = [_HELDOUT, *(_STRATEGIES.get(name, "#888") for name in shown)]
+    colour = {"field": "what", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": None}
+    x = {"field": "position", "type": "quantitative", "title": "position in the row", "scale": {"nice": False}}
+    y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
+    return _layers(
+        [
+            {
+                "data": {"values": rules},
+                "mark": {"type": "rule", "strokeDash": [4, 4]},
+                "encoding": {"y": y, "color": colour},
+            },
+            _line(values, "held out", 1.5, x, y, colour),
+            {
+                "data": {"values": _apart(rules)},
+                "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12},
+                "encoding": {"x": x, "y": y | {"field": "at"}, "text": {"field": "label"}, "color": colour},
+            },
+        ]
+    )
+
+
+def _line(values: Sequence[Mapping[str, Any]], what: str, width: float, x: Any, y: Any, colour: Any) -> dict[str, Any]:
+    return {
+        "data": {"values": [v for v in values if v["what"] == what]},
+        "mark": {"type": "line", "strokeWidth": width, "clip": True},
+        "encoding": {"x": x, "y": y, "color": colour},
+    }
+
+
+def _apart(labels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Labels with a height `at` of their own, pushed apart where their values lie close together."""
+    placed: list[dict[str, Any]] = []
+    span = max((v["loss"] for v in labels), default=1.0) - min((v["loss"] for v in labels), default=0.0)
+    for label in sorted(labels, key=lambda v: v["loss"]):
+        floor = placed[-1]["at"] + 0.055 * span if placed else -1e9
+        placed.append({**label, "at": max(label["loss"], floor)})
+    return placed
+
+
+def _layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "width": 640,
+        "height": 300,
+        "padding": {"left": 5, "top": 5, "bottom": 5, "right": 90},
+        "autosize": {"type": "pad"},
+        "layer": list(layers),
+        "config": {
+            "view": {"stroke": None},
+            "font": "system-ui, sans-serif",
+            "axis": {
+                "grid": True,
+                "gridColor": "#eee",
+                "domainColor": "#bbb",
+                "tickColor": "#bbb",
+                "labelColor": "#555",
+            },
+        },
+    }

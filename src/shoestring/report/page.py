@@ -1,0 +1,130 @@
+"""The page of a run: one HTML file with everything in it, which opens with no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from importlib import resources
+from string import Template
+
+from shoestring.core.errors import MissingExtra
+from shoestring.core.facts import Evaluation, Machine, Outcome, Plan
+from shoestring.core.files import write_whole
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.units import Bytes, Count, Seconds, rate
+from shoestring.report.figures import loss_curve, position_curve, svg
+from shoestring.track import read_lines
+
+
+def draw(folder: RunFolder) -> dict[str, str]:
+    """The figures of a run as SVG by title; where the drawing library is missing, a line that says how to get it."""
+    evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
+    strategies = evaluation.strategies if evaluation else {}
+    specifications = {}
+    if metrics := read_lines(folder.metrics):
+        specifications["Loss"] = loss_curve(metrics, strategies)
+    if evaluation:
+        specifications["Loss by position"] = position_curve(evaluation.loss_by_position, strategies)
+    figures = {}
+    for title, specification in specifications.items():
+        try:
+            figures[title] = svg(specification)
+        except MissingExtra as missing:
+            figures[title] = f"<p class='missing'>{escape(str(missing))}</p>"
+    return figures
+
+
+def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, str, str]]:
+    """(quantity, planned, actual, difference) for everything that was both planned and seen."""
+    budget = [
+        ("steps", plan.steps, outcome.steps, lambda v: f"{v:,.0f}"),
+        ("tokens", plan.tokens, outcome.tokens, lambda v: Count(int(v)).short()),
+        ("seconds", plan.seconds, outcome.seconds, lambda v: Seconds(v).short()),
+        ("speed", plan.tokens_per_second, outcome.tokens_per_second, lambda v: rate(v, "tokens/s")),
+        ("disk", plan.disk_bytes, outcome.disk_bytes, lambda v: Bytes(int(v)).short()),
+        ("memory", plan.peak_bytes, outcome.peak_bytes, lambda v: Bytes(int(v)).short()),
+    ]
+    return [_compared(*line) for line in budget]
+
+
+def _compared(
+    name: str, planned: float | None, actual: float | None, show: Callable[[float], str]
+) -> tuple[str, str, str, str]:
+    difference = f"{actual / planned - 1:+.1%}" if planned and actual is not None else "unknown"
+    shown = ["unknown" if value is None else show(value) for value in (planned, actual)]
+    return name, shown[0], shown[1], difference
+
+
+def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | None) -> None:
+    """Write report.html from the records in the folder; `outcome` is None for a run that is still going."""
+    sections = []
+    evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
+    plan = Plan.read(folder.plan) if folder.plan.is_file() else None
+    if evaluation:
+        sections.append(_section("Held-out loss", _scores(evaluation)))
+    sections += [_section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]
+    if plan and outcome:
+        note = f"<p>Shortened: {escape(outcome.shortened)}.</p>" if outcome.shortened else ""
+        compared = _table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
+        sections.append(_section("Plan against actual", note + compared))
+    if plan:
+        rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
+        sections.append(_section("Plan", _table(("", "value", "how it was got"), rows)))
+    if folder.machine.is_file():
+        sections.append(_section("Machine", _table((), _machine(Machine.read(folder.machine)))))
+    sections.append(_section("Recipe", f"<pre>{escape(folder.recipe.read_text())}</pre>"))
+    template = Template(resources.files("shoestring.report").joinpath("page.html").read_text())
+    page = template.substitute(
+        title=escape(folder.path.name), summary=_summary(evaluation, outcome), body="\n".join(sections)
+    )
+    write_whole(folder.report, page)
+
+
+def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "Still running."
+    text = f"{outcome.steps:,} steps, {Count(outcome.tokens).short()} tokens in {Seconds(outcome.seconds).short()}"
+    if outcome.segments > 1:
+        text += f" over {outcome.segments} sessions"
+    if evaluation:
+        text += f"; held-out loss {evaluation.loss:.3f} nats a token"
+        if "bigram" in evaluation.strategies:
+            text += f", where counting pairs of tokens reaches {evaluation.strategies['bigram']:.3f}"
+    return escape(text + ".")
+
+
+def _scores(evaluation: Evaluation) -> str:
+    losses = evaluation.strategies | {"this model": evaluation.loss}
+    worst = max(losses.values())
+    rows = "".join(
+        f"<tr{' class=ours' if name == 'this model' else ''}><td>{escape(name)}</td><td class=number>{loss:.3f}</td>"
+        f"<td class=bar><div style='width:{loss / worst:.1%}'></div></td></tr>"
+        for name, loss in losses.items()
+    )
+    bits = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits a byte"
+    about = (
+        f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
+        f"perplexity {evaluation.perplexity:.2f}{bits}"
+    )
+    return f"<table class=scores>{rows}</table><p>{about}.</p>"
+
+
+def _machine(machine: Machine) -> list[tuple[str, str]]:
+    memory = "unknown" if machine.memory_bytes is None else Bytes(machine.memory_bytes).short()
+    return [
+        ("device", machine.device_name),
+        ("threads", str(machine.threads)),
+        ("memory", memory),
+        ("system", f"{machine.system}, Python {machine.python}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
+    ]
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>" if head else ""
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table>{top}{body}</table>"

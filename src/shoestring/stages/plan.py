@@ -1,0 +1,40 @@
+"""Plan: from the recipe and its profile to plan.json. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoestring.core.errors import PlanError
+from shoestring.core.facts import Plan, Profile
+from shoestring.core.recipe import Recipe
+from shoestring.core.run_folder import RunFolder
+from shoestring.plan.make import make_plan
+
+
+def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
+    """The plan, with `spent` seconds of the time budget gone already."""
+    from shoestring.data.prepare import estimate_bytes
+
+    return make_plan(recipe, profile, lambda tokens, documents: estimate_bytes(tokens, documents, recipe.data), spent)
+
+
+def read_profile(recipe: Recipe, folder: RunFolder, file: Path | None = None) -> Profile:
+    """A profile that was measured before: the run folder's own, or the one in `file`."""
+    path = file or folder.profile
+    if not path.is_file():
+        raise PlanError(
+            f"there is no profile {path}; measure this machine first: shoestring measure RECIPE, "
+            f"or give figures by hand: --time, --tokens-per-second, …"
+        )
+    profile = Profile.read(path)
+    if profile.workload != recipe.workload:
+        raise PlanError(f"{path} was measured with another model, row length or batch; run: shoestring measure RECIPE")
+    return profile
+
+
+def read_plan(recipe: Recipe, path: Path) -> Plan:
+    """A plan that was made before, checked to be this recipe's."""
+    plan = Plan.read(path)
+    if plan.recipe != recipe.fingerprint:
+        raise PlanError(f"{path} is the plan of another recipe; make it again with: shoestring plan RECIPE")
+    return plan

@@ -1,0 +1,41 @@
+"""The child process of `measure`: builds the workload, measures it, tells its findings. Run with -m."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from shoestring.core import recipe as recipes
+from shoestring.core.clock import process_age
+from shoestring.core.schema import encode
+from shoestring.data.tokenizers import vocabulary_size
+from shoestring.models import cost
+from shoestring.probe.child import tell
+from shoestring.probe.machine import available_bytes, describe_machine, pick_device
+from shoestring.probe.measure import measure
+from shoestring.stages.workload import TrainingWorkload
+
+
+def main(recipe_file: str, batches: str, seconds: str) -> None:
+    recipe = recipes.load(Path(recipe_file))
+    device = pick_device()
+    available = available_bytes(device)
+    counted = cost(recipe.model, vocabulary_size(recipe.data.tokenizer), recipe.data.length)
+    tell({"machine": encode(describe_machine(device)), "available_bytes": available, "cost": encode(counted)})
+    sizes = [int(batch) for batch in batches.split(",")]
+    workload = TrainingWorkload(recipe, device)
+    workload.accumulate(sizes[0])
+    workload.update()
+    warm = process_age()
+    started = time.perf_counter()
+    workload.accumulate(sizes[0])
+    workload.update()
+    tell({"setup_seconds": warm - (time.perf_counter() - started)})
+    limit = recipe.budget.memory
+    for finding in measure(workload, sizes, int(limit) if limit is not None else available, float(seconds)):
+        tell(encode(finding))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,70 @@
+"""JSON lines that survive a kill at any byte: a line counts only when it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.errors import RecordError, storage_error
+from shoestring.core.files import make_folder, write_whole
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a file, in order; a torn last line is left out, and a missing file has none."""
+    lines = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as cause:
+            raise RecordError(f"{path}, line {number}: not JSON: {line[:80]!r}") from cause
+    return lines
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as cause:
+        raise storage_error("read", path, cause) from cause
+    return content.split(b"\n")[:-1]  # what follows the last newline is torn or empty
+
+
+class LineFile:
+    """A file of JSON lines to append to. Opening it cuts a torn tail off."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        make_folder(path.parent)
+        kept = sum(len(line) + 1 for line in _whole_lines(path))
+        try:
+            self._file = open(path, "ab")
+            self._file.truncate(kept)
+        except OSError as cause:
+            raise storage_error("write", path, cause) from cause
+
+    @classmethod
+    def rewound(cls, path: Path, step: int) -> LineFile:
+        """The file without lines of later steps: those steps will be taken again."""
+        lines = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        write_whole(path, b"".join(line + b"\n" for line in lines))
+        return cls(path)
+
+    def add(self, **values: Any) -> None:
+        """Append one line. It is safe from a crash of the process at once, from one of the machine after `sync`."""
+        try:
+            self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        except OSError as cause:
+            raise storage_error("write", self.path, cause) from cause
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as cause:
+            raise storage_error("write", self.path, cause) from cause
+
+    def close(self) -> None:
+        self._file.close()

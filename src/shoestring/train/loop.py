@@ -1,0 +1,92 @@
+"""The loop. A *step* is one update with the effective batch; step s uses the rows that `step_rows` gives for s.
+
+After each step the hooks run in order with the new `State`; each returns the state to go on with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.errors import Fault
+from shoestring.core.recipe import Train
+from shoestring.data.order import Index, step_rows
+from shoestring.train.checkpoint import State
+from shoestring.train.course import learning_rate
+from shoestring.train.learner import Learner, Sum
+
+
+class TokenSource(Protocol):
+    """Anything that gives row i."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: Index) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the step that was just taken has to tell."""
+
+    loss: Sum
+    lr: float
+    grad_norm: float
+    seconds: float
+
+
+Hook = Callable[[State, Report], State]
+
+
+def train(
+    learner: Learner,
+    source: TokenSource,
+    settings: Train,
+    state: State,
+    hooks: Sequence[Hook],
+    *,
+    batch: int,
+    per_device: int,
+    order_seed: int,
+) -> State:
+    """Take steps from where `state` stands to the end of its course."""
+    while state.step < state.course.total:
+        started = time.perf_counter()
+        indices = step_rows(order_seed, len(source), state.step, batch)
+        rows = torch.from_numpy(source.rows(indices))
+        loss = learner.accumulate(rows, per_device)
+        if not math.isfinite(loss.nats):
+            raise _not_finite(learner, state.step, indices, rows, per_device)
+        lr = learning_rate(settings, state.course.progress(state.step + 0.5))
+        norm = learner.update(loss.predictions, lr)
+        if not math.isfinite(norm):
+            raise Fault(
+                f"step {state.step}: the gradient is not finite ({norm}), though the loss is {loss.mean:.4f}; the update was"
+                f' not made. Rows: {_some(indices.tolist())}. A smaller train.lr, or train.precision = "fp32", may help'
+            )
+        state = replace(state, step=state.step + 1)
+        report = Report(loss=loss, lr=lr, grad_norm=norm, seconds=time.perf_counter() - started)
+        for hook in hooks:
+            state = hook(state, report)
+    return state
+
+
+def _not_finite(learner: Learner, step: int, indices: Index, rows: torch.Tensor, per_device: int) -> Fault:
+    """Name the rows that did it, by scoring the batch again with the weights as they still are."""
+    bad = (~learner.score(rows, per_device).isfinite().all(dim=1)).nonzero().flatten().tolist()
+    names = _some([int(indices[i]) for i in bad]) if bad else f"none of {_some(indices.tolist())} alone"
+    return Fault(
+        f"step {step}: the loss is not finite; the update was not made, and the last checkpoint is good. Rows: {names}"
+        f". A smaller train.lr, a longer train.warmup or a smaller train.clip may help"
+    )
+
+
+def _some(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown

@@ -1,0 +1,68 @@
+"""Keeping the deadline: is the rest of the course still going to end in time, and if not, where must it end?"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shoestring.core.clock import Clock
+
+_SETTLED_STEPS = 5
+_SETTLED_SECONDS = 2.0
+_SLACK = 0.01
+"""An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays."""
+
+
+class Pace:
+    """Watches the seconds a step takes, and what evaluation and saving take beside it."""
+
+    def __init__(self, clock: Clock, deadline: float, overhead_per_step: float):
+        """`deadline` is when the last step must be done, on `clock`; `overhead_per_step` is the planned cost of
+        evaluations and checkpoints, spread over the steps."""
+        self._clock = clock
+        self._deadline = deadline
+        self._planned_overhead = overhead_per_step
+        self._recent: deque[float] = deque()
+        self._recent_seconds = 0.0
+        self.step_seconds = 0.0
+        """Spent in steps so far in this process."""
+        self._steps = 0
+        self._overhead_seconds = 0.0
+
+    def took_step(self, seconds: float) -> None:
+        self._steps += 1
+        self.step_seconds += seconds
+        self._recent.append(seconds)
+        self._recent_seconds += seconds
+        while len(self._recent) > 1 and self._recent_seconds > max(_SETTLED_SECONDS, self.step_seconds / 2):
+            self._recent_seconds -= self._recent.popleft()
+
+    def took_overhead(self, seconds: float) -> None:
+        self._overhead_seconds += seconds
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Over the later half of the steps, or the last two seconds where that is more."""
+        return self._recent_seconds / len(self._recent) if self._recent else None
+
+    def seconds_left(self, steps: int) -> float | None:
+        """How long `steps` more will take, with evaluations and checkpoints; None before the first step."""
+        if self.seconds_per_step is None:
+            return None
+        overhead = max(self._planned_overhead, self._overhead_seconds / self._steps)
+        return steps * (self.seconds_per_step + overhead)
+
+    def time_left(self) -> float:
+        return self._deadline - self._clock.elapsed()
+
+    def must_shorten_to(self, left: int) -> int | None:
+        """How many of the `left` steps still fit, when that is not all of them; 0 when the time is up."""
+        needed, time_left = self.seconds_left(left), self.time_left()
+        if left == 0 or needed is None or needed <= time_left:
+            return None
+        if time_left <= needed / left:
+            return 0
+        settled = self._steps >= _SETTLED_STEPS and self.step_seconds >= _SETTLED_SECONDS
+        last_moments = time_left < 2 * _SETTLED_SECONDS
+        if not last_moments and (not settled or needed <= time_left * (1 + _SLACK)):
+            return None
+        return min(left - 1, int(left * time_left / needed * (1 - _SLACK)))
