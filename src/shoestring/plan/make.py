@@ -44,15 +44,20 @@ class _Corpus:
     seconds: float
 
 
-def make_plan(recipe: Recipe, profile: Profile, store_bytes: StoreBytes, spent: float = 0.0) -> Plan:
-    """`spent` seconds of the time budget are gone already. Raises PlanError when nothing fits, saying why."""
+def make_plan(
+    recipe: Recipe, profile: Profile, store_bytes: StoreBytes, spent: float = 0.0, free_disk: int | None = None
+) -> Plan:
+    """`spent` seconds of the time budget are gone already, and `free_disk` bytes may be written where that is known.
+
+    Raises PlanError when nothing fits, saying why.
+    """
     density = profile.density
     assert density is not None, "a profile is planned with together with its corpus"
     split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory)
     tokens_per_step = recipe.batch * recipe.data.length
     fixed = _fixed_seconds(recipe, profile, spent)
     steps, binding = _steps(recipe, profile, density, split, fixed)
-    corpus = _corpus(recipe, density, store_bytes, profile, steps)
+    corpus = _corpus(recipe, density, store_bytes, profile, steps, free_disk)
     tokens = steps * tokens_per_step
     saves = steps * split.step_seconds / checkpoint_interval(recipe) + evaluation_count(recipe)
     parts = fixed | {
@@ -174,7 +179,9 @@ def _kept_bytes(recipe: Recipe, profile: Profile) -> int:
     return (recipe.train.keep + 2) * profile.checkpoint_bytes
 
 
-def _corpus(recipe: Recipe, density: Density, store_bytes: StoreBytes, profile: Profile, steps: int) -> _Corpus:
+def _corpus(
+    recipe: Recipe, density: Density, store_bytes: StoreBytes, profile: Profile, steps: int, free_disk: int | None
+) -> _Corpus:
     needed = max(math.ceil(_documents_for(recipe, density, steps)), _least_documents(recipe, density))
     limit = _document_limit(recipe, density)
     if available_documents(recipe, density) is not None:
@@ -183,16 +190,19 @@ def _corpus(recipe: Recipe, density: Density, store_bytes: StoreBytes, profile: 
         documents, reason = needed, "one epoch of the steps, and the held-out rows"
     else:
         documents, reason = int(limit), f"as many as {_PREPARE_SHARE:.0%} of the time prepares; then repeated"
-    if recipe.budget.disk is not None:
-        room = int(recipe.budget.disk) - _kept_bytes(recipe, profile)
+    limits = [(recipe.budget.disk, f"budget.disk = {recipe.budget.disk}"), (free_disk, "what is free on the disk")]
+    for disk, name in limits:
+        if disk is None:
+            continue
+        room = int(disk) - _kept_bytes(recipe, profile)
         each = store_bytes(density.tokens_per_document * 1e6, 1e6) / 1e6
         if room < each * min(documents, _least_documents(recipe, density)):
             raise PlanError(
-                f"nothing fits the disk: budget.disk = {recipe.budget.disk}, and the checkpoints take "
-                f"{Bytes(_kept_bytes(recipe, profile)).short()} of it; raise it, or take a smaller model or train.keep"
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), of which the checkpoints take "
+                f"{Bytes(_kept_bytes(recipe, profile)).short()}; make room, or take a smaller model or train.keep"
             )
         if each * documents > room:
-            documents, reason = int(room / each), "as many as budget.disk holds; then repeated"
+            documents, reason = int(room / each), f"as many as {name} holds; then repeated"
     return _Corpus(documents, reason, documents * density.seconds / density.documents)
 
 

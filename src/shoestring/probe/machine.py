@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from shoestring import __version__
 from shoestring.core.facts import Machine
 
-_PACKAGES = ("shoestring", "torch", "triton", "numpy", "safetensors")
+_PACKAGES = ("triton", "numpy", "safetensors")
 
 
 def pick_device() -> torch.device:
@@ -23,11 +24,10 @@ def pick_device() -> torch.device:
 def describe_machine(device: torch.device) -> Machine:
     """What a record says about where it was made."""
     cuda = device.type == "cuda"
-    versions = {}
+    versions = {"shoestring": __version__, "torch": torch.__version__}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    versions["torch"] = torch.__version__
     return Machine(
         device=device.type,
         device_name=torch.cuda.get_device_name(device) if cuda else _cpu_name(),

@@ -47,6 +47,7 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], strategies: Mapping[str, fl
     }
     y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
     last = max((v["tokens"] for v in values), default=1)
+    x["scale"] = {"domain": [0, last], "nice": False}
     ends = [
         max((v for v in values if v["what"] == what), key=lambda v: v["tokens"], default=None) for what in names[:2]
     ]
@@ -60,7 +61,7 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], strategies: Mapping[str, fl
                 "encoding": {"y": y, "color": colour},
             },
             _line(values, "training", 1.2, x, y, colour),
-            _line(values, "held out", 2.5, x, y, colour) | {},
+            _line(values, "held out", 2.5, x, y, colour),
             {
                 "data": {"values": [v for v in values if v["what"] == "held out"]},
                 "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
@@ -126,8 +127,8 @@ def _apart(labels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "width": 640,
-        "height": 300,
+        "width": 700,
+        "height": 320,
         "padding": {"left": 5, "top": 5, "bottom": 5, "right": 90},
         "autosize": {"type": "pad"},
         "layer": list(layers),

@@ -50,7 +50,9 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
 def _compared(
     name: str, planned: float | None, actual: float | None, show: Callable[[float], str]
 ) -> tuple[str, str, str, str]:
-    difference = f"{actual / planned - 1:+.1%}" if planned and actual is not None else "unknown"
+    difference = (
+        f"{actual / planned - 1:+.1%}".replace("-0.0%", "+0.0%") if planned and actual is not None else "unknown"
+    )
     shown = ["unknown" if value is None else show(value) for value in (planned, actual)]
     return name, shown[0], shown[1], difference
 

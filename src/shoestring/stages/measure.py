@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core import recipe as recipes
-from shoestring.core.errors import Fault
+from shoestring.core.errors import Fault, UserError
 from shoestring.core.facts import Profile
 from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
@@ -40,6 +40,8 @@ def measure_recipe(recipe: Recipe, seconds: float) -> Profile:
     given = recipe.train.per_device
     batches = candidate_batches(recipe.batch) if given is None else [given]
     findings, points, trouble = _trial(recipe, batches, seconds)
+    if "refused" in findings:
+        raise UserError(f"measuring failed: {findings['refused']}")
     if trouble and points:  # it died in mid-way: stay with the sizes that worked
         findings, points, again = _trial(recipe, [point["batch"] for point in points], seconds)
         findings["stopped"] = f"the next batch ended the process ({trouble})"

@@ -6,16 +6,20 @@ from pathlib import Path
 
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Plan, Profile
+from shoestring.core.files import free_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
+from shoestring.data.prepare import estimate_bytes
 from shoestring.plan.make import make_plan
 
 
 def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
     """The plan, with `spent` seconds of the time budget gone already."""
-    from shoestring.data.prepare import estimate_bytes
 
-    return make_plan(recipe, profile, lambda tokens, documents: estimate_bytes(tokens, documents, recipe.data), spent)
+    def store_bytes(tokens: float, documents: float) -> int:
+        return estimate_bytes(tokens, documents, recipe.data)
+
+    return make_plan(recipe, profile, store_bytes, spent, free_bytes(Path(recipe.run.folder)))
 
 
 def read_profile(recipe: Recipe, folder: RunFolder, file: Path | None = None) -> Profile:

@@ -19,4 +19,7 @@ def prepare_recipe(recipe: Recipe, plan: Plan | None, voice: Voice) -> Store:
         documents = available_documents(
             recipe, measure_density(open_source(recipe.data.source, recipe.run.seed), recipe.data)
         )
-    return prepare(recipe.data, recipe.run.seed, documents, lambda count: voice.preparing(count, documents))
+    store = prepare(recipe.data, recipe.run.seed, documents, lambda count: voice.preparing(count, documents))
+    for split in store.manifest.splits:
+        store.split(split, recipe.data.length)  # too little text for a row is said now, not when training begins
+    return store

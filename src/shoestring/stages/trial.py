@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoestring.core import recipe as recipes
 from shoestring.core.clock import process_age
+from shoestring.core.errors import UserError
 from shoestring.core.schema import encode
 from shoestring.data.tokenizers import vocabulary_size
 from shoestring.models import cost
@@ -38,4 +39,8 @@ def main(recipe_file: str, batches: str, seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except UserError as mistake:
+        tell({"refused": str(mistake)})
+        sys.exit(mistake.exit_code)

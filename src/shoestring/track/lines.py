@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from shoestring.core.errors import RecordError, storage_error
 from shoestring.core.files import make_folder, write_whole
@@ -33,17 +35,14 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class LineFile:
-    """A file of JSON lines to append to. Opening it cuts a torn tail off."""
+    """A file of JSON lines to append to. Opening it cuts a torn tail off; between lines it is closed."""
 
     def __init__(self, path: Path):
         self.path = path
         make_folder(path.parent)
         kept = sum(len(line) + 1 for line in _whole_lines(path))
-        try:
-            self._file = open(path, "ab")
-            self._file.truncate(kept)
-        except OSError as cause:
-            raise storage_error("write", path, cause) from cause
+        with self._opened() as file:
+            file.truncate(kept)
 
     @classmethod
     def rewound(cls, path: Path, step: int) -> LineFile:
@@ -54,17 +53,18 @@ class LineFile:
 
     def add(self, **values: Any) -> None:
         """Append one line. It is safe from a crash of the process at once, from one of the machine after `sync`."""
-        try:
-            self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
-            self._file.flush()
-        except OSError as cause:
-            raise storage_error("write", self.path, cause) from cause
+        line = json.dumps(values, allow_nan=False).encode() + b"\n"
+        with self._opened() as file:
+            file.write(line)
 
     def sync(self) -> None:
+        with self._opened() as file:
+            os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
         try:
-            os.fsync(self._file.fileno())
+            with open(self.path, "ab") as file:
+                yield file
         except OSError as cause:
             raise storage_error("write", self.path, cause) from cause
-
-    def close(self) -> None:
-        self._file.close()

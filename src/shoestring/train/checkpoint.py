@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class Checkpoints:
         except OSError as cause:
             raise storage_error("write the checkpoint", path, cause) from cause
         except SafetensorError as cause:
-            raise StorageError(f"cannot write the checkpoint {path}: {cause}") from cause
+            raise storage_error("write the checkpoint", path, _as_oserror(cause)) from cause
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -129,6 +130,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], State]:
         return tensors, State.from_dict(json.loads(metadata["state"]), str(path))
     except (OSError, SafetensorError, KeyError, ValueError, RecordError) as cause:
         raise StorageError(f"{path}: damaged or not a checkpoint ({cause})") from cause
+
+
+def _as_oserror(cause: SafetensorError) -> OSError:
+    """What the operating system said, out of the library's own error, which only quotes it."""
+    code = re.search(r"os error (\d+)", str(cause))
+    return OSError(int(code.group(1)), str(cause)) if code else OSError(str(cause))
 
 
 def _crc(tensor: Tensor) -> int:

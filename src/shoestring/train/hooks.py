@@ -54,9 +54,9 @@ class Evaluate:
         started = time.perf_counter()
         loss = self._score()
         self._pace.took_overhead(time.perf_counter() - started)
-        self._metrics.add(step=state.step, heldout_loss=loss)
         if not math.isfinite(loss):
-            raise Fault(f"step {state.step}: the held-out loss is not finite ({loss})")
+            raise Fault(f"step {state.step}: the held-out loss is not finite; the last checkpoint is good")
+        self._metrics.add(step=state.step, heldout_loss=loss)
         if state.best_loss is None or loss < state.best_loss:
             return replace(state, best_step=state.step, best_loss=loss)
         return state

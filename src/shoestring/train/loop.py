@@ -66,10 +66,7 @@ def train(
         lr = learning_rate(settings, state.course.progress(state.step + 0.5))
         norm = learner.update(loss.predictions, lr)
         if not math.isfinite(norm):
-            raise Fault(
-                f"step {state.step}: the gradient is not finite ({norm}), though the loss is {loss.mean:.4f}; the update was"
-                f' not made. Rows: {_some(indices.tolist())}. A smaller train.lr, or train.precision = "fp32", may help'
-            )
+            raise _fault(state.step, f"gradient is not finite, though the loss is {loss.mean:.4f}", indices.tolist())
         state = replace(state, step=state.step + 1)
         report = Report(loss=loss, lr=lr, grad_norm=norm, seconds=time.perf_counter() - started)
         for hook in hooks:
@@ -80,10 +77,13 @@ def train(
 def _not_finite(learner: Learner, step: int, indices: Index, rows: torch.Tensor, per_device: int) -> Fault:
     """Name the rows that did it, by scoring the batch again with the weights as they still are."""
     bad = (~learner.score(rows, per_device).isfinite().all(dim=1)).nonzero().flatten().tolist()
-    names = _some([int(indices[i]) for i in bad]) if bad else f"none of {_some(indices.tolist())} alone"
+    return _fault(step, "loss is not finite", [int(indices[i]) for i in bad] or indices.tolist())
+
+
+def _fault(step: int, what: str, rows: list[int]) -> Fault:
     return Fault(
-        f"step {step}: the loss is not finite; the update was not made, and the last checkpoint is good. Rows: {names}"
-        f". A smaller train.lr, a longer train.warmup or a smaller train.clip may help"
+        f"step {step}: the {what}; the update was not made, and the last checkpoint is good. Rows: {_some(rows)}. "
+        f"A smaller train.lr, a longer train.warmup or a smaller train.clip may help"
     )
 
 

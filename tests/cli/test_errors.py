@@ -1,0 +1,140 @@
+"""Mistakes and misfortunes: a clear message, exit code 2, no traceback, never a wrong result."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+
+def _refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+    for part in parts:
+        assert part in result.stderr
+
+
+def _text(tmp_path: Path, content: str | bytes) -> tuple[str, ...]:
+    """Options that train on a file with this content, all of it."""
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return ("--set", f"data.source=text:{path}", "--set", "data.heldout=0.5")
+
+
+def _trees(tmp_path: Path) -> list[str]:
+    return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+
+
+def test_three_mistakes_are_three_lines_and_nothing_is_written(tmp_path: Path, shoestring: Command) -> None:
+    recipe = tmp_path / "wrong.toml"
+    recipe.write_text('[budget]\ntime = "5x"\n[train]\nbach = 4\nbatch = 4\n[model]\nwidth = "wide"\n')
+    result = shoestring("train", recipe)
+    _refused(result)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("  ")]
+    assert len(lines) == 3
+    assert "budget.time" in lines[0]
+    assert '"5x"' in lines[0]
+    assert "d, h, m, s" in lines[0]
+    assert 'model.width = "wide": must be a whole number' in lines[1]
+    assert "train.bach: unknown field; did you mean 'batch'?" in lines[2]
+    assert _trees(tmp_path) == ["wrong.toml"]
+
+
+@pytest.mark.parametrize("verb", ["measure", "plan", "prepare", "train"])
+def test_a_missing_recipe_is_named(verb: str, tmp_path: Path, shoestring: Command) -> None:
+    _refused(shoestring(verb, "absent.toml"), "absent.toml", "no such file")
+    assert _trees(tmp_path) == []
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "report"])
+def test_a_folder_that_is_no_run_is_named(verb: str, tmp_path: Path, shoestring: Command) -> None:
+    _refused(shoestring(verb, tmp_path), "is not a run folder")
+
+
+def test_a_missing_corpus_is_found_before_anything_is_written(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    _refused(shoestring("train", tiny, "--set", "data.source=text:absent.txt"), "no file absent.txt")
+    assert _trees(tmp_path) == ["tiny.toml"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "the corpus is empty"), ("\n\n  \n", "the corpus is empty"), ("one two\nthree four\n", "one row needs 33")],
+)
+def test_a_corpus_with_too_little_in_it(
+    content: str, message: str, tiny: Path, tmp_path: Path, shoestring: Command
+) -> None:
+    _refused(shoestring("prepare", tiny, *_text(tmp_path, content)), message)
+
+
+def test_a_corpus_that_is_not_text(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    _refused(shoestring("prepare", tiny, *_text(tmp_path, b"fine\n\xff\xfe\n")), "corpus.txt, line 2", "not UTF-8")
+
+
+def test_an_unwritable_folder(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    (tmp_path / "taken").write_text("a file")
+    _refused(shoestring("train", tiny, "--set", "run.folder=taken"), "cannot make the folder", "taken")
+    _refused(shoestring("train", tiny, "--set", "run.folder=/proc/none"), "cannot make the folder /proc/none")
+
+
+def _store(tmp_path: Path) -> Path:
+    (store,) = (tmp_path / "stores").iterdir()
+    return store
+
+
+def test_a_store_with_a_flipped_byte(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    assert shoestring("prepare", tiny).returncode == 0
+    shard = _store(tmp_path) / "train-00000.tok"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    _refused(shoestring("train", tiny), "train-00000.tok: damaged", "shoestring prepare")
+
+
+def test_a_tokenizer_that_does_not_match_the_store(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    assert shoestring("prepare", tiny).returncode == 0
+    path = _store(tmp_path) / "tokenizer.json"
+    path.write_text(path.read_text().replace('"the"', '"teh"'))
+    _refused(shoestring("train", tiny), "is not the tokenizer that")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Path:
+    """A file system of its own with 3 MB, where this user may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small disk is not permitted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=False)
+
+
+def test_a_full_disk_while_saving(tiny: Path, small_disk: Path, shoestring: Command) -> None:
+    big = ("--set", "model.width=192", "--set", "model.layers=2")
+    result = shoestring("train", tiny, *big, "--set", f"run.folder={small_disk}")
+    _refused(result, "cannot write the checkpoint", "the disk is full")
+    assert not list(small_disk.rglob("step-*.safetensors"))
+
+
+def test_a_disk_too_small_for_the_store_is_refused_at_once(tiny: Path, small_disk: Path, shoestring: Command) -> None:
+    options = ("--set", f"data.folder={small_disk}", "--set", "data.documents=1M")
+    _refused(shoestring("prepare", tiny, *options), "they need about", "are free")
+    assert not list(small_disk.rglob("*.tok"))
+
+
+def test_errors_are_one_object_with_json(shoestring: Command) -> None:
+    result = shoestring("plan", "absent.toml", "--json")
+    assert result.returncode == 2
+    assert '"exit_code": 2' in result.stdout
+    assert result.stdout.count("\n") == 1
+
+
+def test_a_traceback_is_shown_when_asked_for(shoestring: Command) -> None:
+    result = shoestring("train", "absent.toml", "-v")
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr

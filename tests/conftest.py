@@ -1,0 +1,88 @@
+"""Shared by all tests: shape checks on, a tiny recipe, and the real command line in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+if importlib.util.find_spec("beartype"):  # shapes in signatures are checked wherever the checker is installed
+    install_import_hook("shoestring.models", "beartype.beartype")
+
+TINY = """
+[run]
+name = "tiny"
+
+[budget]
+steps = 40
+
+[data]
+source = "stories"
+tokenizer = "words:100"
+length = 32
+documents = 300
+heldout = 0.1
+
+[model]
+width = 16
+layers = 1
+heads = 2
+
+[train]
+batch = 4
+lr = 3e-3
+
+[evaluate]
+rows = 8
+every = 0.25
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A recipe that trains in a second, in a folder of its own."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """`shoestring …` in a process of its own."""
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "shoestring", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def shoestring(tmp_path: Path) -> Command:
+    """Run the command line to its end in `tmp_path`."""
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        process = start(*arguments, cwd=tmp_path)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run
+
+
+def last_json(text: str) -> dict[str, object]:
+    """The one object on standard output."""
+    value = json.loads(text)
+    assert isinstance(value, dict)
+    return value

@@ -1,0 +1,148 @@
+"""The order of rows: a bijection that looks random, whatever the batch, the world and the place in the run."""
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoestring.data.order import permute, rank_rows, step_rows
+
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def order(n: int, key: int) -> list[int]:
+    return permute(np.arange(n), n, key).tolist()
+
+
+def epochs_of(seed: int, n: int, epochs: int) -> list[list[int]]:
+    """The order of each epoch, taken one row a step."""
+    return [[int(step_rows(seed, n, e * n + i, 1)[0]) for i in range(n)] for e in range(epochs)]
+
+
+def chi_square(counts: list[int], cells: int) -> float:
+    """Deviations from the expected value of chi-square, in its standard deviations."""
+    expected = sum(counts) / cells
+    found = sum((c - expected) ** 2 for c in counts) / expected + (cells - len(counts)) * expected
+    return (found - (cells - 1)) / (2 * (cells - 1)) ** 0.5
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**63 - 1])
+def test_every_small_size_is_permuted(key: int) -> None:
+    for n in range(1, 301):
+        assert sorted(order(n, key)) == list(range(n)), n
+
+
+@pytest.mark.parametrize("n", [2**16 - 1, 2**16, 2**16 + 1, 100_003, 2**18 + 1])
+def test_large_sizes_are_permuted(n: int) -> None:
+    assert (np.bincount(permute(np.arange(n), n, 7), minlength=n) == 1).all()
+
+
+@pytest.mark.parametrize("n", [10**9, 2**40 + 1, 2**61])
+def test_places_of_huge_sizes_go_to_distinct_rows(n: int) -> None:
+    places = np.concatenate([np.arange(5_000), np.arange(n - 5_000, n)])
+    rows = permute(places, n, 3)
+    assert len(set(rows.tolist())) == len(places)
+    assert rows.min() >= 0
+    assert rows.max() < n
+
+
+@given(st.integers(1, 200), SEEDS, st.data())
+def test_a_place_goes_to_the_same_row_alone_or_among_others(n: int, key: int, data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    whole = order(n, key)
+    assert permute(np.array(places, dtype=np.int64), n, key).tolist() == [whole[place] for place in places]
+
+
+def test_permute_leaves_its_argument_alone() -> None:
+    places = np.arange(50)
+    permute(places, 50, 1)
+    assert places.tolist() == list(range(50))
+
+
+def test_keys_give_other_orders() -> None:
+    assert len({tuple(order(50, key)) for key in range(200)}) == 200
+
+
+@pytest.mark.parametrize("n", [3, 5, 16, 24, 97])
+def test_a_row_lands_everywhere_equally_often(n: int) -> None:
+    places = np.array([0, n // 2, n - 1])
+    keys = np.random.default_rng(0).integers(0, 2**63, size=max(1_000, 20 * n))
+    landed = np.array([permute(places, n, int(key)) for key in keys])
+    for column in landed.T:
+        assert chi_square(list(Counter(column.tolist()).values()), n) < 6
+
+
+def test_all_orders_of_four_rows_are_equally_likely() -> None:
+    keys = np.random.default_rng(1).integers(0, 2**63, size=2_400)
+    counts = Counter(tuple(order(4, int(key))) for key in keys)
+    assert len(counts) == 24
+    assert chi_square(list(counts.values()), 24) < 6
+
+
+def test_neighbours_are_scattered() -> None:
+    n = 10_000
+    rows = np.array(order(n, 5))
+    distance = np.abs(np.diff(rows)).mean()
+    assert distance == pytest.approx(n / 3, rel=0.05), "the mean distance of two random rows is a third of all"
+    assert abs(np.corrcoef(rows, np.arange(n))[0, 1]) < 0.05
+
+
+@given(SEEDS, st.integers(1, 40), st.integers(1, 70))
+def test_every_epoch_visits_each_row_once_also_where_a_batch_crosses_its_end(seed: int, n: int, batch: int) -> None:
+    steps = -(-3 * n // batch)
+    rows = np.concatenate([step_rows(seed, n, step, batch) for step in range(steps)])
+    for epoch in range(3):
+        assert sorted(rows[epoch * n : (epoch + 1) * n].tolist()) == list(range(n))
+
+
+@given(SEEDS, st.integers(1, 40), st.integers(1, 30), st.integers(1, 30))
+def test_the_order_does_not_depend_on_the_batch(seed: int, n: int, one: int, other: int) -> None:
+    total = one * other
+    by_one = np.concatenate([step_rows(seed, n, step, one) for step in range(total // one)])
+    by_other = np.concatenate([step_rows(seed, n, step, other) for step in range(total // other)])
+    assert by_one.tolist() == by_other.tolist()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = [tuple(rows) for seed in range(5) for rows in epochs_of(seed, 30, 5)]
+    assert len(set(orders)) == 25
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_smallest_sources_are_read_whole_each_epoch(n: int) -> None:
+    assert all(sorted(rows) == list(range(n)) for rows in epochs_of(11, n, 6))
+    assert step_rows(11, n, 0, 4 * n).tolist() == sum(epochs_of(11, n, 4), [])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12, 24])
+def test_ranks_share_a_step_without_loss_or_overlap(world: int) -> None:
+    for step in range(5):
+        rows = step_rows(3, 1_000, step, 24)
+        parts = [rank_rows(rows, rank, world) for rank in range(world)]
+        assert {len(part) for part in parts} == {24 // world}
+        assert np.concatenate(parts).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(("batch", "world"), [(24, 5), (24, 48), (1, 2)])
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(batch: int, world: int) -> None:
+    with pytest.raises(ValueError, match=f"{batch} rows do not divide over {world} ranks"):
+        rank_rows(step_rows(0, 100, 0, batch), 0, world)
+
+
+@pytest.mark.parametrize("n", [10**8, 10**9 + 7, 10**12])
+def test_any_place_of_a_long_run_is_reached_without_a_list_of_rows(n: int) -> None:
+    step_rows(0, n, 0, 64)
+    tracemalloc.start()
+    try:
+        last, later = step_rows(0, n, n // 64 - 1, 64), step_rows(0, n, 10 * n // 64, 64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+    for rows in (last, later):
+        assert len(set(rows.tolist())) == 64
+        assert rows.min() >= 0
+        assert rows.max() < n

@@ -1,0 +1,182 @@
+"""The loop: what it stops for, what it never does, and that it keeps a deadline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.errors import Fault
+from shoestring.core.recipe import Model, Train
+from shoestring.data.order import step_rows
+from shoestring.models import LanguageModel, build
+from shoestring.train import hooks
+from shoestring.train.checkpoint import State
+from shoestring.train.course import Course, learning_rate
+from shoestring.train.learner import Learner
+from shoestring.train.loop import Hook, Report, train
+from shoestring.train.pace import Pace
+
+VOCABULARY, LENGTH, ROWS, BATCH = 30, 8, 40, 4
+SETTINGS = Train(batch=BATCH, lr=1e-2)
+
+
+class RandomRows:
+    """Forty rows of random tokens; row 17 alone holds the token 29."""
+
+    def __init__(self) -> None:
+        self._rows = np.random.default_rng(0).integers(0, VOCABULARY - 1, (ROWS, LENGTH + 1))
+        self._rows[17, 3] = VOCABULARY - 1
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._rows[indices]
+
+
+def _learner(settings: Train = SETTINGS) -> Learner:
+    model = build(Model(width=16, layers=1, heads=2), VOCABULARY, seed=0)
+    return Learner(model, settings, torch.device("cpu"))
+
+
+def _run(learner: Learner, steps: int, *also: Hook, state: State | None = None, settings: Train = SETTINGS) -> State:
+    state = state or State(recipe="", data="", course=Course(total=steps))
+    return train(learner, RandomRows(), settings, state, also, batch=BATCH, per_device=2, order_seed=0)
+
+
+def _weights(learner: Learner) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in learner.model.parameters()]
+
+
+def _poison(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, apply: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Let predictions of rows that hold the token 29 go through `apply`."""
+    plain = model.token_losses
+
+    def token_losses(rows: torch.Tensor) -> torch.Tensor:
+        bad = (rows == VOCABULARY - 1).any(dim=1)
+        losses = plain(rows)
+        return torch.cat([apply(losses[bad]), losses[~bad]])[torch.argsort(torch.argsort(~bad, stable=True))]
+
+    monkeypatch.setattr(model, "token_losses", token_losses)
+
+
+def _step_of_row_17() -> int:
+    return next(step for step in range(ROWS // BATCH) if 17 in step_rows(0, ROWS, step, BATCH))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_step_and_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner, seen = _learner(), []
+    _poison(learner.model, monkeypatch, lambda losses: losses * float("nan"))
+
+    def remember(state: State, report: Report) -> State:
+        seen[:] = _weights(learner)
+        return state
+
+    step = _step_of_row_17()
+    with pytest.raises(Fault, match=rf"step {step}: the loss is not finite; .*Rows: 17\."):
+        _run(learner, 10, remember)
+    before = seen or _weights(_learner())
+    assert all(a.equal(b) for a, b in zip(before, _weights(learner), strict=True))
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = _learner()
+    # the root of zero is zero, and its slope is infinite
+    _poison(learner.model, monkeypatch, lambda losses: (losses - losses).sqrt())
+    with pytest.raises(Fault, match=rf"step {_step_of_row_17()}: the gradient is not finite"):
+        _run(learner, 10)
+
+
+def test_micro_batches_do_not_change_the_run() -> None:
+    def losses(per_device: int) -> list[float]:
+        learner, found = _learner(), []
+
+        def note(state: State, report: Report) -> State:
+            found.append(report.loss.mean)
+            return state
+
+        state = State(recipe="", data="", course=Course(total=12))
+        train(learner, RandomRows(), SETTINGS, state, [note], batch=BATCH, per_device=per_device, order_seed=0)
+        return found
+
+    assert losses(1) == pytest.approx(losses(4), rel=1e-5)
+    assert losses(2) == pytest.approx(losses(4), rel=1e-5)
+
+
+def test_the_loss_falls() -> None:
+    found: list[float] = []
+
+    def note(state: State, report: Report) -> State:
+        found.append(report.loss.mean)
+        return state
+
+    _run(_learner(), 100, note)
+    assert np.mean(found[-10:]) < np.mean(found[:10]) - 0.5
+
+
+class FakeClock:
+    """A clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def elapsed(self) -> float:
+        return self.now
+
+
+class NoLines:
+    """Metrics that go nowhere."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, object]] = []
+
+    def add(self, **values: object) -> None:
+        self.lines.append(values)
+
+
+@pytest.mark.parametrize("seconds_per_step", [0.5, 1.0, 1.7, 3.0, 20.0])
+def test_a_slow_machine_shortens_the_run_to_the_budget_and_the_rate_still_decays(seconds_per_step: float) -> None:
+    budget, planned = 100.0, 100
+    clock, metrics, said, rates = FakeClock(), NoLines(), [], []
+    pace = Pace(clock, budget, 0.0)  # type: ignore[arg-type]
+    keep = hooks.KeepPace(pace, metrics, said.append)  # type: ignore[arg-type]
+
+    def tick(state: State, report: Report) -> State:
+        clock.now += seconds_per_step
+        rates.append(report.lr)
+        return keep(state, dataclasses.replace(report, seconds=seconds_per_step))
+
+    state = _run(_learner(), planned, tick)
+    assert clock.now <= budget
+    if seconds_per_step <= 1.0:
+        assert state.step == planned
+        assert not said
+        assert state.shortened is None
+    else:
+        assert state.step >= 0.9 * budget / seconds_per_step - 2
+        assert said
+        assert metrics.lines[0]["event"] == "shortened"
+        assert state.shortened is not None
+    if seconds_per_step < 10:
+        assert rates[-1] < 0.05 * SETTINGS.lr
+    assert max(rates) <= SETTINGS.lr
+    steps = np.diff([0.0, *rates])
+    assert np.abs(steps).max() < 0.6 * SETTINGS.lr or state.step < 10  # no jump
+
+
+def test_the_schedule_of_a_whole_course_is_a_function_of_the_fraction_done() -> None:
+    for schedule in ("cosine", "linear", "constant"):
+        settings = Train(batch=1, lr=1.0, warmup=0.1, schedule=schedule)  # type: ignore[arg-type]
+        short = [learning_rate(settings, Course(total=50).progress(s + 0.5)) for s in range(50)]
+        long = [learning_rate(settings, Course(total=500).progress(s + 0.5)) for s in range(500)]
+        middle = np.array(long).reshape(50, 10).mean(axis=1)
+        assert np.abs(np.array(short) - middle).max() < 0.02
