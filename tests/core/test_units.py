@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from shoestring.core.units import Bytes, Count, Flops, Seconds, rate
 
-settings.register_profile("units", deadline=None)
-settings.load_profile("units")
+unhurried = settings(deadline=None)
 
 HUGE = 10**300
 wholes = st.integers(min_value=0, max_value=HUGE) | st.integers(min_value=0, max_value=10**7)
@@ -103,6 +102,7 @@ def test_computation_is_read(text: str, flops: float) -> None:
     assert value == flops
 
 
+@unhurried
 @given(amounts)
 @example(1e-300)
 @example(5e-324)
@@ -114,6 +114,7 @@ def test_text_of_a_time_reads_back_to_the_same_time(value: float) -> None:
     assert Seconds.parse(str(Seconds(value))) == value
 
 
+@unhurried
 @given(amounts)
 @example(1e100)
 @example(1e-100)
@@ -123,6 +124,7 @@ def test_text_of_computation_reads_back_to_the_same_amount(value: float) -> None
     assert Flops.parse(str(Flops(value))) == value
 
 
+@unhurried
 @given(wholes | scaled)
 @example(1023)
 @example(10**15 + 1)
@@ -130,6 +132,7 @@ def test_text_of_a_size_reads_back_to_the_same_size(value: int) -> None:
     assert Bytes.parse(str(Bytes(value))) == value
 
 
+@unhurried
 @given(wholes | scaled)
 @example(1_230_000)
 @example(1_234_000)
@@ -227,6 +230,7 @@ def within_half_a_percent(kind: type, value: float) -> bool:
     return abs(shown(kind, kind(value).short()) - exact) <= exact * Decimal("0.00500000001")
 
 
+@unhurried
 @given(wholes | scaled)
 @example(999_499)
 @example(999_500)
@@ -236,6 +240,7 @@ def test_short_counts_are_within_half_a_percent(value: int) -> None:
     assert within_half_a_percent(Count, value)
 
 
+@unhurried
 @given(wholes | scaled)
 @example(999)
 @example(10**15 - 1)
@@ -244,6 +249,7 @@ def test_short_sizes_are_within_half_a_percent(value: int) -> None:
     assert within_half_a_percent(Bytes, value)
 
 
+@unhurried
 @given(amounts)
 @example(999.9996)
 @example(1e21)
@@ -252,6 +258,7 @@ def test_short_computation_is_within_half_a_percent(value: float) -> None:
     assert within_half_a_percent(Flops, value)
 
 
+@unhurried
 @given(st.floats(1e-6, 60) | st.floats(1e-6, 1e-3))
 @example(0.0001234)
 @example(0.9995)
@@ -260,6 +267,7 @@ def test_short_times_below_a_minute_are_within_half_a_percent(value: float) -> N
     assert within_half_a_percent(Seconds, value)
 
 
+@unhurried
 @given(st.floats(60, 1e12))
 @example(3599.5)
 @example(86399.9)
@@ -271,6 +279,7 @@ def test_short_times_from_a_minute_up_name_two_units_and_are_right_to_half_of_th
     assert abs(shown(Seconds, text) - Decimal(value)) <= Decimal(smaller) / 2 + Decimal("0.5")
 
 
+@unhurried
 @given(amounts)
 @example(5e-324)
 @example(1.7976931348623157e308)

@@ -5,11 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.data.order import permute, rank_rows, step_rows
 
+checked = settings(max_examples=50, deadline=None)
 SEEDS = st.integers(0, 2**63 - 1)
 
 
@@ -49,6 +50,7 @@ def test_places_of_huge_sizes_go_to_distinct_rows(n: int) -> None:
     assert rows.max() < n
 
 
+@checked
 @given(st.integers(1, 200), SEEDS, st.data())
 def test_a_place_goes_to_the_same_row_alone_or_among_others(n: int, key: int, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
@@ -90,6 +92,7 @@ def test_neighbours_are_scattered() -> None:
     assert abs(np.corrcoef(rows, np.arange(n))[0, 1]) < 0.05
 
 
+@checked
 @given(SEEDS, st.integers(1, 40), st.integers(1, 70))
 def test_every_epoch_visits_each_row_once_also_where_a_batch_crosses_its_end(seed: int, n: int, batch: int) -> None:
     steps = -(-3 * n // batch)
@@ -98,6 +101,7 @@ def test_every_epoch_visits_each_row_once_also_where_a_batch_crosses_its_end(see
         assert sorted(rows[epoch * n : (epoch + 1) * n].tolist()) == list(range(n))
 
 
+@checked
 @given(SEEDS, st.integers(1, 40), st.integers(1, 30), st.integers(1, 30))
 def test_the_order_does_not_depend_on_the_batch(seed: int, n: int, one: int, other: int) -> None:
     total = one * other
@@ -114,7 +118,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_smallest_sources_are_read_whole_each_epoch(n: int) -> None:
     assert all(sorted(rows) == list(range(n)) for rows in epochs_of(11, n, 6))
-    assert step_rows(11, n, 0, 4 * n).tolist() == sum(epochs_of(11, n, 4), [])
+    assert step_rows(11, n, 0, 4 * n).tolist() == [row for rows in epochs_of(11, n, 4) for row in rows]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12, 24])

@@ -12,7 +12,7 @@ from shoestring.core.errors import DataError, StorageError
 from shoestring.data import shards
 from shoestring.data.shards import Shard, dtype_for, shard_bytes, write_shard
 
-MASKS = (0x01, 0x20, 0x80, 0xFF)
+MASKS = (0x01, 0x80, 0xFF)
 DTYPES = ("<u1", "<u2", "<u4")
 
 

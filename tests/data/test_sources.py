@@ -107,10 +107,9 @@ def test_a_damaged_gzip_file_is_reported_and_never_read_as_something_else(tmp_pa
         path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
         try:
             found = documents(path)
-        except DataError as error:
-            assert str(path) in str(error)
-        else:
-            assert found == expected, f"byte {at}"
+        except DataError:
+            continue
+        assert found == expected, f"byte {at}"
 
 
 def test_a_file_that_goes_away_is_a_storage_error(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
@@ -20,6 +20,7 @@ from shoestring.data.tokenizers import (
     words_in,
 )
 
+checked = settings(max_examples=50, deadline=None)
 TEXTS = st.text(alphabet="ab'cé_1 .!\t日", max_size=30)
 
 
@@ -58,6 +59,7 @@ def most_frequent(texts: list[str], size: int) -> list[str]:
     return ranked
 
 
+@checked
 @given(st.text())
 def test_bytes_give_back_any_text(text: str) -> None:
     tokenizer = ByteTokenizer()
@@ -76,6 +78,7 @@ def test_bytes_have_the_ids_of_the_perceiver() -> None:
     assert tokenizer.decode([6 + 0xE9]) == "\ufffd", "a broken character must not stop the reading"
 
 
+@checked
 @given(st.lists(TEXTS, max_size=6), st.integers(1, 12))
 def test_words_are_the_most_frequent_with_ties_in_alphabetical_order(texts: list[str], size: int) -> None:
     tokenizer = WordTokenizer.fit(size, texts)
@@ -83,6 +86,7 @@ def test_words_are_the_most_frequent_with_ties_in_alphabetical_order(texts: list
     assert tokenizer.vocab_size == size + 2
 
 
+@checked
 @given(st.lists(TEXTS, max_size=4), TEXTS, st.integers(1, 8))
 def test_words_get_their_place_and_others_are_unknown(texts: list[str], text: str, size: int) -> None:
     tokenizer = WordTokenizer.fit(size, texts)

@@ -33,7 +33,7 @@ def plan(
     profile: Annotated[Path | None, typer.Option(help="A profile.json measured elsewhere.")] = None,
     time: Annotated[
         float | None,
-        typer.Option(parser=_quantity(Seconds), metavar="TIME", rich_help_panel=_By, help="As 5d, 36h, 90s."),
+        typer.Option("--time", parser=_quantity(Seconds), metavar="TIME", rich_help_panel=_By, help="As 5d, 36h, 90s."),
     ] = None,
     tokens: Number = None,
     tokens_per_second: Number = None,

@@ -1,0 +1,51 @@
+"""Benchmark records: every published number names machine, versions, commit, command and date."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.schema import encode
+from shoestring.probe.machine import describe_machine, pick_device
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def commit() -> str:
+    """The commit measured, marked where the tree has changes; BENCH_COMMIT where there is no repository."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        paths = ["git", "status", "--porcelain", "--", "src", "bench", "pyproject.toml"]
+        changed = subprocess.run(paths, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return head.stdout.strip() + ("+changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("BENCH_COMMIT", "unknown")
+
+
+def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write results/NAME-DEVICE.json; `folder` is another place to write to."""
+    machine = describe_machine(pick_device())
+    record = {
+        "schema": f"shoestring.bench.{name}/1",
+        "machine": encode(machine),
+        "commit": commit(),
+        "command": " ".join(["python", *map(_relative, sys.argv)]),
+        "date": time.strftime("%Y-%m-%d"),
+        **values,
+    }
+    device = "cpu" if machine.device == "cpu" else machine.device_name.lower().replace("nvidia ", "").replace(" ", "-")
+    path = (folder or ROOT / "results") / f"{name}-{device}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"wrote {path}")
+    return path
+
+
+def _relative(argument: str) -> str:
+    path = Path(argument)
+    return str(path.resolve().relative_to(ROOT)) if path.exists() and path.resolve().is_relative_to(ROOT) else argument

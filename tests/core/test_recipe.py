@@ -1,0 +1,525 @@
+"""Recipes: strict reading, `extends`, `--set`, contradictions, the resolved file, fingerprints."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from shoestring.core.errors import RecipeError, StorageError
+from shoestring.core.recipe import Budget, Data, Evaluate, Model, Recipe, Run, Train, build, differences, dump, load
+from shoestring.core.schema import hints
+from shoestring.core.units import Bytes, Count, Flops, Seconds
+
+LEAST = '[budget]\nsteps = 10\n[train]\nbatch = 4\n'
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str | bytes, name: str = "recipe.toml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return make
+
+
+def problems(path: Path, *overrides: str) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        load(path, overrides)
+    return caught.value.problems
+
+
+def test_the_least_recipe_is_whole(write: Write) -> None:
+    recipe = load(write(LEAST))
+    assert recipe == Recipe(budget=Budget(steps=Count(10)), train=Train(batch=4))
+    assert recipe.batch == 4
+
+
+def test_values_are_read_with_their_units(write: Write) -> None:
+    recipe = load(write('[budget]\ntime = "2h30m"\ndisk = "1GiB"\nflops = 1e21\ntokens = "2.4B"\n[train]\nbatch = 4'))
+    assert recipe.budget == Budget(
+        time=Seconds(9000), disk=Bytes(2**30), flops=Flops(1e21), tokens=Count(2_400_000_000)
+    )
+
+
+@pytest.mark.parametrize("name", ["demo.toml", "demo_gpu.toml"])
+def test_the_recipes_of_the_package_are_whole(name: str) -> None:
+    recipe = load(str(resources.files("shoestring.recipes") / name))
+    assert recipe.run.name == "demo"
+
+
+def test_three_mistakes_are_three_lines_with_field_value_and_what_is_allowed(write: Write) -> None:
+    path = write('[budget]\ntime = 120\n[model]\nwidth = 0\n[train]\nbatch = 4\nschedule = "cosin"\n')
+    lines = problems(path)
+    assert len(lines) == 3
+    time, width, schedule = lines
+    assert time.startswith("budget.time = 120:") and '"2h30m"' in time
+    assert width == "model.width = 0: must be at least 1"
+    assert schedule == 'train.schedule = "cosin": must be one of "cosine", "linear", "constant"'
+
+
+def test_the_message_has_the_file_the_count_and_every_line(write: Write) -> None:
+    path = write(LEAST + "lr = 0\nbeta1 = 1\n")
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    first, *rest = str(caught.value).splitlines()
+    assert first == f"{path}: 2 problems"
+    assert [line.strip() for line in rest] == list(caught.value.problems)
+    assert caught.value.exit_code == 2
+
+
+def test_an_unknown_section_and_an_unknown_field_get_the_nearest_name(write: Write) -> None:
+    lines = problems(write(LEAST + "lrr = 1\n[modle]\nwidth = 8\n"))
+    assert set(lines) == {
+        "modle: unknown section; did you mean 'model'?",
+        "train.lrr: unknown field; did you mean 'lr'?",
+    }
+
+
+def test_a_section_that_is_no_table_is_refused(write: Write) -> None:
+    assert problems(write("model = 3\n" + LEAST)) == ("model = 3: must be a table of fields",)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lr = true", "train.lr = true: must be a finite number"),
+        ("lr = nan", "train.lr = nan: must be a finite number"),
+        ('lr = "1e-3"', 'train.lr = "1e-3": must be a finite number'),
+        ("warmup = 1.0", "train.warmup = 1.0: must be at least 0 and below 1"),
+        ("keep = 1.0", "train.keep = 1.0: must be a whole number"),
+        ("keep = 0", "train.keep = 0: must be at least 1"),
+        ("clip = 0", "train.clip = 0: must be above 0"),
+        ('precision = "fp16"', 'train.precision = "fp16": must be one of "auto", "fp32", "bf16"'),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused(write: Write, text: str, line: str) -> None:
+    assert problems(write(LEAST + text)) == (line,)
+
+
+@pytest.mark.parametrize("source", ["storys", "text:", "text", "", "stories "])
+def test_a_source_that_there_is_not_is_refused_with_those_there_are(write: Write, source: str) -> None:
+    (line,) = problems(write(f'{LEAST}[data]\nsource = "{source}"'))
+    assert line == f'data.source = "{source}": must be "stories" or "text:PATH"'
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "words:0", "words:-1", "words:1e3", "byte"])
+def test_a_tokenizer_that_there_is_not_is_refused(write: Write, tokenizer: str) -> None:
+    (line,) = problems(write(f'{LEAST}[data]\ntokenizer = "{tokenizer}"'))
+    assert line == f'data.tokenizer = "{tokenizer}": must be "bytes" or "words:N"'
+
+
+# --- contradictions
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[train]\nbatch = 4", ("budget: nothing limits", "time, flops, tokens, steps, epochs")),
+        ('[budget]\ndisk = "1GB"\nmemory = "1GB"\n[train]\nbatch = 4', ("budget: nothing limits",)),
+        ("[budget]\nsteps = 1", ("train: no effective batch", "batch", "tokens")),
+        (LEAST + "tokens = 1024", ("train.batch = 4", "train.tokens = 1024", "one of the two")),
+        ("[budget]\nsteps = 1\n[train]\ntokens = 1000", ("train.tokens = 1k", "multiple", "data.length = 256")),
+        (LEAST + "per_device = 3", ("train.per_device = 3", "divide", "4 rows")),
+        (LEAST + "[model]\nwidth = 100\nheads = 3", ("model.heads = 3", "model.width = 100")),
+        (LEAST + "[model]\nwidth = 12\nheads = 4", ("model.heads = 4", "model.width = 12", "even")),
+        (LEAST + '[run]\nname = "a/b"', ('run.name = "a/b"', '"/"')),
+        (LEAST + '[run]\nname = ""', ('run.name = ""',)),
+        (LEAST + '[run]\nname = ".."', ('run.name = ".."',)),
+    ],
+)
+def test_a_contradiction_is_one_line_with_the_fields_and_their_values(
+    write: Write, text: str, parts: tuple[str, ...]
+) -> None:
+    (line,) = problems(write(text))
+    assert all(part in line for part in parts), line
+
+
+def test_all_contradictions_are_found_at_once(write: Write) -> None:
+    assert len(problems(write('[run]\nname = "a/b"\n[model]\nheads = 3'))) == 4
+
+
+def test_a_batch_in_tokens_is_a_batch_in_rows(write: Write) -> None:
+    assert load(write('[budget]\nsteps = 1\n[train]\ntokens = "64Ki"\n[data]\nlength = 128')).batch == 512
+
+
+# --- --set
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "name", "value"),
+    [
+        ("train.lr=1e-3", "train", "lr", 0.001),
+        (" train.lr = 1e-3 ", "train", "lr", 0.001),
+        ("train.batch=8", "train", "batch", 8),
+        ("model.tied=false", "model", "tied", False),
+        ("budget.time=5d", "budget", "time", 432_000),
+        ('budget.time="5d"', "budget", "time", 432_000),
+        ("budget.time=1-12:00:00", "budget", "time", 129_600),
+        ("budget.tokens=200M", "budget", "tokens", 200_000_000),
+        ("budget.flops=1e21", "budget", "flops", 1e21),
+        ("data.source=text:/a b/c.txt", "data", "source", "text:/a b/c.txt"),
+        ("data.source=text:a=b.txt", "data", "source", "text:a=b.txt"),
+        ("run.name=a#b", "run", "name", "a#b"),
+        ("run.name='5'", "run", "name", "5"),
+        ("train.schedule=linear", "train", "schedule", "linear"),
+    ],
+)
+def test_a_setting_is_toml_or_else_plain_text(
+    write: Write, override: str, section: str, name: str, value: object
+) -> None:
+    assert getattr(getattr(load(write(LEAST), [override]), section), name) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "name", "value"),
+    [
+        ("budget.time=12:00:00", "budget", "time", 43_200),
+        ("run.name=2025-01-31", "run", "name", "2025-01-31"),
+    ],
+)
+def test_a_setting_that_toml_takes_for_a_date_is_plain_text(
+    write: Write, override: str, section: str, name: str, value: object
+) -> None:
+    """No field is a date; from a shell, these are Slurm's time and a name."""
+    assert getattr(getattr(load(write(LEAST), [override]), section), name) == value
+
+
+def test_the_last_setting_of_a_field_wins_and_others_stay(write: Write) -> None:
+    recipe = load(write(LEAST + "lr = 1.0\nkeep = 7"), ["train.lr=2.0", "train.lr=3.0"])
+    assert (recipe.train.lr, recipe.train.keep) == (3.0, 7)
+
+
+def test_a_setting_can_make_a_recipe_whole(write: Write) -> None:
+    assert load(write(""), ["budget.steps=1", "train.batch=2"]).batch == 2
+
+
+@pytest.mark.parametrize("text", ["", "=", "train.lr", "lr=1", "train.=1", ".lr=1", "train=1", "="])
+def test_a_setting_of_another_form_is_shown_the_right_one(write: Write, text: str) -> None:
+    assert problems(write(LEAST), text) == (
+        f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3",
+    )
+
+
+def test_settings_are_checked_like_the_file_and_together_with_it(write: Write) -> None:
+    lines = problems(write(LEAST + "lr = 0"), "modl.width=8", "model.widht=8", "model.layers=six", "nonsense")
+    assert len(lines) == 5
+    assert any(line.startswith("--set modl.width=8:") and "'model'" in line for line in lines)
+    assert any(line.startswith("model.widht:") and "'width'" in line for line in lines)
+    assert 'model.layers = "six": must be a whole number' in lines
+    assert "train.lr = 0: must be above 0" in lines
+    assert any(line.startswith("--set nonsense:") for line in lines)
+
+
+def test_a_number_with_thousands_of_digits_is_a_problem_and_no_crash(write: Write) -> None:
+    digits = "9" * 5000
+    with pytest.raises(RecipeError):
+        load(write(f"{LEAST}keep = {digits}"))
+    with pytest.raises(RecipeError):
+        load(write(LEAST), [f"train.keep={digits}"])
+
+
+# --- extends
+
+
+def test_a_recipe_extends_another_beside_it_and_overrides_single_fields(write: Write) -> None:
+    write("[budget]\nsteps = 1\n[train]\nbatch = 4\nlr = 1.0\n[model]\nwidth = 64", "base/base.toml")
+    recipe = load(write('extends = "../base/base.toml"\n[train]\nlr = 2.0', "deep/recipe.toml"))
+    assert recipe == Recipe(
+        budget=Budget(steps=Count(1)), train=Train(batch=4, lr=2.0), model=Model(width=64)
+    )
+
+
+def test_extends_is_relative_to_the_file_and_not_to_the_process(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(LEAST, "a/base.toml")
+    write("[train]\nbatch = 9", "base.toml")
+    path = write('extends = "base.toml"', "a/recipe.toml")
+    monkeypatch.chdir(tmp_path)
+    assert load(path).batch == 4
+
+
+def test_extends_takes_an_absolute_path(write: Write) -> None:
+    base = write(LEAST, "elsewhere/base.toml")
+    assert load(write(f'extends = "{base}"')).batch == 4
+
+
+def test_the_nearest_of_a_chain_wins_and_settings_win_over_all(write: Write) -> None:
+    write(LEAST + "lr = 1.0\nkeep = 1\nclip = 1.0\nbeta1 = 0.1", "one.toml")
+    write('extends = "one.toml"\n[train]\nlr = 2.0\nkeep = 2\nclip = 2.0', "two.toml")
+    path = write('extends = "two.toml"\n[train]\nlr = 3.0\nkeep = 3', "three.toml")
+    train = load(path, ["train.lr=4.0"]).train
+    assert (train.lr, train.keep, train.clip, train.beta1) == (4.0, 3, 2.0, 0.1)
+
+
+def test_the_same_base_twice_is_no_circle(write: Write) -> None:
+    write(LEAST, "base.toml")
+    write('extends = "base.toml"', "left.toml")
+    assert load(write('extends = "left.toml"')) == load(write('extends = "base.toml"', "right.toml"))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_recipes_in_a_circle_are_refused(write: Write, length: int) -> None:
+    paths = [write(f'extends = "./r{(i + 1) % length}.toml"\n' + LEAST, f"r{i}.toml") for i in range(length)]
+    (line,) = problems(paths[0])
+    assert "circle" in line and "extends" in line
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "", "."])
+def test_a_base_that_there_is_not_is_one_of_the_problems(write: Write, name: str) -> None:
+    lines = problems(write(f'extends = "{name}"\n{LEAST}lr = 0'))
+    assert len(lines) == 2
+    assert lines[0].startswith(f'extends = "{name}": there is no file')
+    assert lines[1].startswith("train.lr = 0")
+
+
+@pytest.mark.parametrize("value", ["3", '["base.toml"]', "true"])
+def test_a_base_that_is_no_path_is_refused(write: Write, value: str) -> None:
+    (line,) = problems(write(f"extends = {value}\n{LEAST}"))
+    assert line.startswith("extends = ") and 'extends = "base.toml"' in line
+
+
+def test_a_broken_base_is_named(write: Write) -> None:
+    write("= broken", "base.toml")
+    with pytest.raises(RecipeError, match=r"base\.toml"):
+        load(write('extends = "base.toml"'))
+
+
+# --- files that are no recipes
+
+
+def test_what_is_not_toml_is_refused_with_the_place(write: Write) -> None:
+    (line,) = problems(write("[train]\nbatch 4\n"))
+    assert "not valid TOML" in line and "line 2" in line
+
+
+def test_what_is_not_utf8_is_refused_with_the_place(write: Write) -> None:
+    (line,) = problems(write(b"[run]\nname = '\xff'"))
+    assert "not UTF-8" in line and "byte 14" in line
+
+
+def test_a_missing_recipe_is_an_error_of_storage(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere.toml: no such file"):
+        load(tmp_path / "nowhere.toml")
+
+
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="folder, not a file"):
+        load(tmp_path)
+
+
+# --- the resolved recipe
+
+names = st.text(min_size=1, max_size=20).filter(lambda text: "/" not in text and text not in (".", ".."))
+places = st.text(max_size=20)
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+counts = st.integers(1, 10**30).map(Count)
+units = st.floats(0, 1)
+seconds = st.floats(1e-99, 1e99).map(Seconds) | st.integers(1, 10**9).map(Seconds)
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    heads, half = draw(st.integers(1, 64)), draw(st.integers(1, 64))
+    per_device, accumulate = draw(st.integers(1, 64)), draw(st.integers(1, 64))
+    length, in_tokens = draw(st.integers(1, 4096)), draw(st.booleans())
+    batch = per_device * accumulate
+    budget = Budget(
+        time=draw(st.none() | seconds),
+        flops=draw(st.none() | st.floats(1e-99, 1e99).map(Flops)),
+        tokens=draw(st.none() | counts),
+        steps=draw(counts),
+        epochs=draw(st.none() | positive),
+        disk=draw(st.none() | st.integers(1, 10**30).map(Bytes)),
+        memory=draw(st.none() | st.integers(1, 2**50).map(Bytes)),
+    )
+    data = Data(
+        source=draw(st.just("stories") | st.text(min_size=1).filter(lambda s: "\n" not in s).map("text:{}".format)),
+        tokenizer=draw(st.just("bytes") | st.integers(1).map("words:{}".format)),
+        length=length,
+        documents=draw(st.none() | counts),
+        heldout=draw(st.floats(0, 0.5, exclude_min=True)),
+        folder=draw(places),
+    )
+    model = Model(
+        width=heads * half * 2,
+        layers=draw(st.integers(1)),
+        heads=heads,
+        hidden=draw(st.none() | st.integers(1)),
+        tied=draw(st.booleans()),
+        rotary_base=draw(positive),
+    )
+    train = Train(
+        batch=None if in_tokens else batch,
+        tokens=Count(batch * length) if in_tokens else None,
+        per_device=draw(st.none() | st.just(per_device)),
+        lr=draw(positive),
+        schedule=draw(st.sampled_from(["cosine", "linear", "constant"])),
+        warmup=draw(st.floats(0, 1, exclude_max=True)),
+        final_lr=draw(units),
+        weight_decay=draw(st.floats(0, allow_infinity=False)),
+        beta1=draw(st.floats(0, 1, exclude_max=True)),
+        clip=draw(positive),
+        precision=draw(st.sampled_from(["auto", "fp32", "bf16"])),
+        checkpoint_every=draw(st.none() | seconds),
+    )
+    return Recipe(
+        run=Run(name=draw(names), folder=draw(places), seed=draw(st.integers(0))),
+        budget=budget,
+        data=data,
+        model=model,
+        train=train,
+        evaluate=Evaluate(rows=draw(st.integers(1)), every=draw(st.floats(0, 1, exclude_min=True))),
+    )
+
+
+def least(**run: Any) -> Recipe:
+    return Recipe(run=Run(**run), budget=Budget(steps=Count(10)), train=Train(batch=4))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("dump")
+    return (folder / f"{i}.toml" for i in itertools.count())
+
+
+def test_a_field_that_may_be_none_is_none_by_default() -> None:
+    """TOML has no null: another default could neither be set to None nor be read back as None."""
+    for section in dataclasses.fields(Recipe):
+        defaults = getattr(Recipe(), section.name)
+        for name, kind in hints(type(defaults)).items():
+            may_be_none = type(None) in get_args(get_args(kind)[0])
+            assert not may_be_none or getattr(defaults, name) is None, f"{section.name}.{name}"
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(recipe=recipes())
+@example(recipe=least(name='"quoted" \'and\' back\\slash \\n'))
+@example(recipe=least(name="\x00\x01\t\n\r\x1b\x1f\x7f\x80\x9f\ufeff\u2028"))
+@example(recipe=least(name="naïve 名前 🚀 \U0010ffff"))
+@example(recipe=least(folder='"""'))
+def test_the_written_recipe_reads_back_to_an_equal_one(recipe: Recipe, fresh: Iterator[Path]) -> None:
+    path = next(fresh)
+    path.write_bytes(dump(recipe).encode())
+    again = load(path)
+    assert again == recipe
+    assert again.fingerprint == recipe.fingerprint
+    assert again.workload == recipe.workload
+    assert differences(recipe, again) == []
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "run": {"name": "other", "folder": "other", "seed": 1},
+    "budget": {
+        "time": "2h",
+        "flops": 1e9,
+        "tokens": "1M",
+        "steps": 11,
+        "epochs": 1.0,
+        "disk": "1GB",
+        "memory": "1GB",
+    },
+    "data": {
+        "source": "text:a",
+        "tokenizer": "words:5",
+        "length": 128,
+        "documents": 5,
+        "heldout": 0.1,
+        "folder": "other",
+    },
+    "model": {"width": 128, "layers": 1, "heads": 4, "hidden": 8, "tied": False, "rotary_base": 1.0},
+    "train": {
+        "batch": 8,
+        "per_device": 2,
+        "lr": 1.0,
+        "schedule": "linear",
+        "warmup": 0.5,
+        "final_lr": 0.5,
+        "weight_decay": 0.0,
+        "beta1": 0.5,
+        "beta2": 0.5,
+        "clip": 2.0,
+        "precision": "fp32",
+        "checkpoint_every": "1m",
+        "keep": 9,
+    },
+    "evaluate": {"rows": 9, "every": 0.5},
+}
+BASE: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4}}
+ONLY_ONE_VALUE = {("data", "packing"), ("model", "family"), ("train", "optimizer")}
+GOLDEN = "e4929550e5d923c4"
+PLACES = {("run", "name"), ("run", "folder"), ("data", "folder")}
+PAIRS = [(section, name) for section, fields in CHANGED.items() for name in fields]
+
+
+def changed(section: str, name: str) -> Recipe:
+    return build(BASE | {section: BASE.get(section, {}) | {name: CHANGED[section][name]}}, "changed")
+
+
+def test_the_table_of_changes_has_every_field() -> None:
+    fields = {
+        (section.name, inner.name)
+        for section in dataclasses.fields(Recipe)
+        for inner in dataclasses.fields(getattr(Recipe(), section.name))
+    }
+    assert fields == {*PAIRS, ("train", "tokens")} | ONLY_ONE_VALUE
+
+
+@pytest.mark.parametrize(("section", "name"), PAIRS)
+def test_the_fingerprint_depends_on_everything_but_the_places(section: str, name: str) -> None:
+    base = build(BASE, "base")
+    assert (changed(section, name).fingerprint == base.fingerprint) is ((section, name) in PLACES)
+
+
+def test_each_change_has_a_fingerprint_of_its_own() -> None:
+    kept = [pair for pair in PAIRS if pair not in PLACES]
+    assert len({changed(*pair).fingerprint for pair in kept}) == len(kept)
+
+
+def test_a_batch_in_rows_and_in_tokens_are_two_recipes() -> None:
+    rows, tokens = build(BASE, "rows"), build(BASE | {"train": {"tokens": 1024}}, "tokens")
+    assert rows.batch == tokens.batch
+    assert rows.fingerprint != tokens.fingerprint
+    assert rows.workload == tokens.workload
+
+
+def test_the_same_quantity_in_another_unit_is_the_same_recipe() -> None:
+    first, second = (build(BASE | {"budget": {"time": time}}, "") for time in ("2h", "7200s"))
+    assert first.fingerprint == second.fingerprint
+
+
+def test_the_fingerprint_is_what_it_always_was() -> None:
+    """Run folders, plans and stores of older sessions are known by it."""
+    assert build(BASE, "base").fingerprint == GOLDEN
+
+
+@pytest.mark.parametrize(("section", "name"), PAIRS)
+def test_the_workload_depends_on_what_a_step_costs_and_on_nothing_else(section: str, name: str) -> None:
+    costs = {("data", "tokenizer"), ("data", "length"), ("train", "batch"), ("train", "per_device")}
+    costs |= {("train", "precision"), *(("model", field) for field in CHANGED["model"])}
+    assert (changed(section, name).workload != build(BASE, "").workload) is ((section, name) in costs)
+
+
+@pytest.mark.parametrize(("section", "name"), PAIRS)
+def test_a_difference_is_one_line_with_both_values_and_places_do_not_count(section: str, name: str) -> None:
+    old, new = build(BASE, "old"), changed(section, name)
+    lines = differences(old, new)
+    if (section, name) in PLACES:
+        assert lines == []
+    else:
+        was, now = (getattr(getattr(recipe, section), name) for recipe in (old, new))
+        assert lines == [f"{section}.{name} was {was}, is now {now}"]
+
+
+def test_a_recipe_does_not_differ_from_itself() -> None:
+    assert differences(build(BASE, ""), build(BASE, "")) == []

@@ -1,0 +1,47 @@
+"""From losses to a record: each figure by its definition."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoestring.core.facts import Evaluation
+from shoestring.evaluate.score import evaluation
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda length: st.lists(st.lists(st.floats(0, 20), min_size=length, max_size=length), min_size=1, max_size=6)
+    ),
+    st.floats(0.1, 10),
+)
+def test_figures_follow_from_the_losses(losses: list[list[float]], bytes_per_token: float) -> None:
+    found = evaluation(np.array(losses), 7, bytes_per_token, {"uniform": 3.0})
+    flat = [loss for row in losses for loss in row]
+    mean = math.fsum(flat) / len(flat)
+    assert (found.step, found.rows, found.tokens) == (7, len(losses), len(flat))
+    assert found.loss == pytest.approx(mean)
+    assert found.perplexity == pytest.approx(math.e**mean)
+    total_bytes = bytes_per_token * len(flat)
+    assert found.bits_per_byte == pytest.approx(sum(math.log2(math.e) * loss for loss in flat) / total_bytes)
+    assert found.loss_by_position == pytest.approx([math.fsum(column) / len(losses) for column in zip(*losses)])
+    assert found.strategies == {"uniform": 3.0}
+
+
+def test_a_uniform_guess_among_bytes_costs_eight_bits() -> None:
+    found = evaluation(np.full((2, 3), math.log(256)), 0, 1.0, {})
+    assert found.bits_per_byte == pytest.approx(8)
+    assert found.perplexity == pytest.approx(256)
+
+
+def test_bits_per_byte_are_unknown_without_bytes() -> None:
+    assert evaluation(np.ones((2, 3)), 0, None, {}).bits_per_byte is None
+
+
+def test_a_hopeless_loss_is_still_a_record() -> None:
+    found = evaluation(np.full((1, 2), 5000.0), 0, 1.0, {})
+    assert math.isfinite(found.perplexity)
+    assert Evaluation.from_dict(found.to_dict(), "here") == found

@@ -1,0 +1,156 @@
+"""The layers of the package: upper ones import lower ones, and packages side by side know nothing of each other."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoestring
+
+ROOT = Path(shoestring.__file__).parent
+LAYERS = [  # from the top
+    {"cli"},
+    {"stages", "launch"},
+    {"report", "probe", "train", "evaluate"},
+    {"data", "models", "hmm", "plan", "laws", "track"},
+    {"core"},
+]
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+DATA = "recipes"  # TOML files in a package; imports nothing
+ENTRY = "__main__"  # python -m shoestring: stands for the command line
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(source: str, module: str) -> Iterator[str]:
+    """Absolute names of all modules that a source imports, also inside functions; `module` is its own dotted name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            if base == "shoestring":  # each name may be a package
+                yield from (f"shoestring.{alias.name}" for alias in node.names)
+            else:
+                yield base
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            first = node.args[0] if node.args else None
+            yield first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else "?"
+
+
+def violations(source: str, module: str) -> list[str]:
+    """The imports of a module that its layer does not allow."""
+    own = package_of(module)
+    found = []
+    for name in imports(source, module):
+        top, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if name == "?":
+            found.append(f"{module} imports a name made at run time")
+        elif top != "shoestring" or other in ("", "__version__"):
+            if own == "core" and top != "shoestring" and top not in sys.stdlib_module_names:
+                found.append(f"{module} imports {name}: core has the standard library only")
+            if own == "plan" and top not in {"shoestring"} | sys.stdlib_module_names:
+                found.append(f"{module} imports {name}: planning is plain arithmetic")
+        elif own == DATA or own == "":
+            found.append(f"{module} imports {name}: it is to import nothing")
+        elif other == own:
+            continue
+        elif own == ENTRY and other == "cli":
+            continue
+        elif own not in LEVEL or other not in LEVEL:
+            found.append(f"{module} imports {name}: not in the table of layers")
+        elif LEVEL[other] <= LEVEL[own]:
+            found.append(f"{module} imports {name}: not a lower layer")
+    return found
+
+
+def package_of(module: str) -> str:
+    """ "core" of "shoestring.core.units", "" of the root itself."""
+    return module.partition(".")[2].partition(".")[0].removesuffix(".__init__") if module != ROOT_INIT else ""
+
+
+ROOT_INIT = "shoestring.__init__"
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_of(path) for path in FILES])
+def test_a_module_imports_lower_layers_only(path: Path) -> None:
+    assert violations(path.read_text(), module_of(path)) == []
+
+
+def test_every_package_has_its_layer() -> None:
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert packages - set(LEVEL) - {DATA} == set()
+    assert {path.stem for path in ROOT.glob("*.py")} <= {"__init__", ENTRY}
+
+
+def test_every_file_was_looked_at() -> None:
+    assert len(FILES) > 40
+    assert {module_of(path).split(".")[1] for path in FILES} >= {"core", "plan", "cli", "stages", DATA}
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("shoestring.core.x", "import shoestring.data.store"),
+        ("shoestring.core.x", "from shoestring.plan import make"),
+        ("shoestring.core.x", "from shoestring import track"),
+        ("shoestring.core.x", "import numpy as np"),
+        ("shoestring.core.x", "def f():\n    from torch import nn"),
+        ("shoestring.core.x", "from ..plan import make"),
+        ("shoestring.core.__init__", "from ..plan import make"),
+        ("shoestring.plan.x", "import numpy.linalg"),
+        ("shoestring.plan.x", "import torch"),
+        ("shoestring.plan.x", "from shoestring.data.store import Store"),
+        ("shoestring.data.x", "def f():\n    def g():\n        import shoestring.models"),
+        ("shoestring.data.deep.x", "from shoestring.models import build"),
+        ("shoestring.data.deep.x", "from ...models import build"),
+        ("shoestring.train.x", "from shoestring.evaluate.score import score"),
+        ("shoestring.train.x", "from shoestring.stages import session"),
+        ("shoestring.train.x", "if True:\n    import shoestring.cli"),
+        ("shoestring.train.x", "import importlib\nimportlib.import_module('shoestring.cli.main')"),
+        ("shoestring.train.x", "import importlib\nimportlib.import_module(name)"),
+        ("shoestring.stages.x", "from shoestring.launch import slurm"),
+        ("shoestring.stages.x", "from shoestring.cli.terminal import Terminal"),
+        ("shoestring.stages.x", "from shoestring.unheard import of"),
+        ("shoestring.unheard.x", "from shoestring.core import units"),
+        ("shoestring.recipes.x", "from shoestring.core import units"),
+        ("shoestring.__init__", "from shoestring.core import units"),
+        ("shoestring.__main__", "from shoestring.core import units"),
+    ],
+)
+def test_a_violation_is_caught(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("shoestring.core.x", "import json\nfrom shoestring.core.units import Seconds\nfrom . import units"),
+        ("shoestring.plan.x", "from shoestring.core import units\nfrom shoestring.plan.split import Split"),
+        ("shoestring.data.deep.x", "from .y import z\nfrom ..store import Store\nimport numpy"),
+        ("shoestring.train.x", "import torch\nfrom shoestring.track import LineFile"),
+        ("shoestring.cli.x", "from shoestring import __version__\nfrom shoestring.stages.train import run"),
+        ("shoestring.cli.x", "from shoestring.report.page import draw\nfrom shoestring.probe import machine"),
+        ("shoestring.__main__", "from shoestring.cli.main import main"),
+    ],
+)
+def test_what_is_allowed_is_not_taken_for_a_violation(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_planning_loads_neither_torch_nor_numpy() -> None:
+    code = """
+import sys
+import shoestring.plan.by_hand, shoestring.plan.make
+print(sorted({"torch", "numpy", "safetensors"} & {name.partition(".")[0] for name in sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,269 @@
+"""Checkpoints: whole or absent, exact, and never mistaken for what they are not."""
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoestring.core.errors import RunError, StorageError
+from shoestring.core.recipe import Model, Train
+from shoestring.models import build
+from shoestring.train import checkpoint
+from shoestring.train.checkpoint import Checkpoints, State, read
+from shoestring.train.course import Course
+from shoestring.train.learner import Learner
+
+VOCABULARY = 11
+STATE = State(recipe="r1", data="d1", course=Course(total=40, anchor_step=2, anchor_progress=0.125))
+
+
+def make(seed: int = 0, width: int = 16) -> Learner:
+    model = Model(width=width, layers=1, heads=1, hidden=width)
+    return Learner(build(model, VOCABULARY, seed), Train(batch=4), torch.device("cpu"))
+
+
+def step(learner: Learner, number: int) -> None:
+    rows = torch.randint(VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(number))
+    loss = learner.accumulate(rows, 4)
+    learner.update(loss.predictions, 1e-2 / (1 + number))
+
+
+def content(learner: Learner) -> dict[str, torch.Tensor]:
+    """Every weight and all of the optimizer's state."""
+    found = {}
+    for name, parameter in learner.model.named_parameters():
+        found[name] = parameter.detach().clone()
+        for key, value in learner.optimizer.state.get(parameter, {}).items():
+            found[f"{name} {key}"] = value.clone()
+    return found
+
+
+def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == two[name].dtype, name
+        assert torch.equal(tensor, two[name]), name
+
+
+def saved(folder: Path, steps: int) -> Checkpoints:
+    """A folder with a checkpoint after each of the first steps."""
+    checkpoints, learner = Checkpoints(folder, 10), make()
+    for number in range(1, steps + 1):
+        step(learner, number)
+        checkpoints.save(learner, replace(STATE, step=number))
+    return checkpoints
+
+
+def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
+    learner, other = make(0), make(1)
+    for number in range(3):
+        step(learner, number)
+        step(other, 100 + number)
+    state = replace(
+        STATE, step=3, window_nats=0.1 + 0.2, window_count=7, best_step=2, best_loss=1 / 3, shortened="slow"
+    )
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.save(learner, state)
+    assert checkpoints.restore(3, other, "r1", "d1") == state
+    assert_same(content(other), content(learner))
+    assert {key.split()[1] for key in content(other) if " " in key} == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    whole, checkpoints = make(), Checkpoints(tmp_path, 2)
+    for number in range(4):
+        step(whole, number)
+    checkpoints.save(whole, replace(STATE, step=4))
+    for number in range(4, 9):
+        step(whole, number)
+    resumed = make(7)
+    assert checkpoints.restore(4, resumed, "r1", "d1").step == 4
+    for number in range(4, 9):
+        step(resumed, number)
+    assert_same(content(resumed), content(whole))
+
+
+def test_random_numbers_go_on_as_well(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    torch.manual_seed(3)
+    torch.rand(5)
+    checkpoints.save(make(), STATE)
+    expected = torch.rand(10)
+    torch.manual_seed(4)
+    checkpoints.restore(0, make(), "r1", "d1")
+    assert torch.equal(torch.rand(10), expected)
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    learner = make()
+    step(learner, 0)
+    before, random = content(learner), torch.get_rng_state()
+    Checkpoints(tmp_path, 1).save(learner, STATE)
+    assert_same(content(learner), before)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_checkpoint_before_the_first_step_has_no_optimizer_state(tmp_path: Path) -> None:
+    fresh, used = make(0), make(1)
+    step(used, 0)
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(fresh, STATE)
+    checkpoints.restore(0, used, "r1", "d1")
+    step(fresh, 1)
+    step(used, 1)
+    assert_same(content(used), content(fresh))
+
+
+@pytest.mark.parametrize(("untied", "names"), [(False, 8), (True, 9)])
+def test_tied_weights_are_stored_once(tmp_path: Path, untied: bool, names: int) -> None:
+    model = build(Model(width=4, layers=1, heads=1, hidden=4, tied=not untied), VOCABULARY, 0)
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(Learner(model, Train(batch=4), torch.device("cpu")), STATE)
+    tensors, _ = read(checkpoints.path(0))
+    assert len([name for name in tensors if name.startswith("model/")]) == names
+
+
+def same_content(path: Path, tensors: dict[str, torch.Tensor], state: State) -> bool:
+    """Whether a file still reads as it was written; False where it is refused."""
+    try:
+        found, read_state = read(path)
+    except StorageError:
+        return False
+    assert read_state == state
+    assert_same(found, tensors)
+    return True
+
+
+def test_no_flipped_byte_is_restored(tmp_path: Path) -> None:
+    """The header in full, with a flip that turns F32 into I32 among them, and a part of the tensors."""
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(make(width=2), replace(STATE, step=1, best_step=1, best_loss=2.5, shortened="slow"))
+    path = checkpoints.path(1)
+    tensors, state = read(path)
+    original = path.read_bytes()
+    header = 8 + int.from_bytes(original[:8], "little")
+    places = [(at, mask) for at in range(header) for mask in (0x01, 0x0F)]
+    places += [(at, 0x10) for at in range(header, len(original), 31)]
+    wrong = []
+    for at, mask in places:
+        path.write_bytes(original[:at] + bytes([original[at] ^ mask]) + original[at + 1 :])
+        try:
+            same_content(path, tensors, state)
+        except AssertionError:
+            wrong.append(original[max(0, at - 25) : at + 10])
+    assert wrong == [], f"{len(wrong)} flips were read as something else"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 0.9, 0.9999])
+def test_a_truncated_checkpoint_is_left_out_for_the_one_before(tmp_path: Path, share: float) -> None:
+    checkpoints = saved(tmp_path, 3)
+    newest = checkpoints.path(3)
+    newest.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
+    found, lines = checkpoints.latest()
+    assert found == 2
+    assert len(lines) == 1
+    assert f"{newest}: damaged" in lines[0]
+    assert "\n" not in lines[0]
+    learner = make(5)
+    assert checkpoints.restore(2, learner, "r1", "d1").step == 2
+    with pytest.raises(StorageError, match="damaged"):
+        checkpoints.restore(3, learner, "r1", "d1")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.1, 0.5, 0.8, 1.0])
+def test_a_flipped_byte_makes_the_one_before_the_latest(tmp_path: Path, share: float) -> None:
+    checkpoints = saved(tmp_path, 3)
+    content = bytearray(checkpoints.path(3).read_bytes())
+    content[int(share * (len(content) - 1))] ^= 0x55
+    checkpoints.path(3).write_bytes(content)
+    found, lines = checkpoints.latest()
+    assert found == 2
+    assert [str(checkpoints.path(3)) in line for line in lines] == [True]
+
+
+def test_every_damaged_checkpoint_has_its_line(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 3)
+    for number in (1, 2, 3):
+        checkpoints.path(number).write_bytes(b"not a checkpoint")
+    found, lines = checkpoints.latest()
+    assert found is None
+    assert [str(checkpoints.path(n)) in line for n, line in zip((3, 2, 1), lines, strict=True)] == [True] * 3
+
+
+def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", 1).latest() == (None, [])
+    (tmp_path / "step-best.safetensors").write_text("not one of ours")
+    (tmp_path / "notes.txt").write_text("neither")
+    assert Checkpoints(tmp_path, 1).latest() == (None, [])
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_last_few_and_the_best_are_kept(tmp_path: Path, keep: int) -> None:
+    checkpoints, learner = Checkpoints(tmp_path, keep), make()
+    for number in range(1, 9):
+        checkpoints.save(learner, replace(STATE, step=number, best_step=min(number, 3), best_loss=1.0))
+        last = set(range(max(1, number - keep + 1), number + 1))
+        assert set(checkpoints.steps()) == last | {min(number, 3)}
+    assert checkpoints.steps() == sorted(checkpoints.steps(), reverse=True)
+    size = checkpoints.path(8).stat().st_size
+    assert checkpoints.peak_bytes == pytest.approx((keep + 2) * size, rel=0.01), "the new one beside the old ones"
+
+
+def test_a_checkpoint_of_another_recipe_or_other_data_is_refused(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1)
+    learner = make(5)
+    before = content(learner)
+    with pytest.raises(RunError, match=r"belongs to another recipe \(r1, not r2\)"):
+        checkpoints.restore(1, learner, "r2", "d1")
+    with pytest.raises(RunError, match=r"was trained on another token store \(d1, not d2\)"):
+        checkpoints.restore(1, learner, "r1", "d2")
+    assert_same(content(learner), before)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step-000000007.safetensors.tmp").write_bytes(b"half a checkpoint")
+    checkpoints = saved(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.path(1).name]
+
+
+def test_a_half_written_file_is_never_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2)
+    content = checkpoints.path(2).read_bytes()
+    (tmp_path / ".step-000000003.safetensors.tmp").write_bytes(content)
+    assert checkpoints.steps() == [2, 1]
+
+
+def test_a_full_disk_is_said_and_the_older_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = saved(tmp_path, 1)
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(StorageError, match=rf"cannot write the checkpoint {checkpoints.path(2)}: the disk is full"):
+        checkpoints.save(make(), replace(STATE, step=2))
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.path(1).name]
+    assert checkpoints.latest() == (1, [])
+
+
+def test_a_full_disk_as_the_library_reports_it_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        raise checkpoint.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(StorageError, match=r"cannot write the checkpoint .*: the disk is full"):
+        Checkpoints(tmp_path, 1).save(make(), STATE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="a file of that name is in the way"):
+        Checkpoints(tmp_path / "file", 1).save(make(), STATE)

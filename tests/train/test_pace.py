@@ -1,0 +1,141 @@
+"""Keeping the deadline, on a clock that the test turns."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoestring.core.clock import Clock
+from shoestring.train.pace import Pace
+
+checked = settings(max_examples=100, deadline=None)
+
+
+class Turned(Clock):
+    """A clock that stands still until it is turned."""
+
+    def __init__(self, now: float = 0.0):
+        self.now = now
+
+    def elapsed(self) -> float:
+        return self.now
+
+
+@dataclass
+class Drive:
+    steps: int = 0
+    end: float = 0.0
+    totals: list[int] = field(default_factory=list)
+
+
+def drive(total: int, deadline: float, seconds: Callable[[int], float], planned: float = 0.0) -> Drive:
+    """Take steps until the course, which the pace may shorten, is through; evaluations take what was planned."""
+    clock = Turned()
+    pace = Pace(clock, deadline, planned)
+    done = Drive(totals=[total])
+    while done.steps < total:
+        clock.now += seconds(done.steps)
+        pace.took_step(seconds(done.steps))
+        clock.now += planned
+        pace.took_overhead(planned)
+        done.steps += 1
+        left = total - done.steps
+        fits = pace.must_shorten_to(left)
+        if fits is not None:
+            assert 0 <= fits < left
+            total = done.steps + fits
+            done.totals.append(total)
+    done.end = clock.now
+    return done
+
+
+@checked
+@given(st.integers(1, 500), st.floats(0.001, 30), st.floats(0, 5), st.floats(1.001, 3))
+def test_a_steady_pace_that_fits_is_left_alone(total: int, seconds: float, overhead: float, room: float) -> None:
+    done = drive(total, total * (seconds + overhead) * room, lambda _: seconds, overhead)
+    assert done.totals == [total]
+    assert done.steps == total
+
+
+@checked
+@given(st.integers(2, 500), st.floats(0.01, 10), st.floats(1.05, 20), st.floats(0, 1))
+def test_a_slower_machine_gets_a_total_that_fits(total: int, planned: float, slower: float, overhead: float) -> None:
+    seconds = planned * slower
+    deadline = max(total * planned, seconds + overhead)
+    done = drive(total, deadline, lambda _: seconds, overhead)
+    assert done.end <= deadline * (1 + 1e-9), "in time"
+    assert done.end >= 0.97 * min(deadline, total * (seconds + overhead)) - 2 * (seconds + overhead), "and no earlier"
+    assert done.totals == sorted(done.totals, reverse=True)
+
+
+@checked
+@given(st.integers(1, 200), st.floats(0.5, 200), st.lists(st.floats(0.01, 5), min_size=1, max_size=20))
+def test_no_machine_runs_more_than_a_step_past_the_deadline(total: int, deadline: float, seconds: list[float]) -> None:
+    done = drive(total, deadline, lambda step: seconds[step % len(seconds)])
+    assert done.steps >= 1
+    assert done.end <= deadline + max(seconds) * (1 + 1e-9)
+
+
+def test_a_machine_that_becomes_slower_half_way_still_ends_in_time() -> None:
+    done = drive(200, 220.0, lambda step: 1.0 if step < 100 else 3.0)
+    assert done.end <= 220
+    assert done.end > 210
+    assert 130 <= done.steps <= 145
+    assert 1 < len(done.totals) < 30
+
+
+def test_a_machine_that_becomes_faster_keeps_what_was_left() -> None:
+    done = drive(100, 60.0, lambda step: 1.0 if step < 20 else 0.1)
+    assert done.steps == done.totals[-1] <= 100
+    assert done.end < 60
+
+
+def test_a_slow_start_is_waited_out() -> None:
+    done = drive(1000, 120.0, lambda step: 1.0 if step == 0 else 0.1)
+    assert done.totals == [1000], "the first step compiles, warms up and says nothing about the others"
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    pace = Pace(Turned(100.0), 1.0, 0.0)
+    assert pace.seconds_per_step is None
+    assert pace.seconds_left(10) is None
+    assert pace.must_shorten_to(10) is None
+    assert pace.time_left() == -99.0
+
+
+@pytest.mark.parametrize("now", [10.0, 10.5, 99.0])
+def test_no_step_is_left_when_the_time_is_up(now: float) -> None:
+    clock = Turned()
+    pace = Pace(clock, 10.0, 0.0)
+    pace.took_step(1.0)
+    clock.now = now
+    assert pace.must_shorten_to(5) == 0
+    assert pace.must_shorten_to(1) == 0
+    assert pace.must_shorten_to(0) is None, "a run that is through needs no shortening"
+
+
+def test_without_a_deadline_nothing_is_ever_shortened() -> None:
+    assert drive(300, math.inf, lambda step: 1.0 + step).totals == [300]
+
+
+def test_evaluations_and_checkpoints_count() -> None:
+    pace = Pace(Turned(), 1000.0, 0.5)
+    for _ in range(10):
+        pace.took_step(2.0)
+    assert pace.seconds_left(10) == pytest.approx(25), "as planned, as long as they take no more"
+    pace.took_overhead(10.0)
+    assert pace.seconds_left(10) == pytest.approx(30), "as seen, when they take more"
+    assert pace.step_seconds == pytest.approx(20)
+
+
+def test_the_pace_is_that_of_the_later_half() -> None:
+    pace = Pace(Turned(), 1000.0, 0.0)
+    for _ in range(10):
+        pace.took_step(1.0)
+    assert pace.seconds_per_step == pytest.approx(1)
+    for _ in range(20):
+        pace.took_step(3.0)
+    assert pace.seconds_per_step == pytest.approx(3)
