@@ -1,6 +1,6 @@
 """The demo, from the start of the process to its end: seconds, plan against actual, losses, and its real output.
 
-    python bench/demo.py [--out FOLDER]
+python bench/demo.py [--out FOLDER]
 """
 
 from __future__ import annotations

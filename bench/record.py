@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def commit() -> str:
     """The commit measured, marked where the tree has changes; BENCH_COMMIT where there is no repository."""
     try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         paths = ["git", "status", "--porcelain", "--", "src", "bench", "pyproject.toml"]
         changed = subprocess.run(paths, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         return head.stdout.strip() + ("+changes" if changed else "")

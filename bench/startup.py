@@ -1,6 +1,6 @@
 """How long the command line takes to answer: the median of many starts, and of a bare interpreter beside it.
 
-    python bench/startup.py
+python bench/startup.py
 """
 
 from __future__ import annotations

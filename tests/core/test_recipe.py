@@ -16,7 +16,7 @@ from shoestring.core.recipe import Budget, Data, Evaluate, Model, Recipe, Run, T
 from shoestring.core.schema import hints
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
-LEAST = '[budget]\nsteps = 10\n[train]\nbatch = 4\n'
+LEAST = "[budget]\nsteps = 10\n[train]\nbatch = 4\n"
 
 Write = Callable[..., Path]
 
@@ -203,7 +203,7 @@ def test_a_setting_can_make_a_recipe_whole(write: Write) -> None:
     assert load(write(""), ["budget.steps=1", "train.batch=2"]).batch == 2
 
 
-@pytest.mark.parametrize("text", ["", "=", "train.lr", "lr=1", "train.=1", ".lr=1", "train=1", "="])
+@pytest.mark.parametrize("text", ["", "=", "train.lr", "lr=1", "train.=1", ".lr=1", "train=1"])
 def test_a_setting_of_another_form_is_shown_the_right_one(write: Write, text: str) -> None:
     assert problems(write(LEAST), text) == (
         f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3",
@@ -234,9 +234,7 @@ def test_a_number_with_thousands_of_digits_is_a_problem_and_no_crash(write: Writ
 def test_a_recipe_extends_another_beside_it_and_overrides_single_fields(write: Write) -> None:
     write("[budget]\nsteps = 1\n[train]\nbatch = 4\nlr = 1.0\n[model]\nwidth = 64", "base/base.toml")
     recipe = load(write('extends = "../base/base.toml"\n[train]\nlr = 2.0', "deep/recipe.toml"))
-    assert recipe == Recipe(
-        budget=Budget(steps=Count(1)), train=Train(batch=4, lr=2.0), model=Model(width=64)
-    )
+    assert recipe == Recipe(budget=Budget(steps=Count(1)), train=Train(batch=4, lr=2.0), model=Model(width=64))
 
 
 def test_extends_is_relative_to_the_file_and_not_to_the_process(
@@ -309,7 +307,7 @@ def test_what_is_not_utf8_is_refused_with_the_place(write: Write) -> None:
 
 
 def test_a_missing_recipe_is_an_error_of_storage(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="nowhere.toml: no such file"):
+    with pytest.raises(StorageError, match=r"nowhere\.toml: no such file"):
         load(tmp_path / "nowhere.toml")
 
 
@@ -402,9 +400,9 @@ def test_a_field_that_may_be_none_is_none_by_default() -> None:
             assert not may_be_none or getattr(defaults, name) is None, f"{section.name}.{name}"
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(recipe=recipes())
-@example(recipe=least(name='"quoted" \'and\' back\\slash \\n'))
+@example(recipe=least(name="\"quoted\" 'and' back\\slash \\n"))
 @example(recipe=least(name="\x00\x01\t\n\r\x1b\x1f\x7f\x80\x9f\ufeff\u2028"))
 @example(recipe=least(name="naïve 名前 🚀 \U0010ffff"))
 @example(recipe=least(folder='"""'))

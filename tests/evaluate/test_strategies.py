@@ -14,7 +14,7 @@ from shoestring.evaluate.strategies import count, strategy_losses
 PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SMALL, LARGE = 7, 3000
 
-checked = settings(max_examples=60, deadline=None)
+checked = settings(max_examples=30, deadline=None)
 streams_of_ids = st.lists(st.lists(st.integers(0, SMALL - 1), min_size=1, max_size=30), min_size=1, max_size=4)
 
 

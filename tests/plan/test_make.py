@@ -96,7 +96,7 @@ def test_a_budget_of_epochs_is_that_many_passes_over_the_training_rows(epochs: f
     made = make({"epochs": epochs}, with_documents(1000))
     assert (made.steps, made.binding, made.entries) == (steps, "epochs", 1000)
     assert made.epochs == pytest.approx(steps * 8 / 450)
-    assert made.epochs == pytest.approx(epochs, abs=0.5 * 8 / 450)
+    assert made.epochs == pytest.approx(epochs, abs=0.5001 * 8 / 450)
 
 
 def test_epochs_of_documents_given_in_the_recipe() -> None:
@@ -129,6 +129,17 @@ def test_a_budget_of_time_worked_out_by_hand() -> None:
             "checkpoints": 84.6 / 5 * 0.2 + 1.0,
         }
     )
+
+
+def test_documents_that_are_read_whole_do_not_break_the_time_budget() -> None:
+    """Steps far shorter than a document is long, so that rounding documents up costs more than a step."""
+    density = replace(DENSITY, tokens=10_000_000, seconds=100.0)
+    point = Point(batch=1, seconds=0.02, slowest_seconds=0.02, peak_bytes=None)
+    profile = replace(PROFILE, points=(point,), update_seconds=0.0, checkpoint_seconds=0.0, density=density)
+    for time in range(50, 150):
+        made = make({"time": f"{time}s"}, profile, train={"batch": 1})
+        assert made.seconds is not None
+        assert made.seconds <= time * (1 - RESERVE_SHARE) - RESERVE_SECONDS + 1e-9, time
 
 
 def test_what_was_spent_before_is_gone() -> None:
@@ -228,6 +239,18 @@ def test_the_disk_holds_what_was_planned_and_hardly_more_would_fit(total: int | 
 def test_a_disk_with_room_changes_nothing() -> None:
     small, large = make({"steps": 100}), make({"steps": 100, "disk": "1TB"})
     assert small == replace(large, recipe=small.recipe)
+
+
+def test_what_is_free_on_the_disk_limits_like_a_budget_and_the_tighter_binds() -> None:
+    def entries(disk: int | None, free: int | None) -> int | None:
+        budget = {"steps": 10_000} | ({} if disk is None else {"disk": f"{disk}B"})
+        return make_plan(recipe(budget), PROFILE, store_bytes, free_disk=free).entries
+
+    assert entries(5_000_000, None) == entries(None, 5_000_000) == entries(5_000_000, 10**12)
+    assert entries(5_000_000, 4_500_000) == entries(4_500_000, 5_000_000) == entries(None, 4_500_000)
+    assert entries(None, 10**12) == entries(None, None)
+    with pytest.raises(PlanError, match="free on the disk"):
+        entries(None, 4_000_000)
 
 
 # --- the rest of the plan
@@ -348,7 +371,7 @@ def documents_for(case: Case, steps: int) -> int:
     if density.total_documents is not None:
         return density.total_documents
     per_document = density.tokens / density.documents
-    heldout = math.ceil(max(case.recipe.evaluate.rows, 0) * data.length / (per_document * data.heldout))
+    heldout = math.ceil(case.recipe.evaluate.rows * data.length / (per_document * data.heldout))
     one_step = math.ceil(case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     least = max(heldout, one_step) + 1
     needed = math.ceil(steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
@@ -378,33 +401,41 @@ def fastest_step(case: Case) -> float:
     return min(rows / p.batch * p.seconds for p in case.profile.points if rows % p.batch == 0)
 
 
+def plan_or_refusal(case: Case, recipe: Recipe) -> Plan | str:
+    try:
+        return make_plan(recipe, case.profile, store_bytes, case.spent)
+    except PlanError as error:
+        return str(error)
+
+
 def room(case: Case) -> float:
     assert case.recipe.budget.time is not None
     return float(case.recipe.budget.time) * (1 - RESERVE_SHARE) - RESERVE_SECONDS
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(cases())
 def test_a_time_budget_is_kept_and_used_to_the_last_step(case: Case) -> None:
-    try:
-        made = make_plan(case.recipe, case.profile, store_bytes, case.spent)
-    except PlanError as error:
-        assert "budget.time" in str(error)
+    made = plan_or_refusal(case, case.recipe)
+    if isinstance(made, str):
+        assert "budget.time" in made
         least = fastest_step(case) + case.profile.update_seconds
-        assert seconds_for(case, 1, least * 1.0201) > room(case) - case.document_seconds
+        assert seconds_for(case, 1, least * 1.0201) > room(case) - 2 * case.document_seconds
         return
     assert made.steps and made.seconds and made.step_seconds
     slack = 1e-9 * room(case)
     assert made.binding == "time"
     assert sum(made.parts.values()) == pytest.approx(made.seconds)
-    assert made.seconds == pytest.approx(seconds_for(case, made.steps, made.step_seconds), rel=1e-6)
+    assert made.seconds == pytest.approx(
+        seconds_for(case, made.steps, made.step_seconds), rel=1e-9, abs=1.01 * case.document_seconds
+    )
     assert made.seconds <= room(case) + slack, "the time with its reserve is kept"
     one_more = seconds_for(case, made.steps + 1, made.step_seconds)
-    # what a document takes may be kept free, since documents are read whole
-    assert one_more > room(case) - case.document_seconds - slack, "one more step would not have fitted"
+    # documents are read whole: one may be kept free, and one may be cut off the tenth of the time
+    assert one_more > room(case) - 2 * case.document_seconds - slack, "one more step would not have fitted"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(cases(), st.data())
 def test_the_numbers_of_any_plan_agree_with_each_other(case: Case, data: st.DataObject) -> None:
     per_step = case.recipe.batch * case.recipe.data.length
@@ -420,9 +451,8 @@ def test_the_numbers_of_any_plan_agree_with_each_other(case: Case, data: st.Data
         )
     )
     changed = replace(case.recipe, budget=recipes.Budget(**budget))
-    try:
-        made = make_plan(changed, case.profile, store_bytes, case.spent)
-    except PlanError:
+    made = plan_or_refusal(case, changed)
+    if isinstance(made, str):
         assert "time" in budget
         return
     assert made.steps and made.per_device and made.accumulate and made.devices and made.entries and made.flops
@@ -431,16 +461,14 @@ def test_the_numbers_of_any_plan_agree_with_each_other(case: Case, data: st.Data
     assert made.tokens == made.samples * changed.data.length
     assert made.flops == pytest.approx(made.tokens * case.profile.cost.forward_flops_per_token * 3)
     assert sum(made.parts.values()) == pytest.approx(made.seconds)
-    assert made.gigabytes == pytest.approx(
-        made.entries * case.density.text_bytes / case.density.documents / 1e9
-    )
+    assert made.gigabytes == pytest.approx(made.entries * case.density.text_bytes / case.density.documents / 1e9)
     if "tokens" in budget or "steps" in budget:
         assert made.steps == wanted
     if "flops" in budget:
         assert wanted <= made.steps <= wanted * 13 / 12
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(cases(), st.integers(1, 1000), st.integers(1, 10**7))
 def test_a_disk_budget_is_never_exceeded_and_refused_only_when_the_least_does_not_fit(
     case: Case, steps: int, disk: int
@@ -450,10 +478,9 @@ def test_a_disk_budget_is_never_exceeded_and_refused_only_when_the_least_does_no
     changed = replace(case.recipe, budget=budget)
     free = make_plan(replace(changed, budget=replace(budget, disk=None)), case.profile, store_bytes)
     assert free.disk_bytes is not None and free.entries is not None
-    try:
-        made = make_plan(changed, case.profile, store_bytes)
-    except PlanError as error:
-        assert "budget.disk" in str(error)
+    made = plan_or_refusal(case, changed)
+    if isinstance(made, str):
+        assert "budget.disk" in made
         assert free.disk_bytes > disk, "what would have fitted is not refused"
         return
     assert made.disk_bytes is not None and made.entries is not None

@@ -62,10 +62,10 @@ def test_the_given_batch_is_taken_even_if_it_is_slow() -> None:
     assert "asked for" in split.reason
 
 
-@pytest.mark.parametrize(("batch", "given"), [(8, 4), (7, None), (8, 3)])
+@pytest.mark.parametrize(("batch", "given"), [(7, None), (8, 4), (8, 3)])
 def test_no_measured_batch_that_divides_is_an_error_with_those_measured(batch: int, given: int | None) -> None:
     with pytest.raises(PlanError, match=r"\(2, 3\)"):
-        choose_split(profile(point(2, 1.0), point(3, 1.0)), 8 if given else batch, given if given != 3 else 3, None)
+        choose_split(profile(point(2, 1.0), point(3, 1.0)), batch, given, None)
 
 
 def test_devices_share_the_batch_evenly() -> None:
@@ -105,7 +105,7 @@ batches = st.integers(1, 240)
 measured = st.dictionaries(st.integers(1, 24), st.tuples(st.floats(1e-4, 1e3), st.none() | st.integers(1, 1000)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(
     batch=batches,
     points=measured,

@@ -24,7 +24,6 @@ def write(path: Path, lines: list[dict[str, Any]]) -> bytes:
     file = LineFile(path)
     for line in lines:
         file.add(**line)
-    file.close()
     return path.read_bytes()
 
 
@@ -47,12 +46,12 @@ def test_opening_makes_an_empty_file_and_opening_again_appends(tmp_path: Path) -
     assert read_lines(path) == LINES
 
 
-def test_a_line_is_there_for_others_before_the_file_is_closed(tmp_path: Path) -> None:
+def test_a_line_is_there_for_others_at_once(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "a.jsonl")
     file.add(step=1)
     assert read_lines(file.path) == [{"step": 1}]
     file.sync()
-    file.close()
+    assert read_lines(file.path) == [{"step": 1}]
 
 
 def test_a_tail_torn_at_any_byte_is_never_read_and_is_cut_on_opening(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_a_tail_torn_at_any_byte_is_never_read_and_is_cut_on_opening(tmp_path: P
     for size in range(len(kept), len(whole)):
         path.write_bytes(whole[:size])
         assert read_lines(path) == LINES[:-1], size
-        LineFile(path).close()
+        LineFile(path)
         assert path.read_bytes() == kept, size
         assert write(path, LINES[-1:]) == whole
 
@@ -74,7 +73,7 @@ def test_a_first_line_torn_at_any_byte_leaves_an_empty_file(tmp_path: Path) -> N
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         assert read_lines(path) == []
-        LineFile(path).close()
+        LineFile(path)
         assert path.read_bytes() == b""
 
 
@@ -121,20 +120,19 @@ def test_rewinding_drops_later_steps_and_torn_tails_and_keeps_the_rest(
     lines = LineFile.rewound(path, step)
     assert read_lines(path) == [row for row in rows if row["step"] <= step]
     lines.add(step=step + 1)
-    lines.close()
     assert read_lines(path)[-1] == {"step": step + 1}
 
 
 def test_rewinding_leaves_the_bytes_of_kept_lines_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"step":1,  "loss": 1.10}\n{"step": 2}\n{"step": 3}\n')
-    LineFile.rewound(path, 2).close()
+    LineFile.rewound(path, 2)
     assert path.read_bytes() == b'{"step":1,  "loss": 1.10}\n{"step": 2}\n'
 
 
 def test_rewinding_a_missing_file_makes_an_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.jsonl"
-    LineFile.rewound(path, 5).close()
+    LineFile.rewound(path, 5)
     assert path.read_bytes() == b""
 
 
@@ -145,7 +143,6 @@ def test_what_is_not_finite_is_refused_and_nothing_is_written(tmp_path: Path, va
     with pytest.raises(ValueError, match="not JSON compliant"):
         file.add(step=2, loss=value)
     file.add(step=3)
-    file.close()
     assert read_lines(file.path) == [{"step": 1}, {"step": 3}]
 
 
@@ -192,16 +189,13 @@ def test_a_failing_sync_is_an_error_of_storage(tmp_path: Path, monkeypatch: pyte
         patch.setattr(os, "fsync", full)
         with pytest.raises(StorageError, match="disk is full"):
             file.sync()
-    file.close()
 
 
-def test_a_full_disk_is_said_when_a_line_is_added_and_closing_does_not_hide_it(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_when_a_line_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = LineFile(tmp_path / "a.jsonl")
-    os.dup2(full := os.open("/dev/full", os.O_WRONLY), file._file.fileno())
-    os.close(full)
-    with pytest.raises(StorageError, match="disk is full"):
-        file.add(step=1)
-    try:
-        file.close()
-    except StorageError as error:
-        assert "disk is full" in str(error)
+    with monkeypatch.context() as patch:
+        patch.setattr("shoestring.track.lines.open", lambda _, mode: open("/dev/full", mode), raising=False)
+        with pytest.raises(StorageError, match=r"a\.jsonl: the disk is full"):
+            file.add(step=1)
+    file.add(step=2)
+    assert read_lines(file.path) == [{"step": 2}]

@@ -16,7 +16,11 @@ def demo(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """The whole way on the built-in stories, in two minutes: measure, plan, prepare, train, evaluate, report."""
+    """The whole way on the built-in stories, in two minutes.
+
+    Measures the machine, plans, prepares, trains, evaluates and writes a page. A demo that was cut goes on; one that is
+    finished is shown again.
+    """
     import shutil
     from importlib import resources
 

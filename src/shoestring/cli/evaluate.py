@@ -15,7 +15,10 @@ def evaluate(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Score a finished or running run on its held-out rows, beside the strategies that only count."""
+    """Score a run on its held-out rows.
+
+    The run may be finished or still going; the strategies that only count are scored beside it.
+    """
     from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core.run_folder import RunFolder
     from shoestring.stages.evaluate import evaluate_run

@@ -16,7 +16,10 @@ def measure(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure this machine with this recipe's model on random tokens, and the density of its corpus."""
+    """Measure this machine with a recipe's model.
+
+    Bytes and seconds by batch on random tokens, in a child process, and how dense the corpus is.
+    """
     from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core import recipe as recipes
     from shoestring.core.run_folder import RunFolder

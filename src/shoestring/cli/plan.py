@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,40 +12,32 @@ from shoestring.core.errors import PlanError
 from shoestring.core.units import Count, Seconds
 
 
-def _quantity(kind: type[Count] | type[Seconds]):  # type: ignore[no-untyped-def]
+def _quantity(kind: type[Count] | type[Seconds], name: str, meaning: str) -> Any:
+    """An option that is written with its unit, such as 5d or 200M."""
+
     def parse(text: str) -> float:
         try:
             return kind.parse(text)
         except ValueError as cause:
             raise typer.BadParameter(str(cause)) from cause
 
-    return parse
-
-
-_By = "By hand, without a recipe"
-Number = Annotated[float | None, typer.Option(parser=_quantity(Count), metavar="COUNT", rich_help_panel=_By)]
-Whole = Annotated[int | None, typer.Option(rich_help_panel=_By)]
+    return typer.Option(name, parser=parse, metavar="TIME" if kind is Seconds else "COUNT", help=f"By hand: {meaning}.")
 
 
 def plan(
-    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="The recipe, a TOML file.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")] = None,
     overrides: Overrides = None,
     profile: Annotated[Path | None, typer.Option(help="A profile.json measured elsewhere.")] = None,
-    time: Annotated[
-        float | None,
-        typer.Option("--time", parser=_quantity(Seconds), metavar="TIME", rich_help_panel=_By, help="As 5d, 36h, 90s."),
-    ] = None,
-    tokens: Number = None,
-    tokens_per_second: Number = None,
-    tokens_per_gb: Number = None,
-    entries_per_gb: Number = None,
-    per_device: Whole = None,
-    accumulate: Whole = None,
-    devices: Whole = None,
-    steps: Number = None,
-    margin: Annotated[
-        float | None, typer.Option(rich_help_panel=_By, help="Get this many times the data needed.")
-    ] = None,
+    time: Annotated[float | None, _quantity(Seconds, "--time", "wall clock, as 5d, 36h or 90s")] = None,
+    tokens: Annotated[float | None, _quantity(Count, "--tokens", "tokens to train on")] = None,
+    tokens_per_second: Annotated[float | None, _quantity(Count, "--tokens-per-second", "speed of training")] = None,
+    tokens_per_gb: Annotated[float | None, _quantity(Count, "--tokens-per-gb", "tokens in 10^9 bytes of text")] = None,
+    entries_per_gb: Annotated[float | None, _quantity(Count, "--entries-per-gb", "documents in 10^9 bytes")] = None,
+    per_device: Annotated[int | None, typer.Option(help="By hand: rows at a time on a device.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="By hand: passes before an update.")] = None,
+    devices: Annotated[int | None, typer.Option(help="By hand: devices that share a batch.")] = None,
+    steps: Annotated[float | None, _quantity(Count, "--steps", "optimizer steps")] = None,
+    margin: Annotated[float | None, typer.Option(help="By hand: get this many times the data needed.")] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:

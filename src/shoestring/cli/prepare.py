@@ -6,7 +6,10 @@ from shoestring.cli.options import AsJson, Overrides, RecipeFile, Verbose
 
 
 def prepare(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = False, verbose: Verbose = False) -> None:
-    """Turn the recipe's corpus into a token store: as much as its plan says, or all of it."""
+    """Turn a recipe's corpus into a token store.
+
+    As much as its plan says, or all of it where there is no plan.
+    """
     from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core import recipe as recipes
     from shoestring.core.run_folder import RunFolder

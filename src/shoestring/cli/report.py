@@ -6,7 +6,10 @@ from shoestring.cli.options import AsJson, RunPath, Verbose
 
 
 def report(run: RunPath, as_json: AsJson = False, verbose: Verbose = False) -> None:
-    """Write the page of a run, finished or still going, from its records."""
+    """Write the page of a run from its records.
+
+    The run may be finished or still going.
+    """
     from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core.facts import Outcome
     from shoestring.core.run_folder import RunFolder

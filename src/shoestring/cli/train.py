@@ -17,7 +17,10 @@ def train(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train to the budget: measures, plans and prepares what is missing, goes on where it was interrupted."""
+    """Train to the budget, or go on where it was cut.
+
+    Measures, plans and prepares what is missing; evaluates and writes the page at the end.
+    """
     from shoestring.cli.running import run_in_terminal
     from shoestring.core import recipe as recipes
 

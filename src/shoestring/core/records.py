@@ -44,7 +44,7 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Self:
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as cause:
             raise storage_error("read", path, cause) from cause
         except ValueError as cause:

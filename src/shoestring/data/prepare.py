@@ -54,6 +54,8 @@ def prepare(data: Data, seed: int, documents: int | None, progress: Progress = l
         return Store(paths.folder, data.tokenizer)
     with locked(paths.lock, f"the store {paths.folder}"):
         if not paths.manifest.is_file():
+            for leftover in paths.folder.glob(".*.tmp"):  # of a process that was killed while writing
+                leftover.unlink(missing_ok=True)
             _check_room(paths.folder, source, data, documents)
             _write(paths, source, data, seed, documents, progress)
     return Store(paths.folder, data.tokenizer)
@@ -62,9 +64,10 @@ def prepare(data: Data, seed: int, documents: int | None, progress: Progress = l
 def _check_room(folder: Path, source: Source, data: Data, documents: int | None) -> None:
     """Refuse at once when the disk cannot hold the store, rather than after an hour."""
     density = measure_density(source, data, 200)
-    total = documents or density.total_documents
-    if total is None:
+    limits = [count for count in (documents, density.total_documents) if count is not None]
+    if not limits:
         return
+    total = min(limits)
     needed = estimate_bytes(density.tokens_per_document * total, total, data)
     free = free_bytes(folder)
     if needed > free:
@@ -105,12 +108,22 @@ def _write(paths: StorePaths, source: Source, data: Data, seed: int, documents: 
 
 
 def _is_heldout(key: int, fraction: float) -> Callable[[int], bool]:
-    """Which documents are held out: a fixed choice by number, so that it never depends on how many are read.
+    """Which documents are held out: a choice by number alone, so that it never depends on how many are read.
 
-    A golden-ratio sequence spreads them evenly: any stretch of documents has the fraction asked for, within one.
+    The documents are cut into strata of 1 / fraction, and one of each is drawn. So the share is right within one
+    document for any number read, and no rhythm of the corpus (every second line in another language, say) is caught.
     """
-    offset = (key % 2**32) / 2**32
-    return lambda index: (offset + (index + 1) * 0.6180339887498949) % 1.0 < fraction
+    share = round(fraction * 2**53)
+
+    def first(stratum: int) -> int:
+        return -(-(stratum << 53) // share)
+
+    def held_out(index: int) -> bool:
+        stratum = index * share >> 53
+        begin, end = first(stratum), first(stratum + 1)
+        return index == begin + derive(key, "stratum", stratum) % (end - begin)
+
+    return held_out
 
 
 class _SplitWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,7 +62,7 @@ class TextFile:
                         yield text
         except UnicodeDecodeError as cause:
             raise DataError(f"{self.path}, line {number}: not UTF-8 text ({cause.reason})") from cause
-        except (gzip.BadGzipFile, EOFError) as cause:
+        except (gzip.BadGzipFile, EOFError, zlib.error) as cause:
             raise DataError(f"{self.path}, after line {number}: broken gzip file ({cause})") from cause
         except OSError as cause:
             raise storage_error("read", self.path, cause) from cause

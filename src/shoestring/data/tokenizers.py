@@ -126,10 +126,10 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that lies beside a store."""
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         words = words_in(values["spec"])
         return ByteTokenizer() if words is None else WordTokenizer(words, values["words"])
     except OSError as cause:
         raise storage_error("read", path, cause) from cause
-    except (ValueError, KeyError, TypeError) as cause:
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise DataError(f"{path}: not a tokenizer file") from cause

@@ -68,7 +68,7 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], strategies: Mapping[str, fl
                 "encoding": {"x": x, "y": y, "color": colour},
             },
             {
-                "data": {"values": _apart(labels)},
+                "data": {"values": _apart(labels, values)},
                 "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12},
                 "encoding": {"x": x, "y": y | {"field": "at"}, "text": {"field": "label"}, "color": colour},
             },
@@ -98,7 +98,7 @@ def position_curve(loss_by_position: Sequence[float], strategies: Mapping[str, f
             },
             _line(values, "held out", 1.5, x, y, colour),
             {
-                "data": {"values": _apart(rules)},
+                "data": {"values": _apart(rules, values)},
                 "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12},
                 "encoding": {"x": x, "y": y | {"field": "at"}, "text": {"field": "label"}, "color": colour},
             },
@@ -114,10 +114,11 @@ def _line(values: Sequence[Mapping[str, Any]], what: str, width: float, x: Any, 
     }
 
 
-def _apart(labels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _apart(labels: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Labels with a height `at` of their own, pushed apart where their values lie close together."""
     placed: list[dict[str, Any]] = []
-    span = max((v["loss"] for v in labels), default=1.0) - min((v["loss"] for v in labels), default=0.0)
+    losses = [v["loss"] for v in (*labels, *values)] or [0.0]
+    span = max(losses) - min(losses)
     for label in sorted(labels, key=lambda v: v["loss"]):
         floor = placed[-1]["at"] + 0.055 * span if placed else -1e9
         placed.append({**label, "at": max(label["loss"], floor)})

@@ -74,8 +74,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         sections.append(_section("Plan", _table(("", "value", "how it was got"), rows)))
     if folder.machine.is_file():
         sections.append(_section("Machine", _table((), _machine(Machine.read(folder.machine)))))
-    sections.append(_section("Recipe", f"<pre>{escape(folder.recipe.read_text())}</pre>"))
-    template = Template(resources.files("shoestring.report").joinpath("page.html").read_text())
+    sections.append(_section("Recipe", f"<pre>{escape(folder.recipe.read_text(encoding='utf-8'))}</pre>"))
+    template = Template(resources.files("shoestring.report").joinpath("page.html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=escape(folder.path.name), summary=_summary(evaluation, outcome), body="\n".join(sections)
     )

@@ -71,10 +71,10 @@ class Checkpoints:
             leftover.unlink(missing_ok=True)
         path = self.path(state.step)
         tensors = _tensors(learner)
-        checks = {name: _crc(tensor) for name, tensor in tensors.items()}
+        text = json.dumps(state.to_dict())
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            save_file(tensors, temporary, {"state": json.dumps(state.to_dict()), "checks": json.dumps(checks)})
+            save_file(tensors, temporary, {"state": text, "check": str(_check(text, tensors))})
             descriptor = os.open(temporary, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -124,8 +124,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], State]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        checks = json.loads(metadata["checks"])
-        if checks != {name: _crc(tensor) for name, tensor in tensors.items()}:
+        if metadata["check"] != str(_check(metadata["state"], tensors)):
             raise StorageError(f"{path}: damaged, its content does not match its checksums")
         return tensors, State.from_dict(json.loads(metadata["state"]), str(path))
     except (OSError, SafetensorError, KeyError, ValueError, RecordError) as cause:
@@ -138,8 +137,14 @@ def _as_oserror(cause: SafetensorError) -> OSError:
     return OSError(int(code.group(1)), str(cause)) if code else OSError(str(cause))
 
 
-def _crc(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
+def _check(state: str, tensors: dict[str, Tensor]) -> int:
+    """CRC-32 of the state and of every tensor with its name, type and shape."""
+    check = zlib.crc32(state.encode())
+    for name, tensor in sorted(tensors.items()):
+        check = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), check)
+        if tensor.numel():
+            check = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, check)
+    return check
 
 
 def _tensors(learner: Learner) -> dict[str, Tensor]:
