@@ -318,7 +318,7 @@ def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
 
 # --- the resolved recipe
 
-names = st.text(min_size=1, max_size=20).filter(lambda text: "/" not in text and text not in (".", ".."))
+names = st.text(min_size=1, max_size=20).filter(lambda text: not set("/\0") & set(text) and text not in (".", ".."))
 places = st.text(max_size=20)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
 counts = st.integers(1, 10**30).map(Count)
@@ -403,7 +403,7 @@ def test_a_field_that_may_be_none_is_none_by_default() -> None:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(recipe=recipes())
 @example(recipe=least(name="\"quoted\" 'and' back\\slash \\n"))
-@example(recipe=least(name="\x00\x01\t\n\r\x1b\x1f\x7f\x80\x9f\ufeff\u2028"))
+@example(recipe=least(name="\x01\t\n\r\x1b\x1f\x7f\x80\x9f\ufeff\u2028"))
 @example(recipe=least(name="naïve 名前 🚀 \U0010ffff"))
 @example(recipe=least(folder='"""'))
 def test_the_written_recipe_reads_back_to_an_equal_one(recipe: Recipe, fresh: Iterator[Path]) -> None:

@@ -85,9 +85,14 @@ def locked(path: Path, what: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             raise RunError(f"{what} is in use by {_holder(path)}; wait for it, or stop it first") from cause
-        os.ftruncate(descriptor, 0)
+        except OSError as cause:
+            raise storage_error("lock", path, cause) from cause
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        except OSError as cause:
+            raise storage_error("write", path, cause) from cause
         yield
     finally:
         os.close(descriptor)

@@ -6,6 +6,7 @@ raises one `RecipeError` that lists every problem. `dump` writes the resolved re
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import tomllib
@@ -100,7 +101,7 @@ class Train:
     weight_decay: Annotated[float, AtLeast(0), "for matrices; gains and embeddings have none"] = 0.1
     beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9
     beta2: Annotated[float, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
-    clip: Annotated[float | None, MoreThan(0), "largest gradient norm"] = 1.0
+    clip: Annotated[float, MoreThan(0), "largest gradient norm"] = 1.0
     precision: Annotated[Literal["auto", "fp32", "bf16"], "of the products; weights stay fp32. auto: bf16 on a GPU"] = (
         "auto"
     )
@@ -198,7 +199,7 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append(f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows")
     if model.width % model.heads or (model.width // model.heads) % 2:
         found.append(f"model.heads = {model.heads}: must divide model.width = {model.width} into even parts")
-    if not recipe.run.name or recipe.run.name in (".", "..") or "/" in recipe.run.name:
+    if not recipe.run.name or recipe.run.name in (".", "..") or set("/\0") & set(recipe.run.name):
         found.append(f'run.name = "{recipe.run.name}": must be the name of a folder, without "/"')
     return found
 
@@ -213,7 +214,7 @@ def _read(path: Path, seen: tuple[Path, ...], problems: list[str]) -> dict[str, 
         raise RecipeError(str(path), [f"not UTF-8 text: {cause.reason} at byte {cause.start}"]) from cause
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as cause:
+    except ValueError as cause:  # TOMLDecodeError, and numbers of thousands of digits
         raise RecipeError(str(path), [f"not valid TOML: {cause}"]) from cause
     base = values.pop("extends", None)
     if base is None:
@@ -247,7 +248,9 @@ def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
         return
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
+        value = raw.strip()
+    if isinstance(value, (datetime.date, datetime.time)):  # no field is a date: 12:00:00 is Slurm's time
         value = raw.strip()
     known = list(Recipe.__dataclass_fields__)
     if section not in known:
@@ -270,7 +273,7 @@ def dump(recipe: Recipe) -> str:
 
 def _toml(value: str | bool | int | float) -> str:
     if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # as TOML does, but for DEL
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -165,9 +165,13 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if kind is int:
         return value if isinstance(value, int) and not isinstance(value, bool) else wrong("a whole number")
     if kind is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             return wrong("a finite number")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond 1e308
+            number = math.inf
+        return number if math.isfinite(number) else wrong("a finite number")
     if kind is str:
         return value if isinstance(value, str) else wrong("a text in quotes")
     raise TypeError(f"{path}: fields of type {kind} are not supported")

@@ -12,14 +12,17 @@ is refused: a bare 120 is seconds to one reader, and minutes to Slurm.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from typing import Self
 
-_NUMBER = r"[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,2})?"
+_NUMBER = r"[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
-_SLURM = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-5]?[0-9])(?::([0-5]?[0-9]))?")
+_SLURM = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-5]?[0-9])(?::([0-5]?[0-9]))?")
+
+_LARGEST = Fraction(sys.float_info.max)
 
 _Scale = Mapping[str, int | Fraction]
 
@@ -45,10 +48,14 @@ def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
             raise ValueError(f"{text!r} has no unit; write for example {example}")
         allowed = ", ".join(name for name in names if name)
         raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are {allowed}")
-    try:
-        return Fraction(Decimal(number.replace("_", ""))) * names[unit]
-    except (InvalidOperation, OverflowError) as cause:
-        raise ValueError(f"{text!r} is not {what}; write for example {example}") from cause
+    return _bounded(Fraction(Decimal(number.replace("_", ""))) * names[unit], text)
+
+
+def _bounded(value: Fraction, text: str) -> Fraction:
+    """`value`, refused where no float holds it."""
+    if value > _LARGEST:
+        raise ValueError(f"{text[:40]!r} is too large")
+    return value
 
 
 def _whole(value: Fraction, text: str, what: str) -> int:
@@ -91,7 +98,7 @@ class Seconds(float):
             and all(u for _, u in parts)
         ):
             total = sum((_split(n + u, _TIME_NAMES, "a time", '"2h"') for n, u in parts), Fraction(0))
-            return cls(total)
+            return cls(_bounded(total, text))
         return cls(_split(stripped, _TIME_NAMES, "a time", '"90s", "2h30m" or "5d"'))
 
     def __str__(self) -> str:
@@ -108,6 +115,8 @@ class Seconds(float):
 
     def short(self) -> str:
         """Two units at the most: 1d 4h, 2m 5s, 1.4s, 12ms."""
+        if 0 < self < 0.0009995:
+            return f"{_digits(self * 1e6)}us"
         if 0 < self < 0.9995:
             return f"{_digits(self * 1000)}ms"
         if self < 59.95:

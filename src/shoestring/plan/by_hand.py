@@ -54,7 +54,7 @@ def plan_by_hand(figures: Figures) -> Plan:
         samples = figures.steps * batch
         line("samples", f"{samples:,}", f"{figures.steps:,} steps × {batch} rows")
         if figures.margin:
-            entries = math.ceil(samples * figures.margin)
+            entries = math.ceil(round(samples * figures.margin, 6))
             line("entries", f"{entries:,}", f"{samples:,} samples × {figures.margin:g} margin")
     if tokens and figures.tokens_per_gb:
         margin = figures.margin or 1.0

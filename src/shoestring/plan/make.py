@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -140,6 +141,7 @@ def _steps_in_time(recipe: Recipe, profile: Profile, density: Density, split: Sp
     per_document = density.seconds / density.documents
     if (available := available_documents(recipe, density)) is not None:
         return int((left - available * per_document) / step)
+    left -= per_document  # documents are read whole
     # an endless corpus: every step brings its own text, up to the limit, and there is a least amount in any case
     one_epoch = left / (step + _documents_for(recipe, density, 1) * per_document)
     repeated = (left - _document_limit(recipe, density) * per_document) / step
@@ -190,19 +192,24 @@ def _corpus(
         documents, reason = needed, "one epoch of the steps, and the held-out rows"
     else:
         documents, reason = int(limit), f"as many as {_PREPARE_SHARE:.0%} of the time prepares; then repeated"
+
+    def size(number: int) -> int:
+        return store_bytes(number * density.tokens_per_document, number)
+
     limits = [(recipe.budget.disk, f"budget.disk = {recipe.budget.disk}"), (free_disk, "what is free on the disk")]
     for disk, name in limits:
         if disk is None:
             continue
         room = int(disk) - _kept_bytes(recipe, profile)
-        each = store_bytes(density.tokens_per_document * 1e6, 1e6) / 1e6
-        if room < each * min(documents, _least_documents(recipe, density)):
+        least = min(documents, _least_documents(recipe, density))
+        if size(least) > room:
             raise PlanError(
                 f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), of which the checkpoints take "
                 f"{Bytes(_kept_bytes(recipe, profile)).short()}; make room, or take a smaller model or train.keep"
             )
-        if each * documents > room:
-            documents, reason = int(room / each), f"as many as {name} holds; then repeated"
+        if size(documents) > room:
+            reason = f"as many as {name} holds; then repeated"
+            documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
     return _Corpus(documents, reason, documents * density.seconds / density.documents)
 
 

@@ -34,12 +34,13 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
     if not points:
         measured = ", ".join(str(p.batch) for p in profile.points)
         raise PlanError(f"no measured batch ({measured}) divides the {share} rows of a device; measure again")
-    limit = memory if memory is not None else int((profile.available_bytes or 0) * _MEMORY_SHARE) or None
+    free = profile.available_bytes
+    limit = memory if memory is not None else None if free is None else int(free * _MEMORY_SHARE)
     fitting = [p for p in points if limit is None or p.peak_bytes is None or p.peak_bytes <= limit]
     if not fitting:
-        least = min(p.peak_bytes or 0 for p in points)
+        least = min(points, key=lambda p: p.peak_bytes or 0)
         raise PlanError(
-            f"nothing fits the memory: {_rows(points[0].batch)} at a time need {Bytes(least).short()}, and "
+            f"nothing fits the memory: {_rows(least.batch)} at a time need {Bytes(least.peak_bytes or 0).short()}, and "
             f"{Bytes(limit or 0).short()} may be used; take a smaller model or data.length, or raise budget.memory"
         )
     best = min(p.seconds / p.batch for p in fitting)

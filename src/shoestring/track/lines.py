@@ -15,13 +15,19 @@ from shoestring.core.files import make_folder, write_whole
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a file, in order; a torn last line is left out, and a missing file has none."""
-    lines = []
+    return [values for _, values in _parsed_lines(path)]
+
+
+def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each whole line with its values."""
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
-            lines.append(json.loads(line))
+            values = json.loads(line)
         except ValueError as cause:
             raise RecordError(f"{path}, line {number}: not JSON: {line[:80]!r}") from cause
-    return lines
+        if not isinstance(values, dict):
+            raise RecordError(f"{path}, line {number}: not an object: {line[:80]!r}")
+        yield line, values
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -47,7 +53,12 @@ class LineFile:
     @classmethod
     def rewound(cls, path: Path, step: int) -> LineFile:
         """The file without lines of later steps: those steps will be taken again."""
-        lines = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        lines = []
+        for number, (line, values) in enumerate(_parsed_lines(path), start=1):
+            if not isinstance(values.get("step"), int):
+                raise RecordError(f"{path}, line {number}: it has no step: {line[:80]!r}")
+            if values["step"] <= step:
+                lines.append(line)
         write_whole(path, b"".join(line + b"\n" for line in lines))
         return cls(path)
 

@@ -66,8 +66,7 @@ class Learner:
         norm = torch.nn.utils.get_total_norm(gradients)
         value = norm.item()
         if math.isfinite(value):
-            if self.clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip, norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
