@@ -139,3 +139,13 @@ def test_the_pace_is_that_of_the_later_half() -> None:
     for _ in range(20):
         pace.took_step(3.0)
     assert pace.seconds_per_step == pytest.approx(3)
+
+
+def test_a_slower_machine_keeps_more_time_for_the_finish() -> None:
+    clock = Turned()
+    pace = Pace(clock, 100.0, 0.0, planned_step_seconds=1.0, finish_seconds=4.0)
+    assert pace.time_left() == 100.0
+    for _ in range(10):
+        clock.now += 3.0
+        pace.took_step(3.0)
+    assert pace.time_left() == pytest.approx(100.0 - 30.0 - 2 * 4.0)

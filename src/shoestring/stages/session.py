@@ -30,6 +30,8 @@ from shoestring.train.pace import Pace
 
 METRICS_LINES = 1000
 """About how many lines a run writes: one every (planned steps / this)."""
+FINISH_MARGIN = 1.25
+"""How much longer than planned the finish may take before it passes the deadline."""
 
 
 def train(
@@ -45,7 +47,8 @@ def train(
     state = _restore(recipe, plan, store, checkpoints, learner, voice)
     metrics, timings = LineFile.rewound(folder.metrics, state.step), LineFile(folder.timings)
     timings.add(step=state.step, elapsed=clock.elapsed(), event="start")
-    pace = Pace(clock, _deadline(recipe, plan), _overhead_per_step(plan))
+    finish = FINISH_MARGIN * plan.parts.get("finish", 0.0)
+    pace = Pace(clock, _deadline(recipe, finish), _overhead_per_step(plan), plan.step_seconds, finish)
     state = loop.train(
         learner,
         store.split("train", recipe.data.length),
@@ -104,11 +107,9 @@ def _restore(
     return state
 
 
-def _deadline(recipe: Recipe, plan: Plan) -> float:
+def _deadline(recipe: Recipe, finish: float) -> float:
     """When the last step must be done, so that evaluation, page and saving still fit."""
-    if recipe.budget.time is None:
-        return math.inf
-    return float(recipe.budget.time) - 1.25 * plan.parts.get("finish", 0.0) - RESERVE_SECONDS
+    return math.inf if recipe.budget.time is None else float(recipe.budget.time) - finish - RESERVE_SECONDS
 
 
 def _overhead_per_step(plan: Plan) -> float:

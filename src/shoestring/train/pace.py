@@ -15,12 +15,22 @@ _SLACK = 0.01
 class Pace:
     """Watches the seconds a step takes, and what evaluation and saving take beside it."""
 
-    def __init__(self, clock: Clock, deadline: float, overhead_per_step: float):
-        """`deadline` is when the last step must be done, on `clock`; `overhead_per_step` is the planned cost of
-        evaluations and checkpoints, spread over the steps."""
+    def __init__(
+        self,
+        clock: Clock,
+        deadline: float,
+        overhead_per_step: float,
+        planned_step_seconds: float | None = None,
+        finish_seconds: float = 0.0,
+    ):
+        """`deadline` is when the last step must be done, on `clock`, so that the `finish_seconds` which follow still fit;
+        `overhead_per_step` is the planned cost of evaluations and checkpoints, spread over the steps. On a machine that
+        takes longer than `planned_step_seconds` a step, the finish will take longer too, and the deadline moves."""
         self._clock = clock
         self._deadline = deadline
         self._planned_overhead = overhead_per_step
+        self._planned_step = planned_step_seconds
+        self._finish = finish_seconds
         self._recent: deque[float] = deque()
         self._recent_seconds = 0.0
         self.step_seconds = 0.0
@@ -52,7 +62,10 @@ class Pace:
         return steps * (self.seconds_per_step + overhead)
 
     def time_left(self) -> float:
-        return self._deadline - self._clock.elapsed()
+        late = 0.0
+        if self._planned_step and self.seconds_per_step:
+            late = self._finish * max(0.0, self.seconds_per_step / self._planned_step - 1)
+        return self._deadline - late - self._clock.elapsed()
 
     def must_shorten_to(self, left: int) -> int | None:
         """How many of the `left` steps still fit, when that is not all of them; 0 when the time is up."""
