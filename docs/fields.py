@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import get_args
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.schema import describe, hints
@@ -28,7 +29,8 @@ plain numbers; FLOPs `"1e21"`. A time or a size without its unit is refused.
 
 def page() -> str:
     parts = [HEAD]
-    for name, section in hints(Recipe).items():
+    for name, kind in hints(Recipe).items():
+        section = kind if isinstance(kind, type) else get_args(kind)[0]
         parts.append(
             f"\n## `[{name}]`\n\n{section.__doc__}\n\n| field | value | default | meaning |\n|---|---|---|---|\n"
         )

@@ -14,7 +14,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 if importlib.util.find_spec("beartype"):  # shapes in signatures are checked wherever the checker is installed
-    install_import_hook("shoestring.models", "beartype.beartype")
+    install_import_hook(["shoestring.models", "shoestring.hmm"], "beartype.beartype")
 
 TINY = """
 [run]

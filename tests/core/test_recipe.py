@@ -12,7 +12,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import RecipeError, StorageError
-from shoestring.core.recipe import Budget, Data, Evaluate, Model, Recipe, Run, Train, build, differences, dump, load
+from shoestring.core.recipe import (
+    Budget,
+    Data,
+    Evaluate,
+    Hmm,
+    Model,
+    Recipe,
+    Run,
+    Train,
+    build,
+    differences,
+    dump,
+    load,
+)
 from shoestring.core.schema import hints
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
@@ -394,7 +407,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_field_that_may_be_none_is_none_by_default() -> None:
     """TOML has no null: another default could neither be set to None nor be read back as None."""
     for section in dataclasses.fields(Recipe):
-        defaults = getattr(Recipe(), section.name)
+        defaults = getattr(Recipe(), section.name) or Hmm()
         for name, kind in hints(type(defaults)).items():
             may_be_none = type(None) in get_args(get_args(kind)[0])
             assert not may_be_none or getattr(defaults, name) is None, f"{section.name}.{name}"
@@ -468,6 +481,7 @@ def test_the_table_of_changes_has_every_field() -> None:
     fields = {
         (section.name, inner.name)
         for section in dataclasses.fields(Recipe)
+        if getattr(Recipe(), section.name) is not None
         for inner in dataclasses.fields(getattr(Recipe(), section.name))
     }
     assert fields == {*PAIRS, ("train", "tokens")} | ONLY_ONE_VALUE
@@ -521,3 +535,21 @@ def test_a_difference_is_one_line_with_both_values_and_places_do_not_count(secti
 
 def test_a_recipe_does_not_differ_from_itself() -> None:
     assert differences(build(BASE, ""), build(BASE, "")) == []
+
+
+def test_an_hmm_recipe_is_read_and_written_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "hmm.toml"
+    path.write_text('[budget]\nepochs = 5\n[data]\ntokenizer = "words:100"\n[hmm]\nstates = 50\n')
+    recipe = load(path)
+    assert recipe.hmm == Hmm(states=50)
+    path.write_text(dump(recipe))
+    assert load(path) == recipe
+    assert differences(recipe, build(BASE, "base"))
+    assert recipe.fingerprint != build(BASE, "base").fingerprint
+
+
+def test_the_budget_and_the_alphabet_of_an_hmm_are_its_own() -> None:
+    wrong = {"budget": {"steps": 5, "flops": 1e9}, "data": {"tokenizer": "bytes"}, "hmm": {}}
+    with pytest.raises(RecipeError) as caught:
+        build(wrong, "hmm")
+    assert [line.split(" =")[0] for line in caught.value.problems] == ["data.tokenizer", "budget.flops", "budget.steps"]

@@ -62,7 +62,7 @@ class Data:
         Matches("bytes|words:[1-9][0-9]*", '"bytes" or "words:N"'),
         "bytes, or words:N for the N most frequent words",
     ] = "bytes"
-    length: Annotated[int, AtLeast(1), "predictions a row makes; a row holds one token more"] = 256
+    length: Annotated[int, AtLeast(1), "predictions a row makes; a row holds one token more (not so for an HMM)"] = 256
     packing: Annotated[Literal["concat"], "documents joined with an end token and cut into rows"] = "concat"
     documents: Annotated[Count | None, AtLeast(1), "read no more than this many; default: what the plan needs"] = None
     heldout: Annotated[float, Between(0, 0.5, open_low=True), "fraction of the documents kept for evaluation"] = 0.02
@@ -112,6 +112,25 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Hmm:
+    """A hidden Markov model in place of a network: with this section, `[model]` and `[train]` are not used."""
+
+    states: Annotated[int, AtLeast(2), "hidden states"] = 100
+    unique: Annotated[bool, "take a sentence that occurs again only once"] = False
+    update: Annotated[
+        Literal["all", "every", "online"], "new tables after all rows, after some, or running averages"
+    ] = "all"
+    update_every: Annotated[int, AtLeast(1), "rows between updates, for every and online"] = 256
+    restarts: Annotated[int, AtLeast(1), "random starts, of which the best goes on"] = 1
+    prior: Annotated[float, MoreThan(0), "pseudo-count of a row of each table: nothing ever has probability zero"] = (
+        1e-3
+    )
+    concentration: Annotated[float, MoreThan(0), "of the random start: small values make peaked rows"] = 1.0
+    tied_start: Annotated[bool, "the start distribution is the stationary one"] = False
+    tolerance: Annotated[float | None, MoreThan(0), "stop when an epoch lowers the loss by less than this share"] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:
     """What is scored on held-out rows, and how often."""
 
@@ -129,10 +148,13 @@ class Recipe:
     model: Model = field(default_factory=Model)
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    hmm: Hmm | None = None
 
     @property
     def batch(self) -> int:
-        """Effective batch in rows."""
+        """Effective batch in rows; of an HMM, the most rows that are worth trying at once."""
+        if self.hmm is not None:
+            return HMM_ROWS
         if self.train.tokens is not None:
             return int(self.train.tokens) // self.data.length
         assert self.train.batch is not None, "checked when the recipe was read"
@@ -144,15 +166,18 @@ class Recipe:
         parts = encode(self)
         for section, name in _PLACES:
             del parts[section][name]
-        return fingerprint(parts)
+        return fingerprint({section: fields for section, fields in parts.items() if fields is not None})
 
     @property
     def workload(self) -> str:
         """Fingerprint of everything that the bytes and seconds of a step depend on."""
+        if self.hmm is not None:
+            return fingerprint(["hmm", self.hmm.states, self.data.tokenizer, self.data.length])
         parts = [encode(self.model), self.data.tokenizer, self.data.length, self.train.precision]
         return fingerprint([*parts, self.train.optimizer, self.batch, self.train.per_device])
 
 
+HMM_ROWS = 1 << 16
 _PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))
 
 
@@ -185,11 +210,13 @@ def build(values: Mapping[str, Any], where: str, problems: list[str] | None = No
 
 def _contradictions(recipe: Recipe) -> list[str]:
     """Problems between fields that are right each on its own."""
-    found = []
+    found = [] if recipe.hmm is None else _hmm_contradictions(recipe)
     budget, data, model, train = recipe.budget, recipe.data, recipe.model, recipe.train
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
-    if train.batch is None and train.tokens is None:
+    if recipe.hmm is not None:
+        pass
+    elif train.batch is None and train.tokens is None:
         found.append("train: no effective batch; give batch (in rows) or tokens")
     elif train.batch is not None and train.tokens is not None:
         found.append(f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two")
@@ -201,6 +228,17 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append(f"model.heads = {model.heads}: must divide model.width = {model.width} into even parts")
     if not recipe.run.name or recipe.run.name in (".", "..") or set("/\0") & set(recipe.run.name):
         found.append(f'run.name = "{recipe.run.name}": must be the name of a folder, without "/"')
+    return found
+
+
+def _hmm_contradictions(recipe: Recipe) -> list[str]:
+    found = []
+    if not recipe.data.tokenizer.startswith("words:"):
+        found.append(f'data.tokenizer = "{recipe.data.tokenizer}": an HMM takes "words:N", its alphabet of N words')
+    given = {name: getattr(recipe.budget, name) for name in ("flops", "tokens", "steps")}
+    found += [f"budget.{n} = {v}: the budget of an HMM is time or epochs" for n, v in given.items() if v is not None]
+    if recipe.data.length < 2:
+        found.append(f"data.length = {recipe.data.length}: a row of an HMM holds at least 2 tokens")
     return found
 
 
@@ -265,6 +303,8 @@ def dump(recipe: Recipe) -> str:
     """The recipe as TOML, every field written out; one that is None is left out."""
     lines = []
     for section, fields in encode(recipe).items():
+        if fields is None:
+            continue
         lines.append(f"[{section}]")
         lines += [f"{name} = {_toml(value)}" for name, value in fields.items() if value is not None]
         lines.append("")
@@ -281,8 +321,10 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     """The fields in which two recipes differ, one line each, those that only say where things are kept left out."""
     lines = []
     was, now = encode(old), encode(new)
-    for section, fields in was.items():
-        for name, value in fields.items():
-            if value != now[section][name] and (section, name) not in _PLACES:
-                lines.append(f"{section}.{name} was {value}, is now {now[section][name]}")
+    for section in was:
+        old_fields, new_fields = was[section] or {}, now[section] or {}
+        for name in {**old_fields, **new_fields}:
+            before, after = old_fields.get(name), new_fields.get(name)
+            if before != after and (section, name) not in _PLACES:
+                lines.append(f"{section}.{name} was {before}, is now {after}")
     return lines

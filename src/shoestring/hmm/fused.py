@@ -1,0 +1,200 @@
+"""The E-step on a GPU: the same function as `expect`, through the fused kernels.
+
+Shapes: N sequences, n of them in a chunk, L positions, H states padded to S, E symbols.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from shoestring.hmm import kernels
+from shoestring.hmm.expect import Counts, check_weights, expect, free_bytes, zeros
+from shoestring.hmm.inference import Lengths, Tokens, check_tokens
+from shoestring.hmm.parameters import Parameters
+
+PIECE = 1024
+"""Places of one symbol that one program sums, in float32; the sums of pieces are added in float64."""
+_WAVE = 132
+"""Programs that run side by side: chunks are a multiple of it where they are that large."""
+
+
+class Tiles(NamedTuple):
+    """Block sizes for a number of states."""
+
+    states: int
+    """Padded: S."""
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+def tiles(states: int) -> Tiles:
+    """What was fastest on an H200 (see results/log.md)."""
+    if states <= 128:
+        padded = max(32, triton.next_power_of_2(states))
+        return Tiles(padded, 64, padded, min(padded, 64), 4, 2)
+    return Tiles(-(-states // 128) * 128, 128, 128, 64, 8, 3)
+
+
+def expect_fused(
+    parameters: Parameters,
+    tokens: Tokens,
+    lengths: Lengths = None,
+    weights: Tensor | None = None,
+    chunk: int | None = None,
+    limit_bytes: int | None = None,
+) -> Counts:
+    """`expect` for float32 parameters on a GPU. What the kernels do not do goes to `expect` itself: models with end
+    probabilities, sequences so long that not even one block of rows fits the memory, and rows that underflow."""
+    rows, length = tokens.shape
+    shape = tiles(parameters.states)
+    limit = limit_bytes if limit_bytes is not None else free_bytes(parameters.device) // 2
+    fitting = _fitting_rows(parameters, length, limit, shape)
+    if parameters.end is not None or parameters.dtype != torch.float32 or fitting < shape.rows or rows == 0:
+        return expect(parameters, tokens, lengths, weights, chunk, limit_bytes)
+    check_tokens(tokens, parameters.symbols, lengths)
+    device = parameters.device
+    weight = check_weights(weights, rows)
+    weight = torch.ones(rows, dtype=torch.float64) if weight is None else weight
+    sizes = torch.full((rows,), length) if lengths is None else lengths.cpu().long()
+    total, again = zeros(parameters), []
+    for picked in torch.arange(rows).split(min(chunk or rows, fitting)):
+        block = slice(int(picked[0]), int(picked[-1]) + 1)
+        x, size, w = (part[block].to(device) for part in (tokens, sizes, weight))
+        found = count_chunk(parameters, x, size, w.float())
+        impossible = (found.scale == 0).any(0)
+        sums = found.start.sum() + found.transition.sum() + found.emission.sum()
+        flags = torch.stack([impossible.any(), ~sums.isfinite()]).tolist()
+        if flags[1]:
+            again.append(picked)
+            continue
+        if flags[0]:
+            again.append(picked[impossible.cpu()])
+        counted = torch.where(impossible, 0.0, w)
+        logs = torch.where(found.scale > 0, found.scale, 1.0).double().log().sum(0)
+        numbers = (counted @ logs, counted.sum(), counted @ size.double(), counted.new_zeros(()))
+        total = total.merge(Counts(found.start, found.transition, found.emission, None, *numbers))
+    if again:  # probabilities below the range of float32, or impossible indeed: float64 tells which
+        doubtful = torch.cat(again)
+        exact = parameters.to(dtype=torch.float64)
+        some = tokens[doubtful.to(tokens.device)]
+        total = total.merge(expect(exact, some, sizes[doubtful], weight[doubtful], limit_bytes=limit_bytes))
+    return total
+
+
+def _fitting_rows(parameters: Parameters, length: int, limit: int, shape: Tiles) -> int:
+    """Rows of a chunk within `limit` bytes: whole blocks, and whole waves of them where there are that many."""
+    s = shape.states
+    fixed = (4 * parameters.symbols + 600 * s) * s * 4
+    per_row = length * (8 * s + 48) + length * s * 12 // PIECE
+    blocks = max(0, limit - fixed) // (per_row * shape.rows)
+    return (blocks // _WAVE * _WAVE or blocks) * shape.rows
+
+
+class Found(NamedTuple):
+    """What a chunk of rows gives; counts in float64."""
+
+    start: Tensor
+    transition: Tensor
+    emission: Tensor
+    scale: Tensor
+    """(L, n): c_t, 1 beyond a row, 0 where a token was impossible."""
+
+
+def count_chunk(
+    parameters: Parameters, tokens: Tensor, lengths: Tensor, weights: Tensor, half: torch.dtype = torch.bfloat16
+) -> Found:
+    """Expected counts of rows that all lie on the device: tokens (n, L), lengths (n,), weights (n,).
+
+    `half` is the type of the two halves of a number; with float32 the second one is empty, which checks everything but
+    the rounding.
+    """
+    shape = tiles(parameters.states)
+    device, states, symbols = tokens.device, parameters.states, parameters.symbols
+    s, length = shape.states, tokens.shape[1]
+    rows = -(-len(tokens) // shape.rows) * shape.rows
+
+    def padded(table: Tensor, *sizes: int) -> Tensor:
+        full = torch.zeros(sizes, device=device, dtype=torch.float32)
+        full[tuple(slice(0, size) for size in table.shape)] = table
+        return full
+
+    x = torch.zeros((length, rows), device=device, dtype=torch.int32)
+    x[:, : len(tokens)] = tokens.t()
+    sizes = torch.zeros(rows, device=device, dtype=torch.int32)
+    sizes[: len(tokens)] = lengths
+    emission, table = padded(parameters.emission.t(), symbols, s), padded(parameters.transition, s, s)
+    a, w = (torch.empty((2, length, rows, s), device=device, dtype=half) for _ in range(2))
+    scale = torch.empty((length, rows), device=device, dtype=torch.float32)
+    grid = (rows // shape.rows,)
+    blocks = {"S": s, "BM": shape.rows, "BN": shape.columns, "BK": shape.inner}
+    launch = {"num_warps": shape.warps, "num_stages": shape.stages}
+    kernels.forward_kernel[grid](
+        x, sizes, padded(parameters.start, s), emission, *_pair(table, half), a[0], a[1], scale, rows, length,
+        **blocks, **launch,
+    )  # fmt: skip
+    kernels.backward_kernel[grid](
+        x, sizes, padded(weights, rows), emission, *_pair(table.t().contiguous(), half), scale, w[0], w[1],
+        rows, length, **blocks, **launch,
+    )  # fmt: skip
+    emit = emission.double()[:, :states]
+    # posteriors are a w c / B: within one symbol the division comes after the sum, and where B is zero, so is a
+    summed = _by_symbol(x, a, w, scale, symbols)[:, :states]
+    first = (a[0, 0].float() + a[1, 0].float()) * (w[0, 0].float() + w[1, 0].float())
+    begun = first[:, :states].double() / emit[x[0].long()]
+    return Found(
+        start=torch.where(first[:, :states] > 0, begun, 0.0).sum(0),
+        transition=_transitions(a, w)[:states, :states] * parameters.transition.double(),
+        emission=torch.where(emit > 0, summed / emit, 0.0).t(),
+        scale=scale[:, : len(tokens)],
+    )
+
+
+def _by_symbol(x: Tensor, a: Tensor, w: Tensor, scale: Tensor, symbols: int) -> Tensor:
+    """Σ of a w c_{t-1} over the places of each symbol, (E, S) in float64, in a fixed order: always the same bits."""
+    s = a.shape[-1]
+    flat, order = x.flatten().sort(stable=True)
+    edges = torch.searchsorted(flat, torch.arange(symbols + 1, device=x.device, dtype=flat.dtype))  # E + 1
+    pieces = (edges.diff() + PIECE - 1) // PIECE
+    last = pieces.cumsum(0)
+    number = torch.arange(len(flat) // PIECE + symbols, device=x.device)  # at least as many as there are pieces
+    symbol = torch.searchsorted(last, number, right=True).clamp(max=symbols - 1)
+    begin = edges[symbol] + (number - (last - pieces)[symbol]) * PIECE
+    end = torch.where(number < last[-1], torch.minimum(begin + PIECE, edges[symbol + 1]), begin)
+    out = torch.empty((len(number), s), device=x.device, dtype=torch.float32)
+    columns = min(s, 128)
+    kernels.emission_kernel[(len(number), s // columns)](
+        order, begin, end, a[0], a[1], w[0], w[1], scale, out, x.shape[1], S=s, BN=columns, BK=32, num_warps=4
+    )
+    running = torch.cat([out.new_zeros((1, s), dtype=torch.float64), out.double().cumsum(0)])
+    return running[last] - running[last - pieces]
+
+
+def _transitions(a: Tensor, w: Tensor) -> Tensor:
+    """Σ over all positions but the last of a_tᵀ w_{t+1}, (S, S) in float64."""
+    _, length, rows, s = a.shape
+    k = (length - 1) * rows
+    if k == 0:
+        return torch.zeros((s, s), device=a.device, dtype=torch.float64)
+    block, inner = min(s, 128), 64
+    unit = inner * kernels.PROMOTE
+    span = -(-k // (max(1, 2 * _WAVE // (s // block) ** 2) * unit)) * unit
+    splits = -(-k // span)
+    out = torch.empty((splits, s, s), device=a.device, dtype=torch.float32)
+    kernels.transition_kernel[(s // block, s // block, splits)](
+        a[0], a[1], w[0, 1:], w[1, 1:], out, k, span,
+        S=s, BM=block, BN=block, BK=inner, PROMOTE=kernels.PROMOTE, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return out.double().sum(0)
+
+
+def _pair(x: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A table as two halves that add up to it."""
+    high = x.to(half)
+    return high, (x - high.to(x.dtype)).to(half)

@@ -1,0 +1,81 @@
+"""Sequences drawn from a model, the plain way, and the distribution that a chain settles to.
+
+Shapes: N sequences, L positions, H states, E symbols.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from shoestring.core.seeds import derive
+from shoestring.hmm.parameters import HmmError, Parameters
+
+
+class Samples(NamedTuple):
+    tokens: Int[Tensor, "N L"]
+    """0 beyond a row's length."""
+    states: Int[Tensor, "N L"]
+    """-1 beyond a row's length."""
+    lengths: Int[Tensor, " N"] | None
+    """For a model with end probabilities: where each row stopped, or was cut at L. None for one without."""
+
+
+def sample(parameters: Parameters, sequences: int, length: int, seed: int) -> Samples:
+    """Draw sequences of `length` tokens, or fewer if the model stops before.
+
+    All draws are made on the CPU in float64, so that a seed gives the same rows for every device and type.
+    """
+    if sequences < 0 or length < 1:
+        raise HmmError(f"cannot draw {sequences} sequences of {length} tokens")
+    generator = torch.Generator().manual_seed(derive(seed, "hmm", "sample"))
+    start, moves, emit = (_cumulated(table.double().cpu()) for table in parameters[:3])
+    ends = None if parameters.end is None else parameters.end.double().cpu()
+
+    def draw(rows: Float[Tensor, "N cells"]) -> Int[Tensor, " N"]:
+        u = torch.rand(sequences, 1, dtype=torch.float64, generator=generator)
+        return torch.searchsorted(rows, u, right=True)[:, 0]  # the first cell above u: never one of probability zero
+
+    tokens = torch.zeros(sequences, length, dtype=torch.int64)
+    states = torch.full((sequences, length), -1)
+    lengths = torch.zeros(sequences, dtype=torch.int64)
+    running = torch.ones(sequences, dtype=torch.bool)
+    state = draw(start.expand(sequences, -1).contiguous())
+    for t in range(length):
+        states[:, t] = torch.where(running, state, -1)
+        tokens[:, t] = torch.where(running, draw(emit[state]), 0)
+        lengths += running
+        if ends is not None:
+            running = running & (torch.rand(sequences, dtype=torch.float64, generator=generator) >= ends[state])
+        state = draw(moves[state])
+    device = parameters.device
+    return Samples(tokens.to(device), states.to(device), None if ends is None else lengths.to(device))
+
+
+def stationary(transition: Float[Tensor, "H H"]) -> Float[Tensor, " H"]:
+    """The long-run share of time in each state, in float64, for a chain that starts anywhere with equal chance.
+
+    It solves p = p A. Where several p do (a chain of separate parts), it is the one that the equal start leads to; a
+    chain that goes round in a cycle is averaged over the cycle.
+    """
+    states = transition.shape[0]
+    # to stay half of the time changes no stationary distribution, and breaks every cycle
+    power = (transition.double() + torch.eye(states, dtype=torch.float64, device=transition.device)) / 2
+    for _ in range(64):
+        squared = power @ power
+        squared /= squared.sum(1, keepdim=True)
+        settled = bool((squared - power).abs().max() < 1e-15)
+        power = squared
+        if settled:
+            break
+    found = power.mean(0)
+    return found / found.sum()
+
+
+def _cumulated(table: Float[Tensor, "*rows cells"]) -> Float[Tensor, "*rows cells"]:
+    """Running sums of the rows; the last cell that can be drawn, and all after it, at exactly 1."""
+    sums = table.cumsum(-1)
+    return sums / sums[..., -1:]

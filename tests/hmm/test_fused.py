@@ -1,0 +1,81 @@
+"""The fused kernels without a GPU: their arithmetic in Triton's interpreter, and a compilation for the real chip.
+
+The interpreter gets bf16 wrong, so the halves of numbers are float32 here; it runs in a process of its own, because a
+wild load would end this one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ARITHMETIC = """
+import functools, torch
+from shoestring.hmm import fused
+from shoestring.hmm.expect import expect
+from shoestring.hmm.parameters import random_parameters
+fused.count_chunk = functools.partial(fused.count_chunk, half=torch.float32)
+fused.PIECE = 64  # several pieces a symbol
+for states, symbols, rows, length in [(20, 7, 70, 9), (5, 3, 3, 1), (130, 4, 130, 4)]:
+    model = random_parameters(states, symbols, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(symbols, (rows, length), generator=generator)
+    lengths = torch.randint(1, length + 1, (rows,), generator=generator)
+    weights = torch.rand(rows, generator=generator)
+    tables = list(model)
+    tables[2] = model.emission.clone()
+    tables[2][:, 0] = 0.0  # rows with this symbol are impossible
+    model = type(model)(*tables[:2], tables[2] / tables[2].sum(1, keepdim=True), None)
+    exact = expect(model, tokens, lengths, weights)
+    fast = fused.expect_fused(model.to(dtype=torch.float32), tokens, lengths, weights, chunk=64)
+    for name in ("start", "transition", "emission", "log_likelihood", "sequences", "tokens", "impossible"):
+        ours, reference = getattr(fast, name), getattr(exact, name)
+        assert torch.allclose(ours, reference, rtol=1e-5, atol=1e-6), (name, ours, reference)
+    assert float(exact.impossible) > 0
+"""
+
+AHEAD = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from shoestring.hmm import kernels
+kinds = {"tokens": "*i32", "lengths": "*i32", "order": "*i64", "begins": "*i64", "ends": "*i64", "N": "i32", "L": "i32",
+         "K": "i64", "SPAN": "i64", "E": "i32"}
+halves = {"table_high", "table_low", "a_high", "a_low", "w_high", "w_low"}
+sizes = {"S": 512, "BM": 128, "BN": 128, "BK": 64, "PROMOTE": kernels.PROMOTE}
+for kernel in (kernels.forward_kernel, kernels.backward_kernel, kernels.emission_kernel, kernels.transition_kernel):
+    own = sizes | ({"BK": 32} if kernel is kernels.emission_kernel else {})
+    constants = {name: own[name] for name in kernel.arg_names if name in own}
+    named = {n: "*bf16" if n in halves else kinds.get(n, "*fp32") for n in kernel.arg_names}
+    signature = {n: "constexpr" if n in constants else kind for n, kind in named.items()}
+    aligned = [n.startswith("*") or name in ("N", "K", "SPAN") for name, n in signature.items()]
+    attributes = {(i,): [["tt.divisibility", 16]] for i, is_aligned in enumerate(aligned) if is_aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 3})
+    assert compiled.metadata.shared <= 227 * 1024, (kernel, compiled.metadata.shared)
+    assert kernel is kernels.emission_kernel or "wgmma" in compiled.asm["ptx"], kernel
+"""
+
+
+def _run(code: str, **environment: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_the_arithmetic_of_the_kernels_is_that_of_the_plain_e_step() -> None:
+    _run(ARITHMETIC, TRITON_INTERPRET="1")
+
+
+def test_the_kernels_compile_for_the_chip_with_its_matrix_units_and_its_memory() -> None:
+    _run(AHEAD)
