@@ -2,9 +2,9 @@
 
     python bench/hmm_em.py [--peers FOLDER] [--out FOLDER]
 
-On a CPU the peer is hmmlearn (`implementation="scaling"`). On a GPU they are pomegranate and PyJuice (which takes
-numbers of states that are powers of two), from the environment or unpacked in FOLDER. A missing one is null.
-Each gets the largest batch it was seen to manage; tokens a second is what is compared. Accuracy is ours against float64.
+On a CPU the peer is hmmlearn (`implementation="scaling"`). On a GPU they are pomegranate and PyJuice, which takes
+powers of two as numbers of states; both from the environment, or unpacked in FOLDER. A peer that is missing is null.
+Each gets the largest batch it was seen to manage; tokens a second is what is compared. Accuracy is against float64.
 """
 
 from __future__ import annotations

@@ -41,6 +41,37 @@ def demo_table() -> str:
     return "".join(lines) + "\nEach by `python bench/demo.py`.\n"
 
 
+def hmm_table() -> str:
+    lines = []
+    for r in results("hmm_em"):
+        peers = ["hmmlearn"] if r["machine"]["device"] == "cpu" else ["pomegranate", "pyjuice"]
+        head = [
+            "H, E, L",
+            "ours, tokens/s",
+            *(f"{p}, tokens/s" for p in peers),
+            *(f"× {p}" for p in peers),
+            "difference",
+        ]
+        lines += [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+        for s in r["shapes"]:
+            ours, theirs = s["ours_tokens_per_second"], [s[f"{p}_tokens_per_second"] for p in peers]
+            cells = [f"{s['states']}, {s['symbols']}, {s['length']}", _rate(ours), *(_rate(x) for x in theirs)]
+            cells += ["–" if x is None else f"{ours / x:,.0f}" for x in theirs]
+            cells.append(f"{max(s['accuracy'].values()):.0e}")
+            lines.append(f"| {' | '.join(cells)} |\n")
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n\n")
+        for name, found in r.get("memory", {}).items():
+            lines.append(f"- {name}: {found['peak_bytes'] / 2**30:.1f} GiB, {found['seconds']:.2g} s an epoch\n")
+    return "".join(lines)
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return "–"
+    scale, unit = (1e6, " M") if value >= 1e6 else (1e3, " k")
+    return f"{value / scale:.3g}{unit}"
+
+
 def startup_table() -> str:
     lines = ["| command | median seconds |\n", "|---|---|\n"]
     for r in results("startup"):
@@ -54,7 +85,12 @@ def _machine(r: dict[str, Any]) -> str:
     return f"{machine['device_name']}, torch {machine['versions']['torch']}"
 
 
-PARTS = {"demo-transcript": demo_transcript, "demo-table": demo_table, "startup-table": startup_table}
+PARTS = {
+    "demo-transcript": demo_transcript,
+    "demo-table": demo_table,
+    "startup-table": startup_table,
+    "hmm-table": hmm_table,
+}
 
 
 def generated(text: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from shoestring.cli.terminal import Terminal, print_json
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
-from shoestring.stages.train import run
+from shoestring.stages.train import Finished, run
 
 
 def run_in_terminal(recipe: Recipe, as_json: bool, plan: Path | None = None) -> None:
@@ -17,14 +18,18 @@ def run_in_terminal(recipe: Recipe, as_json: bool, plan: Path | None = None) -> 
         finished = run(recipe, terminal, Clock(), plan)
     finally:
         terminal.close()
+    told = print_finished(terminal, finished)
+    if as_json:
+        print_json(told)
+
+
+def print_finished(terminal: Terminal, finished: Finished) -> dict[str, Any]:
+    """Plan against actual for people, and everything for machines."""
     terminal.finished(finished.plan, finished.outcome)
     terminal.say(f"page: {finished.folder.report}")
-    if as_json:
-        print_json(
-            {
-                "run": str(finished.folder.path),
-                "plan": finished.plan.to_dict(),
-                "outcome": finished.outcome.to_dict(),
-                "evaluation": finished.evaluation.to_dict(),
-            }
-        )
+    return {
+        "run": str(finished.folder.path),
+        "plan": finished.plan.to_dict(),
+        "outcome": finished.outcome.to_dict(),
+        "evaluation": finished.evaluation.to_dict(),
+    }

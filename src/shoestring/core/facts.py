@@ -181,6 +181,18 @@ class Evaluation(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateTable(Record):
+    """What the states of an HMM mean, for people: the most visited first."""
+
+    SCHEMA: ClassVar[str] = "shoestring.states/1"
+
+    rows: tuple[tuple[str, str, str, str], ...]
+    """State, share of the time, top words, likely moves."""
+    sentences: tuple[str, ...]
+    """Drawn from the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome(Record):
     """What happened, beside what was planned. Its presence as DONE says that the run is finished."""
 

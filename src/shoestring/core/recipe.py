@@ -116,10 +116,11 @@ class Hmm:
     """A hidden Markov model in place of a network: with this section, `[model]` and `[train]` are not used."""
 
     states: Annotated[int, AtLeast(2), "hidden states"] = 100
+    plain: Annotated[bool, "leave out lines with anything but letters, spaces, commas and full stops"] = False
     unique: Annotated[bool, "take a sentence that occurs again only once"] = False
     update: Annotated[
         Literal["all", "every", "online"], "new tables after all rows, after some, or running averages"
-    ] = "all"
+    ] = "online"
     update_every: Annotated[int, AtLeast(1), "rows between updates, for every and online"] = 256
     restarts: Annotated[int, AtLeast(1), "random starts, of which the best goes on"] = 1
     prior: Annotated[float, MoreThan(0), "pseudo-count of a row of each table: nothing ever has probability zero"] = (
@@ -237,6 +238,8 @@ def _hmm_contradictions(recipe: Recipe) -> list[str]:
         found.append(f'data.tokenizer = "{recipe.data.tokenizer}": an HMM takes "words:N", its alphabet of N words')
     given = {name: getattr(recipe.budget, name) for name in ("flops", "tokens", "steps")}
     found += [f"budget.{n} = {v}: the budget of an HMM is time or epochs" for n, v in given.items() if v is not None]
+    if recipe.data.source == "stories" and recipe.data.documents is None:
+        found.append('data.source = "stories" has no end: an HMM reads a fixed set; give data.documents')
     if recipe.data.length < 2:
         found.append(f"data.length = {recipe.data.length}: a row of an HMM holds at least 2 tokens")
     return found

@@ -81,7 +81,7 @@ def _write(paths: StorePaths, source: Source, data: Data, seed: int, documents: 
     def texts() -> Iterator[str]:
         return itertools.islice(source.documents(), documents)
 
-    kept = _is_heldout(derive(seed, "heldout"), data.heldout)
+    kept = is_heldout(derive(seed, "heldout"), data.heldout)
     training = (text for index, text in enumerate(texts()) if not kept(index))
     tokenizer = fit_tokenizer(data.tokenizer, training)
     dtype = dtype_for(tokenizer.vocab_size)
@@ -107,7 +107,7 @@ def _write(paths: StorePaths, source: Source, data: Data, seed: int, documents: 
     dataclasses.replace(manifest, check=manifest.expected_check()).write(paths.manifest)
 
 
-def _is_heldout(key: int, fraction: float) -> Callable[[int], bool]:
+def is_heldout(key: int, fraction: float) -> Callable[[int], bool]:
     """Which documents are held out: a choice by number alone, so that it never depends on how many are read.
 
     The documents are cut into strata of 1 / fraction, and one of each is drawn. So the share is right within one

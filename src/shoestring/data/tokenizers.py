@@ -96,6 +96,11 @@ class WordTokenizer:
         return {"spec": self.spec, "words": list(self.words)}
 
 
+def words_of(text: str) -> list[str]:
+    """The words and marks of a text, in lower case."""
+    return _WORD.findall(text.lower())
+
+
 def words_in(spec: str) -> int | None:
     """N of "words:N", None of "bytes"; any other tokenizer is an error."""
     if spec == "bytes":

@@ -78,14 +78,25 @@ def expect_fused(
             again.append(picked[impossible.cpu()])
         counted = torch.where(impossible, 0.0, w)
         logs = torch.where(found.scale > 0, found.scale, 1.0).double().log().sum(0)
-        numbers = (counted @ logs, counted.sum(), counted @ size.double(), counted.new_zeros(()))
-        total = total.merge(Counts(found.start, found.transition, found.emission, None, *numbers))
+        sequences, places = counted.sum(), counted @ size.double()
+        # rounding in a long backward pass adds up, alike for all states: each table's sum is known, so it is set right
+        start, transition, emission = (
+            _with_sum(table, expected)
+            for table, expected in zip(found[:3], (sequences, places - sequences, places), strict=True)
+        )
+        numbers = (counted @ logs, sequences, places, counted.new_zeros(()))
+        total = total.merge(Counts(start, transition, emission, None, *numbers))
     if again:  # probabilities below the range of float32, or impossible indeed: float64 tells which
         doubtful = torch.cat(again)
         exact = parameters.to(dtype=torch.float64)
         some = tokens[doubtful.to(tokens.device)]
         total = total.merge(expect(exact, some, sizes[doubtful], weight[doubtful], limit_bytes=limit_bytes))
     return total
+
+
+def _with_sum(table: Tensor, expected: Tensor) -> Tensor:
+    found = table.sum()
+    return torch.where(found > 0, table * (expected / found), table)
 
 
 def _fitting_rows(parameters: Parameters, length: int, limit: int, shape: Tiles) -> int:
@@ -159,8 +170,9 @@ def count_chunk(
 def _by_symbol(x: Tensor, a: Tensor, w: Tensor, scale: Tensor, symbols: int) -> Tensor:
     """Σ of a w c_{t-1} over the places of each symbol, (E, S) in float64, in a fixed order: always the same bits."""
     s = a.shape[-1]
-    flat, order = x.flatten().sort(stable=True)
-    edges = torch.searchsorted(flat, torch.arange(symbols + 1, device=x.device, dtype=flat.dtype))  # E + 1
+    keys = x.flatten().to(torch.uint8) if symbols <= 256 else x.flatten()  # a byte is sorted in one pass
+    flat, order = keys.sort(stable=True)
+    edges = torch.searchsorted(flat.int(), torch.arange(symbols + 1, device=x.device, dtype=torch.int32))  # E + 1
     pieces = (edges.diff() + PIECE - 1) // PIECE
     last = pieces.cumsum(0)
     number = torch.arange(len(flat) // PIECE + symbols, device=x.device)  # at least as many as there are pieces

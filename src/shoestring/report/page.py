@@ -8,7 +8,7 @@ from importlib import resources
 from string import Template
 
 from shoestring.core.errors import MissingExtra
-from shoestring.core.facts import Evaluation, Machine, Outcome, Plan
+from shoestring.core.facts import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.files import write_whole
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, rate
@@ -65,6 +65,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     if evaluation:
         sections.append(_section("Held-out loss", _scores(evaluation)))
     sections += [_section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]
+    if folder.states.is_file():
+        sections += _states(StateTable.read(folder.states))
     if plan and outcome:
         note = f"<p>Shortened: {escape(outcome.shortened)}.</p>" if outcome.shortened else ""
         compared = _table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
@@ -109,6 +111,12 @@ def _scores(evaluation: Evaluation) -> str:
         f"perplexity {evaluation.perplexity:.2f}{bits}"
     )
     return f"<table class=scores>{rows}</table><p>{about}.</p>"
+
+
+def _states(states: StateTable) -> list[str]:
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in states.sentences)
+    table = _table(("state", "time", "words", "moves to"), states.rows)
+    return [_section("States, the most visited first", table), _section("Sentences drawn from the model", sentences)]
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:

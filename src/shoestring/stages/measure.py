@@ -38,7 +38,10 @@ def ensure_profile(recipe: Recipe, folder: RunFolder, voice: Voice, seconds: flo
 def measure_recipe(recipe: Recipe, seconds: float) -> Profile:
     """About `seconds` of passes at growing batch sizes, in a child process; a child that dies costs its last size."""
     given = recipe.train.per_device
-    batches = candidate_batches(recipe.batch) if given is None else [given]
+    if recipe.hmm is not None:
+        batches = [recipe.batch >> shift for shift in range(10, -1, -2)]
+    else:
+        batches = candidate_batches(recipe.batch) if given is None else [given]
     findings, points, trouble = _trial(recipe, batches, seconds)
     if "refused" in findings:
         raise UserError(f"measuring failed: {findings['refused']}")

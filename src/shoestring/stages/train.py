@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoestring.core.clock import Clock
-from shoestring.core.errors import RunError
+from shoestring.core.errors import RunError, UserError
 from shoestring.core.facts import Evaluation, Outcome, Plan
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
@@ -32,6 +32,8 @@ class Finished:
 
 def run(recipe: Recipe, voice: Voice, clock: Clock, plan_file: Path | None = None) -> Finished:
     """Measure, plan, prepare, train, evaluate and report; what is there already is not done again."""
+    if recipe.hmm is not None:
+        raise UserError("this recipe has an [hmm] section; fit it with: shoestring hmm fit RECIPE")
     open_source(recipe.data.source, recipe.run.seed)  # a missing file is found before anything is written
     given = read_plan(recipe, plan_file) if plan_file else None
     folder = RunFolder.of(recipe)

@@ -10,22 +10,22 @@ from shoestring.core import recipe as recipes
 from shoestring.core.clock import process_age
 from shoestring.core.errors import UserError
 from shoestring.core.schema import encode
-from shoestring.data.tokenizers import vocabulary_size
-from shoestring.models import cost
 from shoestring.probe.child import tell
 from shoestring.probe.machine import available_bytes, describe_machine, pick_device
 from shoestring.probe.measure import measure
-from shoestring.stages.workload import TrainingWorkload
+from shoestring.probe.workload import Workload
+from shoestring.stages.hmm_workload import HmmWorkload, hmm_cost
+from shoestring.stages.workload import TrainingWorkload, training_cost
 
 
 def main(recipe_file: str, batches: str, seconds: str) -> None:
     recipe = recipes.load(Path(recipe_file))
     device = pick_device()
     available = available_bytes(device)
-    counted = cost(recipe.model, vocabulary_size(recipe.data.tokenizer), recipe.data.length)
+    counted = training_cost(recipe) if recipe.hmm is None else hmm_cost(recipe)
     tell({"machine": encode(describe_machine(device)), "available_bytes": available, "cost": encode(counted)})
     sizes = [int(batch) for batch in batches.split(",")]
-    workload = TrainingWorkload(recipe, device)
+    workload: Workload = TrainingWorkload(recipe, device) if recipe.hmm is None else HmmWorkload(recipe, device)
     workload.accumulate(sizes[0])
     workload.update()
     warm = process_age()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
+from shoestring.core.facts import Cost
 from shoestring.core.files import make_folder
 from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
 from shoestring.data.tokenizers import vocabulary_size
-from shoestring.models import build
+from shoestring.models import build, cost
 from shoestring.probe.machine import peak_bytes, reset_peak
 from shoestring.train.checkpoint import Checkpoints, State
 from shoestring.train.course import Course
@@ -22,6 +23,11 @@ def make_learner(recipe: Recipe, device: torch.device) -> Learner:
     """The learner of a run, with its first weights."""
     model = build(recipe.model, vocabulary_size(recipe.data.tokenizer), derive(recipe.run.seed, "weights"))
     return Learner(model, recipe.train, device)
+
+
+def training_cost(recipe: Recipe) -> Cost:
+    """What the network of a recipe costs."""
+    return cost(recipe.model, vocabulary_size(recipe.data.tokenizer), recipe.data.length)
 
 
 class TrainingWorkload:

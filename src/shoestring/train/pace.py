@@ -23,7 +23,7 @@ class Pace:
         planned_step_seconds: float | None = None,
         finish_seconds: float = 0.0,
     ):
-        """`deadline` is when the last step must be done, on `clock`, so that the `finish_seconds` which follow still fit;
+        """`deadline` is when the last step must be done, on `clock`, for the `finish_seconds` that follow to fit;
         `overhead_per_step` is the planned cost of evaluations and checkpoints, spread over the steps. On a machine that
         takes longer than `planned_step_seconds` a step, the finish will take longer too, and the deadline moves."""
         self._clock = clock

@@ -1,0 +1,165 @@
+"""When a fit updates its parameters: settings, order of the sequences, the step of every update, who counts.
+
+All of it is a function of the settings and of where a fit stands, so that resuming is an index and any number of
+processes sees the same updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Int
+from torch import Tensor
+
+from shoestring.core.errors import ShoestringError
+from shoestring.core.seeds import derive
+from shoestring.hmm.expect import Counts
+from shoestring.hmm.maximize import Priors
+from shoestring.hmm.parameters import HmmError
+
+Update = Literal["all", "every", "online"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """How a model is fitted: what its parameters depend on, beside the data.
+
+    - "all": one update an epoch, from all sequences. Exact expectation maximisation: the likelihood never falls.
+    - "every": an update after every `update_every` sequences, from them alone. Fast at first, and then the noise of a
+      few sequences stays in the parameters.
+    - "online": an update as often, from running statistics of which each update replaces a share: all at first, then
+      less and less (see `step`). As fast at first, without the noise at the end.
+    """
+
+    states: int
+    epochs: int = 20
+    """Passes over the data."""
+    update: Update = "online"
+    update_every: int = 256
+    """Sequences to an update, at most: an epoch is cut into updates of equal size."""
+    hold: float = 0.5
+    """Fraction of the epochs in which an online update keeps nothing of those before it."""
+    offset: float = 1.0
+    decay: float = 0.6
+    """The share that online update k after that replaces is (k + offset) ** -decay."""
+    priors: Priors = Priors()  # noqa: RUF009  (frozen)
+    restarts: int = 1
+    """Random starts; the best by likelihood and prior after `restart_epochs` epochs is the one that goes on."""
+    restart_epochs: int = 3
+    concentration: float = 1.0
+    """Of the Dirichlet distribution that the rows of a random start are drawn from."""
+    tied_start: bool = False
+    """Make the start distribution the stationary one of the transitions, as for rows cut from one long text."""
+    end: bool = False
+    """Learn where sequences end."""
+    tolerance: float | None = None
+    """Stop when an epoch improves likelihood and prior per token by less than this fraction; online, once `hold` is over.
+    None: never."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("states", "epochs", "update_every", "restarts", "restart_epochs"):
+            self._need(name, _whole(getattr(self, name)) and getattr(self, name) >= 1, "a whole number of at least 1")
+        self._need("seed", _whole(self.seed), "a whole number")
+        self._need("update", self.update in get_args(Update), "one of " + ", ".join(map(repr, get_args(Update))))
+        self._need("hold", _number(self.hold) and 0 <= self.hold <= 1, "between 0 and 1")
+        self._need("offset", _number(self.offset) and self.offset >= 1, "at least 1: no share is above all")
+        self._need("decay", _number(self.decay) and 0.5 < self.decay <= 1, "above 0.5 and at most 1")
+        self._need("concentration", _number(self.concentration) and self.concentration > 0, "above 0")
+        allowed = self.tolerance is None or (_number(self.tolerance) and self.tolerance >= 0)
+        self._need("tolerance", allowed, "at least 0, or None")
+        self._need("priors", isinstance(self.priors, Priors), "Priors")
+        short = self.restarts > 1 and self.restart_epochs > self.epochs
+        self._need("restart_epochs", not short, f"at most epochs = {self.epochs}")
+        for name in ("tied_start", "end"):
+            self._need(name, isinstance(getattr(self, name), bool), "true or false")
+
+    def _need(self, name: str, fine: bool, allowed: str) -> None:
+        if not fine:
+            raise HmmError(f"{name} = {getattr(self, name)!r}: must be {allowed}")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def updates_per_epoch(settings: FitSettings, rows: int) -> int:
+    return 1 if settings.update == "all" else -(-rows // settings.update_every)
+
+
+def step(settings: FitSettings, done: int, per_epoch: int) -> float:
+    """The share of the running statistics that an update replaces, when `done` updates are behind.
+
+    All of them during the first `hold` of the epochs: the parameters still move, and what was counted under older ones
+    holds them back. From then on (k + offset) ** -decay, k updates later: the parameters move little, and the noise of
+    few sequences averages out. Never below 1 / `per_epoch`, where the statistics span about one epoch: older ones are
+    of sequences that were counted again since. So with one update an epoch this is plain EM.
+    """
+    k = done - settings.hold * settings.epochs * per_epoch
+    return 1.0 if k < 0 else max((k + settings.offset) ** -settings.decay, 1 / per_epoch)
+
+
+def share(rows: int, updates: int, update: int, rank: int, world: int) -> slice:
+    """Which places of an epoch's order one process counts for one update: contiguous, as equal as can be."""
+    first, past = rows * update // updates, rows * (update + 1) // updates
+    size = past - first
+    return slice(first + size * rank // world, first + size * (rank + 1) // world)
+
+
+@lru_cache(maxsize=1)
+def order(rows: int, seed: int, epoch: int) -> Int[Tensor, " rows"]:
+    """The sequences in the order of an epoch, on the CPU: a permutation that depends on these three alone."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(derive(seed, "hmm", "order", epoch)))
+
+
+class Team(NamedTuple):
+    """The processes that fit one model together."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, device: torch.device) -> Team:
+        """All processes of `torch.distributed`, or this one alone."""
+        together = dist.is_available() and dist.is_initialized()
+        return cls(dist.get_rank() if together else 0, dist.get_world_size() if together else 1, device)
+
+    def sum(self, counts: Counts) -> Counts:
+        """The counts of all processes added up, in float64."""
+        if self.world == 1:
+            return counts
+        tables = [table for table in counts if table is not None]
+        flat = torch.cat([table.double().reshape(-1) for table in tables])  # one message, not eight
+        dist.all_reduce(flat)
+        parts = iter(flat.split([table.numel() for table in tables]))
+        summed = (None if table is None else next(parts).reshape(table.shape) for table in counts)
+        return Counts(*summed)  # type: ignore[arg-type]
+
+    def first(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the first process makes, or the error it meets, on all of them."""
+        if self.world == 1:
+            return make(*args, **kwargs)
+        message: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                message[0] = make(*args, **kwargs)
+            except ShoestringError as cause:
+                message[1] = cause
+        dist.broadcast_object_list(message, src=0, device=self.device if dist.get_backend() == "nccl" else None)
+        if message[1] is not None:
+            raise message[1]
+        result: T = message[0]
+        return result

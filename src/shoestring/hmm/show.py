@@ -1,0 +1,179 @@
+"""What a model has learned, for people: its states by their words and moves, sentences it makes, and paths it takes.
+
+Plain data first; `lines()` and `explanation_lines` turn them to text without colour or mark-up.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from shoestring.hmm.inference import token_log_probs, viterbi
+from shoestring.hmm.parameters import HmmError, Parameters
+from shoestring.hmm.sampling import sample, stationary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A word that a state emits."""
+
+    word: str
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """A state that another leads to."""
+
+    state: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """One state. Words and moves are the most likely ones, those of probability zero left out."""
+
+    state: int
+    """Its number in the tables of the model."""
+    stationary: float
+    """The share of time that is spent in it in the long run."""
+    start: float
+    end: float | None
+    words: tuple[Word, ...]
+    moves: tuple[Move, ...]
+    """Where the chain goes if it does not stop; a state can lead to itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A model for people."""
+
+    symbols: int
+    states: tuple[State, ...]
+    """The most visited first."""
+    sentences: tuple[str, ...]
+    """Drawn from the model, words separated by spaces."""
+
+    def lines(self) -> list[str]:
+        """The description as text: a line with its words and one with its moves for every state, then the sentences."""
+        wide = len(str(max(state.state for state in self.states)))
+        found = [f"{len(self.states)} states over {self.symbols} words, the most visited first"]
+        for state in self.states:
+            share, words = f"{state.stationary:6.2%}", _words(state.words)
+            moves = ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves)
+            found.append(f"state {state.state:>{wide}}  {share}  {words}")
+            found.append(" " * (len("state ") + wide + 2) + f"{'to':>{len(share)}}  {moves}")
+        return [*found, *(["sentences drawn from the model"] if self.sentences else []), *self.sentences]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One word of a sentence on the most likely path through the states."""
+
+    word: str
+    state: int
+    probability: float
+    """Of the word, in that state."""
+    words: tuple[Word, ...]
+    """What the state emits most."""
+
+
+def describe(
+    parameters: Parameters, alphabet: Sequence[str], top: int = 8, sentences: int = 5, length: int = 20, seed: int = 0
+) -> Description:
+    """The states with their `top` words and moves, and `sentences` drawn, of `length` words or as the model ends them.
+
+    The stationary distribution of a model with end probabilities is that of sequence after sequence, each from a new
+    start.
+    """
+    _check(parameters, alphabet, top)
+    exact = parameters.to("cpu", torch.float64)
+    moves = exact.transition if exact.end is None else exact.moves() + exact.end[:, None] * exact.start
+    shares = stationary(moves)
+    states = tuple(
+        State(
+            state=i,
+            stationary=float(shares[i]),
+            start=float(exact.start[i]),
+            end=None if exact.end is None else float(exact.end[i]),
+            words=_top_words(exact.emission[i], alphabet, top),
+            moves=tuple(Move(state=j, probability=p) for j, p in _most(exact.transition[i], top)),
+        )
+        for i in shares.sort(descending=True, stable=True).indices.tolist()
+    )
+    drawn = sample(exact, sentences, length, seed)
+    sizes = [length] * sentences if drawn.lengths is None else drawn.lengths.tolist()
+    texts = (" ".join(alphabet[token] for token in row[:size]) for row, size in zip(drawn.tokens.tolist(), sizes))
+    return Description(symbols=parameters.symbols, states=states, sentences=tuple(texts))
+
+
+def find_words(words: Sequence[str], alphabet: Sequence[str]) -> list[int]:
+    """The ids of words; one that is not in the alphabet is an error that names the nearest that is."""
+    ids = {word: index for index, word in enumerate(alphabet)}
+    for position, word in enumerate(words):
+        if word not in ids:
+            close = difflib.get_close_matches(word, alphabet, n=1, cutoff=0.0)
+            hint = f'; the nearest is "{close[0]}"' if close else ""
+            raise HmmError(f'word {position + 1}, "{word}", is not among the {len(ids)} words of the model{hint}')
+    return [ids[word] for word in words]
+
+
+def explain(parameters: Parameters, alphabet: Sequence[str], text_ids: Sequence[int], top: int = 4) -> list[Step]:
+    """The most likely path through a sentence, given by its ids (`find_words`), with what each state on it means."""
+    _check(parameters, alphabet, top)
+    exact = parameters.to("cpu", torch.float64)
+    tokens = torch.tensor([list(text_ids)], dtype=torch.int64)
+    path = viterbi(exact, tokens)
+    if bool(path.impossible[0]):
+        raise HmmError(_impossible(exact, alphabet, tokens))
+    return [
+        Step(
+            word=alphabet[token],
+            state=state,
+            probability=float(exact.emission[state, token]),
+            words=_top_words(exact.emission[state], alphabet, top),
+        )
+        for token, state in zip(text_ids, path.states[0].tolist())
+    ]
+
+
+def explanation_lines(steps: Sequence[Step]) -> list[str]:
+    """A line for every word: the word, its state and probability in it, and what the state emits most."""
+    word = max((len(step.word) for step in steps), default=0)
+    wide = max((len(str(step.state)) for step in steps), default=0)
+    return [f"{s.word:<{word}}  state {s.state:>{wide}}  {s.probability:.3f}  {_words(s.words)}" for s in steps]
+
+
+def _check(parameters: Parameters, alphabet: Sequence[str], top: int) -> None:
+    if len(alphabet) != parameters.symbols:
+        raise HmmError(f"{len(alphabet)} words for a model of {parameters.symbols} symbols")
+    if top < 1:
+        raise HmmError(f"top = {top}: must be at least 1")
+
+
+def _impossible(parameters: Parameters, alphabet: Sequence[str], tokens: Tensor) -> str:
+    ruled_out = token_log_probs(parameters, tokens).log_probabilities[0].isneginf().nonzero()
+    if not len(ruled_out):  # every word is possible, only not an end after the last, or going on after one of them
+        return "the model gives this sentence probability zero: it does not end where the sentence does"
+    at = int(ruled_out[0])
+    word = alphabet[int(tokens[0, at])]
+    return f'the model gives this sentence probability zero: word {at + 1}, "{word}", cannot stand there'
+
+
+def _top_words(row: Float[Tensor, " E"], alphabet: Sequence[str], top: int) -> tuple[Word, ...]:
+    return tuple(Word(word=alphabet[token], probability=p) for token, p in _most(row, top))
+
+
+def _most(row: Float[Tensor, " cells"], top: int) -> list[tuple[int, float]]:
+    """The largest cells above zero with their place, ties to the lower place."""
+    values, places = row.sort(descending=True, stable=True)
+    return [(place, p) for place, p in zip(places[:top].tolist(), values[:top].tolist()) if p > 0]
+
+
+def _words(words: Sequence[Word]) -> str:
+    return ", ".join(f"{word.word} {word.probability:.2f}" for word in words)

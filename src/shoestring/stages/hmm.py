@@ -1,0 +1,235 @@
+"""An HMM from its recipe to DONE: rows, profile, plan, fit, score, page. It goes on wherever it was cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from shoestring.core.clock import Clock
+from shoestring.core.errors import RunError, UserError
+from shoestring.core.facts import Evaluation, Outcome, Plan, StateTable
+from shoestring.core.files import folder_bytes
+from shoestring.core.recipe import Recipe
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.seeds import derive
+from shoestring.data.sentence_store import SentenceStore, prepare_rows
+from shoestring.hmm.contexts import count_corpus
+from shoestring.hmm.engine import engine
+from shoestring.hmm.fit import Epoch, FitSettings, fit
+from shoestring.hmm.inference import token_log_probs
+from shoestring.hmm.maximize import Priors
+from shoestring.hmm.parameters import Parameters, Saved, load, save
+from shoestring.hmm.score import Scores, score
+from shoestring.hmm.show import describe
+from shoestring.plan.hmm import plan_hmm
+from shoestring.plan.make import RESERVE_SECONDS
+from shoestring.probe.machine import describe_machine, peak_bytes, pick_device
+from shoestring.report.page import draw, write_page
+from shoestring.stages.measure import ensure_profile
+from shoestring.stages.plan import read_plan
+from shoestring.stages.train import Finished, measuring_seconds, read_finished
+from shoestring.stages.voice import Live, Voice
+from shoestring.track import LineFile, read_lines
+
+
+def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished:
+    """Everything that is missing, up to DONE."""
+    if recipe.hmm is None:
+        raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
+    folder = RunFolder.of(recipe)
+    with folder.lock():
+        folder.claim(recipe)
+        if folder.done.is_file():
+            voice.say(f"{folder.path} is finished; its page is {folder.report}")
+            return read_finished(folder)
+        rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
+        voice.say(
+            f"{len(rows.train):,} rows of {recipe.data.length} tokens, {len(rows.heldout):,} held out: {rows.path}"
+        )
+        plan = plan_fit(recipe, folder, rows, voice, clock)
+        voice.planned(plan)
+        return _fit(recipe, folder, plan, rows, voice, clock)
+
+
+def plan_fit(recipe: Recipe, folder: RunFolder, rows: SentenceStore, voice: Voice, clock: Clock) -> Plan:
+    """The plan that is there, or a new one after measuring."""
+    if folder.plan.is_file():
+        return read_plan(recipe, folder.plan)
+    profile = ensure_profile(recipe, folder, voice, measuring_seconds(recipe))
+    plan = plan_hmm(recipe, profile, len(rows.train), clock.elapsed())
+    plan.write(folder.plan)
+    return plan
+
+
+def _settings(recipe: Recipe, plan: Plan) -> FitSettings:
+    hmm = recipe.hmm
+    assert hmm is not None and plan.epochs is not None
+    return FitSettings(
+        states=hmm.states,
+        epochs=round(plan.epochs),
+        update=hmm.update,
+        update_every=hmm.update_every,
+        priors=Priors(start=hmm.prior, transition=hmm.prior, emission=hmm.prior, end=hmm.prior),
+        restarts=hmm.restarts,
+        concentration=hmm.concentration,
+        tied_start=hmm.tied_start,
+        tolerance=hmm.tolerance,
+        seed=derive(recipe.run.seed, "hmm"),
+    )
+
+
+class _Writer:
+    """Writes an epoch's metrics and timings, scores the held-out rows when due, and shows where the fit stands."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, plan: Plan, rows: SentenceStore, voice: Voice, clock: Clock):
+        self._recipe, self._plan, self._voice, self._clock = recipe, plan, voice, clock
+        self._heldout = torch.from_numpy(rows.heldout[: recipe.evaluate.rows].astype("int64"))
+        self._metrics, self._timings = LineFile(folder.metrics), LineFile(folder.timings)
+        self._written = {line["step"] for line in read_lines(folder.metrics)}
+        self._timings.add(step=max(self._written, default=0), elapsed=clock.elapsed(), event="start")
+        assert plan.epochs is not None and recipe.hmm is not None
+        # while several starts are compared, an epoch comes once for each of them, and the winner is not known yet
+        self._compared = FitSettings(states=2).restart_epochs if recipe.hmm.restarts > 1 else 0
+        self._last = round(plan.epochs)
+        self._every = max(1, math.ceil(self._last * recipe.evaluate.every))
+
+    def __call__(self, epoch: Epoch, parameters: Parameters) -> None:
+        comparing = epoch.epoch <= self._compared
+        if epoch.epoch not in self._written and not comparing:
+            self._metrics.add(step=epoch.epoch, tokens=epoch.tokens, loss=epoch.loss, updates=epoch.updates)
+            if epoch.epoch % self._every == 0 or epoch.epoch == self._last:
+                loss = -float(token_log_probs(parameters, self._heldout).log_probabilities.double().mean())
+                self._metrics.add(step=epoch.epoch, heldout_loss=loss)
+            self._written.add(epoch.epoch)
+        speed = epoch.tokens_per_second
+        self._timings.add(step=epoch.epoch, elapsed=self._clock.elapsed(), tokens_per_second=speed)
+        budget = self._recipe.budget.time
+        live = Live(
+            step=epoch.epoch,
+            total=self._last,
+            loss=epoch.loss,
+            tokens_per_second=speed,
+            seconds_left=(self._last - epoch.epoch) * epoch.seconds,
+            budget_left=None if budget is None else float(budget) - self._clock.elapsed(),
+        )
+        self._voice.training(live)
+
+    def end(self) -> None:
+        self._timings.add(step=self._last, elapsed=self._clock.elapsed(), event="end")
+
+
+def _fit(recipe: Recipe, folder: RunFolder, plan: Plan, rows: SentenceStore, voice: Voice, clock: Clock) -> Finished:
+    device = pick_device()
+    describe_machine(device).write(folder.machine)
+    writer = _Writer(recipe, folder, plan, rows, voice, clock)
+    budget = recipe.budget.time
+
+    def time_left() -> float:
+        return math.inf if budget is None else float(budget) - clock.elapsed() - plan.parts["finish"] - RESERVE_SECONDS
+
+    fitted = fit(
+        torch.from_numpy(rows.train),
+        _settings(recipe, plan),
+        symbols=len(rows.alphabet),
+        device=device,
+        on_epoch=writer,
+        checkpoint=folder.checkpoints / "fit.safetensors",
+        time_left=time_left,
+        count=engine(device),
+    )
+    voice.trained()
+    save(folder.model, fitted.parameters, rows.alphabet)
+    state_table(fitted.parameters, rows.alphabet).write(folder.states)
+    scores = score_rows(fitted.parameters, rows, recipe.evaluate.rows)
+    scores.write(folder.scores)
+    evaluation = _as_evaluation(scores, len(fitted.epochs))
+    evaluation.write(folder.evaluation)
+    voice.evaluated(evaluation)
+    figures = draw(folder)
+    writer.end()
+    timings = read_lines(folder.timings)
+    speeds = [line["tokens_per_second"] for line in timings if "tokens_per_second" in line]
+    short = (
+        None if fitted.stopped != "time" else f"the time was up after {len(fitted.epochs)} of {plan.epochs:.0f} epochs"
+    )
+    outcome = Outcome(
+        steps=len(fitted.epochs),
+        tokens=len(fitted.epochs) * rows.train.size,
+        seconds=clock.elapsed(),
+        segments=sum(line.get("event") == "start" for line in timings),
+        tokens_per_second=len(speeds) / sum(1 / speed for speed in speeds) if speeds else 0.0,
+        disk_bytes=folder_bytes(folder.path),
+        peak_bytes=peak_bytes(device),
+        loss=evaluation.loss,
+        shortened=short,
+    )
+    write_page(folder, figures, outcome)
+    outcome.write(folder.done)
+    return Finished(folder, plan, outcome, evaluation)
+
+
+def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30) -> StateTable:
+    """The most visited states as a table for people."""
+    description = describe(parameters, alphabet, top=6)
+    rows = tuple(
+        (
+            str(state.state),
+            f"{state.stationary:.2%}",
+            ", ".join(f"{word.word} {word.probability:.2f}" for word in state.words),
+            ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves[:4]),
+        )
+        for state in description.states[:most]
+    )
+    return StateTable(rows=rows, sentences=description.sentences)
+
+
+def score_rows(parameters: Parameters, rows: SentenceStore, most: int | None = None) -> Scores:
+    """Held-out rows, causally, beside the strategies in context and from the training rows."""
+    counts = count_corpus(torch.from_numpy(rows.train.astype("int64")), len(rows.alphabet))
+    return score(parameters, torch.from_numpy(rows.heldout[:most].astype("int64")), corpus_counts=counts)
+
+
+def _as_evaluation(scores: Scores, epochs: int) -> Evaluation:
+    assert scores.loss is not None and scores.perplexity is not None, "a prior leaves no row impossible"
+    strategies = {name: value.loss for name, value in scores.strategies.items() if value.loss is not None}
+    return Evaluation(
+        step=epochs,
+        rows=scores.sequences,
+        tokens=scores.tokens,
+        loss=scores.loss,
+        perplexity=scores.perplexity,
+        bits_per_byte=None,
+        loss_by_position=tuple(loss for loss in scores.loss_by_position if loss is not None),
+        strategies=strategies,
+    )
+
+
+class Opened(NamedTuple):
+    """A fitted model with the rows it was made for."""
+
+    recipe: Recipe
+    folder: RunFolder
+    model: Saved
+
+
+def open_model(run: Path) -> Opened:
+    """The model of a run, finished or not."""
+    folder = RunFolder.open(run)
+    if not folder.model.is_file():
+        raise RunError(f"{run} holds no fitted HMM yet: it has no {folder.model.name}")
+    return Opened(folder.read_recipe(), folder, load(folder.model))
+
+
+def score_run(run: Path) -> Scores:
+    """Score a fitted run's model on all its held-out rows."""
+    opened = open_model(run)
+    hmm = opened.recipe.hmm
+    assert hmm is not None
+    rows = prepare_rows(opened.recipe.data, opened.recipe.run.seed, hmm)
+    if rows.alphabet != opened.model.alphabet:
+        raise RunError(f"{opened.folder.model} has another alphabet than {rows.path}")
+    return score_rows(opened.model.parameters.to(pick_device(), torch.float32), rows)

@@ -1,0 +1,86 @@
+"""Fitting an HMM as a workload to be measured: the real E-step and M-step on random tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from shoestring.core.facts import Cost
+from shoestring.core.files import make_folder
+from shoestring.core.recipe import Recipe
+from shoestring.core.seeds import derive
+from shoestring.data.tokenizers import words_in
+from shoestring.hmm.engine import engine
+from shoestring.hmm.expect import Counts
+from shoestring.hmm.inference import token_log_probs
+from shoestring.hmm.maximize import maximize
+from shoestring.hmm.parameters import random_parameters, save
+from shoestring.probe.machine import peak_bytes, reset_peak
+
+
+def alphabet_size(recipe: Recipe) -> int:
+    """N of words:N: the alphabet has no other symbols."""
+    size = words_in(recipe.data.tokenizer)
+    assert size is not None, "checked when the recipe was read"
+    return size
+
+
+def hmm_cost(recipe: Recipe) -> Cost:
+    """Three products of 2 H² a token: one forward, and two on the way back."""
+    assert recipe.hmm is not None
+    h, e = recipe.hmm.states, alphabet_size(recipe)
+    return Cost(parameters={"start": h, "transition": h * h, "emission": h * e}, forward_flops_per_token=2.0 * h * h)
+
+
+class HmmWorkload:
+    """E-steps of a recipe's model at any number of rows."""
+
+    def __init__(self, recipe: Recipe, device: torch.device):
+        assert recipe.hmm is not None
+        self.device = device
+        self._folder = Path(recipe.run.folder)
+        self._symbols = alphabet_size(recipe)
+        self._length = recipe.data.length
+        seed = derive(recipe.run.seed, "random start")
+        self._parameters = random_parameters(recipe.hmm.states, self._symbols, seed).to(device, torch.float32)
+        self._count = engine(device)
+        self._counts: Counts | None = None
+
+    def _rows(self, batch: int) -> torch.Tensor:
+        return torch.randint(self._symbols, (batch, self._length), device=self.device, dtype=torch.int32)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def accumulate(self, batch: int) -> None:
+        try:
+            self._counts = self._count(self._parameters, self._rows(batch))
+            self._wait()
+        except torch.OutOfMemoryError as cause:
+            raise MemoryError(str(cause)) from cause
+
+    def update(self) -> None:
+        assert self._counts is not None
+        maximize(self._counts, old=self._parameters)
+        self._wait()
+
+    def validate(self, batch: int) -> None:
+        token_log_probs(self._parameters, self._rows(batch))
+        self._wait()
+
+    def checkpoint(self) -> int:
+        make_folder(self._folder)
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            save(Path(folder) / "model.safetensors", self._parameters)
+            return (Path(folder) / "model.safetensors").stat().st_size
+
+    def reset_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        reset_peak(self.device)
+
+    def peak_bytes(self) -> int | None:
+        return peak_bytes(self.device)

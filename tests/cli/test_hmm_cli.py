@@ -1,0 +1,124 @@
+"""The HMM workshop through the real command line."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Command, last_json, start
+
+from shoestring.core.run_folder import RunFolder
+
+RECIPE = """
+[run]
+name = "tiny-hmm"
+
+[budget]
+epochs = 12
+
+[data]
+source = "stories"
+documents = 400
+tokenizer = "words:300"
+length = 20
+heldout = 0.1
+
+[hmm]
+states = 8
+update_every = 64
+
+[evaluate]
+rows = 50
+every = 0.25
+"""
+
+
+@pytest.fixture
+def tiny_hmm(tmp_path: Path) -> Path:
+    path = tmp_path / "hmm.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+    fitted = shoestring("hmm", "fit", tiny_hmm, "--json")
+    assert fitted.returncode == 0, fitted.stderr
+    told = last_json(fitted.stdout)
+    losses = told["evaluation"]["strategies"]  # type: ignore[index]
+    assert told["evaluation"]["loss"] < losses["unigram_corpus"] < losses["uniform"]  # type: ignore[index]
+    run = tmp_path / "runs/tiny-hmm"
+    scored = shoestring("hmm", "score", run, "--json")
+    assert scored.returncode == 0, scored.stderr
+    scores = last_json(scored.stdout)
+    assert scores["impossible"] == 0
+    assert scores["strategies"]["bigram_corpus"]["kl_of_model"] > 0  # type: ignore[index]
+    shown = shoestring("hmm", "show", run, "--sentence", "She was very happy.")
+    assert shown.returncode == 0, shown.stderr
+    assert "sentences drawn from the model" in shown.stdout
+    assert "happy" in shown.stdout
+    page = (run / "report.html").read_text()
+    assert "States, the most visited first" in page
+    assert "Plan against actual" in page
+    unknown = shoestring("hmm", "show", run, "--sentence", "the dgo")
+    assert unknown.returncode == 2
+    assert '"dgo"' in unknown.stderr
+    assert "nearest" in unknown.stderr
+
+
+@pytest.mark.slow
+def test_a_fit_that_was_killed_ends_with_the_same_bits(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+    options = ("--set", "budget.epochs=60")
+    assert shoestring("hmm", "fit", tiny_hmm, *options).returncode == 0
+    one = RunFolder(tmp_path / "runs/tiny-hmm")
+    other = RunFolder(tmp_path / "again/tiny-hmm")
+    again = ("hmm", "fit", tiny_hmm, *options, "--set", "run.folder=again")
+    process = start(*again, cwd=tmp_path)
+    while process.poll() is None and not (other.metrics.is_file() and other.metrics.read_bytes().count(b"\n") > 9):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not other.done.exists()
+    assert shoestring(*again).returncode == 0
+    assert one.model.read_bytes() == other.model.read_bytes()
+    assert one.metrics.read_bytes() == other.metrics.read_bytes()
+    assert one.scores.read_bytes() == other.scores.read_bytes()
+
+
+def test_a_grid_says_its_time_first_and_skips_what_is_done(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+    options = ("--over", "hmm.states=4,6", "--set", "budget.epochs=2", "--json")
+    result = shoestring("hmm", "fit", tiny_hmm, *options)
+    assert result.returncode == 0, result.stderr
+    assert "2 fits" in result.stderr
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"tiny-hmm-states4", "tiny-hmm-states6"}
+    again = shoestring("hmm", "fit", tiny_hmm, *options)
+    assert again.stderr.count("is finished") == 2
+    assert last_json(again.stdout) == last_json(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train",), "shoestring hmm fit RECIPE"),
+        (("hmm", "fit", "--set", "data.tokenizer=bytes"), 'an HMM takes "words:N"'),
+        (("hmm", "fit", "--set", "budget.steps=5"), "the budget of an HMM is time or epochs"),
+        (("hmm", "fit", "--set", "hmm.states=1"), "must be at least 2"),
+        (("hmm", "fit", "--set", "data.length=1000000"), "no row of 1,000,000 tokens"),
+        (("hmm", "fit", "--over", "states"), "--over states: write it as"),
+    ],
+)
+def test_mistakes_are_named(arguments: tuple[str, ...], message: str, tiny_hmm: Path, shoestring: Command) -> None:
+    verb = 2 if arguments[0] == "hmm" else 1
+    result = shoestring(*arguments[:verb], tiny_hmm, *arguments[verb:])
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_without_a_model_is_named(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    assert shoestring("measure", tiny).returncode == 0
+    result = shoestring("hmm", "show", tmp_path / "runs/tiny")
+    assert result.returncode == 2
+    assert "holds no fitted HMM" in result.stderr

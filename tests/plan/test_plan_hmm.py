@@ -1,0 +1,65 @@
+"""The plan of an HMM."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoestring.core.errors import PlanError
+from shoestring.core.facts import Cost, Machine, Point, Profile
+from shoestring.core.recipe import Recipe, build
+from shoestring.plan.hmm import plan_hmm
+from shoestring.plan.make import RESERVE_SECONDS, RESERVE_SHARE
+
+
+def _recipe(hmm: dict[str, object] | None = None, **budget: object) -> Recipe:
+    values = {"budget": budget, "data": {"tokenizer": "words:50", "length": 10, "documents": 9}, "hmm": hmm or {}}
+    return build(values, "test")
+
+
+def _profile() -> Profile:
+    machine = Machine(device="cpu", device_name="x", threads=1, memory_bytes=None, system="", python="", versions={})
+    points = tuple(
+        Point(batch=b, seconds=0.01 + b * 0.001, slowest_seconds=1.0, peak_bytes=b * 1000) for b in (64, 1024, 65536)
+    )
+    return Profile(
+        machine=machine, workload="", length=10, points=points, setup_seconds=1.0, update_seconds=0.5,
+        validate_seconds_per_row=0.001, checkpoint_seconds=0.1, checkpoint_bytes=100, available_bytes=10**9, stopped="",
+        cost=Cost(parameters={"start": 1}, forward_flops_per_token=2.0),
+    )  # fmt: skip
+
+
+def test_an_epoch_is_its_rows_and_its_updates() -> None:
+    plan = plan_hmm(_recipe({"update": "every", "update_every": 100}, epochs=3), _profile(), rows=1000)
+    per_row = (0.01 + 65536 * 0.001) / 65536
+    assert plan.parts["train"] == pytest.approx(3 * (1000 * per_row + 10 * 0.5), rel=0.02)
+    assert plan.steps == 30
+    assert plan.tokens == 3 * 1000 * 10
+    assert plan.effective_batch == 100
+    assert plan.seconds == pytest.approx(sum(plan.parts.values()))
+
+
+@pytest.mark.parametrize("seconds", [20, 60, 500])
+def test_a_time_budget_holds_with_its_reserve_and_one_more_epoch_would_not(seconds: int) -> None:
+    plan = plan_hmm(_recipe({"update": "all"}, time=f"{seconds}s"), _profile(), rows=1000, spent=2.0)
+    assert plan.binding == "time"
+    assert plan.seconds is not None
+    assert plan.epochs is not None
+    room = seconds - RESERVE_SECONDS - RESERVE_SHARE * seconds
+    assert plan.seconds <= room + 1e-9
+    assert plan.seconds + (plan.parts["train"] + plan.parts["checkpoints"]) / plan.epochs > room
+
+
+def test_the_tighter_budget_binds_and_restarts_cost_epochs() -> None:
+    both = plan_hmm(_recipe({"update": "all"}, time="100s", epochs=2), _profile(), rows=1000)
+    assert (both.binding, both.epochs) == ("epochs", 2.0)
+    one, three = (
+        plan_hmm(_recipe({"update": "all", "restarts": n}, time="100s"), _profile(), rows=1000) for n in (1, 3)
+    )
+    assert one.epochs == three.epochs + 6  # type: ignore[operator]
+
+
+def test_too_little_time_and_too_little_memory_are_said() -> None:
+    with pytest.raises(PlanError, match=r"budget.time = 5s, and one epoch of 100,000 rows"):
+        plan_hmm(_recipe(time="5s"), _profile(), rows=100_000)
+    with pytest.raises(PlanError, match="nothing fits the memory"):
+        plan_hmm(_recipe(epochs=1, memory="1kB"), _profile(), rows=100)
