@@ -36,7 +36,7 @@ def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path
         "schema": f"shoestring.bench.{name}/1",
         "machine": encode(machine),
         "commit": commit(),
-        "command": " ".join(["python", *map(_relative, sys.argv)]),
+        "command": " ".join(["python", *_told(sys.argv)]),
         "date": time.strftime("%Y-%m-%d"),
         **values,
     }
@@ -46,6 +46,14 @@ def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path
     path.write_text(json.dumps(record, indent=2) + "\n")
     print(f"wrote {path}")
     return path
+
+
+def _told(arguments: list[str]) -> list[str]:
+    """The command without where its record went."""
+    if "--out" in arguments:
+        at = arguments.index("--out")
+        arguments = arguments[:at] + arguments[at + 2 :]
+    return list(map(_relative, arguments))
 
 
 def _relative(argument: str) -> str:

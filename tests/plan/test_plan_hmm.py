@@ -30,8 +30,8 @@ def _profile() -> Profile:
 
 def test_an_epoch_is_its_rows_and_its_updates() -> None:
     plan = plan_hmm(_recipe({"update": "every", "update_every": 100}, epochs=3), _profile(), rows=1000)
-    per_row = (0.01 + 65536 * 0.001) / 65536
-    assert plan.parts["train"] == pytest.approx(3 * (1000 * per_row + 10 * 0.5), rel=0.02)
+    hundred = 0.01 + 100 * 0.001  # rows of one update, between the batches of 64 and 1,024 that were measured
+    assert plan.parts["train"] == pytest.approx(3 * 10 * (hundred + 0.5))
     assert plan.steps == 30
     assert plan.tokens == 3 * 1000 * 10
     assert plan.effective_batch == 100
@@ -63,3 +63,12 @@ def test_too_little_time_and_too_little_memory_are_said() -> None:
         plan_hmm(_recipe(time="5s"), _profile(), rows=100_000)
     with pytest.raises(PlanError, match="nothing fits the memory"):
         plan_hmm(_recipe(epochs=1, memory="1kB"), _profile(), rows=100)
+
+
+# 1,024 rows at a time: a larger batch is not 2 % faster
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(32, 0.074), (64, 0.074), (512, 0.522), (65536, 64 * 1.034), (70000, 68 * 1.034 + 0.378)]
+)
+def test_counting_takes_what_was_measured_between_and_beyond_the_batches(rows: int, seconds: float) -> None:
+    plan = plan_hmm(_recipe({"update": "all"}, epochs=1), _profile(), rows=rows)
+    assert plan.parts["train"] == pytest.approx(seconds + 0.5, rel=1e-3)

@@ -45,7 +45,7 @@ class FitSettings:
     update: Update = "online"
     update_every: int = 256
     """Sequences to an update, at most: an epoch is cut into updates of equal size."""
-    hold: float = 0.5
+    hold: float = 0.8
     """Fraction of the epochs in which an online update keeps nothing of those before it."""
     offset: float = 1.0
     decay: float = 0.6
@@ -61,8 +61,8 @@ class FitSettings:
     end: bool = False
     """Learn where sequences end."""
     tolerance: float | None = None
-    """Stop when an epoch improves likelihood and prior per token by less than this fraction; online, once `hold` is over.
-    None: never."""
+    """Stop when an epoch improves likelihood and prior per token by less than this fraction (online, only once `hold`
+    is over). None: never."""
     seed: int = 0
 
     def __post_init__(self) -> None:

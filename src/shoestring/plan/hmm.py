@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 from shoestring.core.errors import PlanError
-from shoestring.core.facts import Line, Plan, Profile
+from shoestring.core.facts import Line, Plan, Point, Profile
 from shoestring.core.recipe import Recipe
 from shoestring.core.units import Bytes, Count, Flops, Seconds, rate
 from shoestring.plan.make import REPORT_SECONDS, RESERVE_SECONDS, RESERVE_SHARE
@@ -17,9 +19,9 @@ def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) ->
     hmm, length = recipe.hmm, recipe.data.length
     assert hmm is not None, "an HMM recipe"
     split = choose_split(profile, recipe.batch, None, recipe.budget.memory)
-    per_row = (split.step_seconds - profile.update_seconds) / recipe.batch
     updates = 1 if hmm.update == "all" else -(-rows // hmm.update_every)
-    epoch = rows * per_row + updates * profile.update_seconds
+    counting = _seconds(profile.points, split.per_device, -(-rows // updates))
+    epoch = updates * (counting + profile.update_seconds)
     score = recipe.evaluate.rows * profile.validate_seconds_per_row
     evaluations = math.ceil(1 / recipe.evaluate.every)
     # while several starts are compared, each takes three epochs of its own
@@ -44,15 +46,14 @@ def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) ->
     parts["checkpoints"] = epochs * profile.checkpoint_seconds
     tokens = epochs * rows * length
     seconds = sum(parts.values())
-    per_second = length / per_row
     in_parts = " + ".join(f"{Seconds(v).short()} {k}" for k, v in parts.items() if v >= 0.05)
     limit = getattr(recipe.budget, binding)
     table = [
         ("rows", Count(rows).short(), f"of {length} tokens"),
-        ("rows at a time", f"{split.per_device:,}", split.reason),
+        ("rows at a time", f"at most {split.per_device:,}", split.reason),
         ("updates", f"{updates:,} an epoch", f'hmm.update = "{hmm.update}"'),
         ("epochs", f"{epochs:,}", f"budget.{binding} = {limit}"),
-        ("an epoch", Seconds(epoch).short(), f"{rows:,} rows at {rate(per_second, 'tokens/s')}"),
+        ("an epoch", Seconds(epoch).short(), f"{rows:,} rows at {rate(rows * length / epoch, 'tokens/s')}"),
         ("computation", Flops(tokens * profile.cost.train_flops_per_token).short(), "6 H² a token"),
         ("seconds", Seconds(seconds).short(), in_parts),
         ("memory", "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short(), "measured peak"),
@@ -79,3 +80,11 @@ def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) ->
         evaluations=evaluations,
         lines=tuple(Line(quantity=q, value=v, reason=r) for q, v, r in table),
     )
+
+
+def _seconds(points: Sequence[Point], most: int, rows: int) -> float:
+    """How long counting `rows` rows takes, `most` at a time: by lines between the batches that were measured."""
+    known = [(0, points[0].seconds), *((p.batch, p.seconds) for p in points if p.batch <= most)]
+    whole, rest = divmod(rows, most)
+    (b0, s0), (b1, s1) = next(pair for pair in itertools.pairwise(known) if rest <= pair[1][0])
+    return whole * known[-1][1] + (s0 + (s1 - s0) * (rest - b0) / (b1 - b0) if rest else 0.0)

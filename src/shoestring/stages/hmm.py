@@ -157,12 +157,12 @@ def _fit(recipe: Recipe, folder: RunFolder, plan: Plan, rows: SentenceStore, voi
         None if fitted.stopped != "time" else f"the time was up after {len(fitted.epochs)} of {plan.epochs:.0f} epochs"
     )
     outcome = Outcome(
-        steps=len(fitted.epochs),
+        steps=fitted.epochs[-1].updates if fitted.epochs else 0,
         tokens=len(fitted.epochs) * rows.train.size,
         seconds=clock.elapsed(),
         segments=sum(line.get("event") == "start" for line in timings),
         tokens_per_second=len(speeds) / sum(1 / speed for speed in speeds) if speeds else 0.0,
-        disk_bytes=folder_bytes(folder.path),
+        disk_bytes=folder_bytes(folder.checkpoints) + folder.model.stat().st_size,
         peak_bytes=peak_bytes(device),
         loss=evaluation.loss,
         shortened=short,
