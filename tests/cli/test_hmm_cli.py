@@ -122,3 +122,15 @@ def test_a_run_without_a_model_is_named(tiny: Path, tmp_path: Path, shoestring: 
     result = shoestring("hmm", "show", tmp_path / "runs/tiny")
     assert result.returncode == 2
     assert "holds no fitted HMM" in result.stderr
+
+
+def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+    prepared = shoestring("prepare", tiny_hmm, "--json")
+    assert prepared.returncode == 0, prepared.stderr
+    assert len(last_json(prepared.stdout)["alphabet"]) == 300  # type: ignore[arg-type]
+    profile = shoestring("measure", tiny_hmm, "--json")
+    assert profile.returncode == 0, profile.stderr
+    assert last_json(profile.stdout)["cost"]["parameters"] == {"start": 8, "transition": 64, "emission": 2400}  # type: ignore[index]
+    plan = shoestring("plan", tiny_hmm, "--json")
+    assert plan.returncode == 0, plan.stderr
+    assert last_json(plan.stdout)["epochs"] == 12

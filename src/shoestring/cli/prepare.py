@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoestring.cli.options import AsJson, Overrides, RecipeFile, Verbose
+
+if TYPE_CHECKING:
+    from shoestring.cli.terminal import Terminal
+    from shoestring.core.recipe import Recipe
 
 
 def prepare(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = False, verbose: Verbose = False) -> None:
@@ -19,6 +25,9 @@ def prepare(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = F
 
     loaded = recipes.load(recipe, overrides or ())
     folder, terminal = RunFolder.of(loaded), Terminal(to_stderr=as_json)
+    if loaded.hmm is not None:
+        _prepare_rows(loaded, terminal, as_json)
+        return
     made = read_plan(loaded, folder.plan) if folder.plan.is_file() else None
     store = prepare_recipe(loaded, made, terminal)
     rows = [
@@ -29,3 +38,20 @@ def prepare(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = F
     terminal.say(f"store: {store.paths.folder} ({Bytes(store.manifest.bytes).short()})")
     if as_json:
         print_json({"store": str(store.paths.folder), **store.manifest.to_dict()})
+
+
+def _prepare_rows(recipe: Recipe, terminal: Terminal, as_json: bool) -> None:
+    """The rows of an HMM: sentences of its words."""
+    from shoestring.cli.terminal import print_json
+    from shoestring.data.sentence_store import prepare_rows
+
+    assert recipe.hmm is not None
+    store = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
+    rows = [
+        (name, f"{ledger['sentences']:,}", f"{ledger['kept']:,}", f"{ledger['tokens']:,}", f"{len(split):,}")
+        for (name, ledger), split in zip(sorted(store.ledger.items()), (store.heldout, store.train))
+    ]
+    terminal.table("Rows", ("split", "sentences", "kept", "tokens", "rows"), rows)
+    terminal.say(f"rows: {store.path}")
+    if as_json:
+        print_json({"rows": str(store.path), "alphabet": list(store.alphabet), "ledger": store.ledger})

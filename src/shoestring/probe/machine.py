@@ -47,8 +47,9 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new memory peak."""
+    """Start a new memory peak; on a GPU, what earlier work left cached is given back first."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError):

@@ -12,7 +12,6 @@ from shoestring.core.errors import RecipeError
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Seconds
-from shoestring.data.sentence_store import prepare_rows
 from shoestring.stages.hmm import plan_fit
 from shoestring.stages.voice import Voice
 
@@ -48,9 +47,7 @@ def plan_grid(made: Sequence[Recipe], voice: Voice) -> tuple[str, list[tuple[str
             continue
         with folder.lock():
             folder.claim(recipe)
-            assert recipe.hmm is not None
-            rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
-            plan = plan_fit(recipe, folder, rows, voice, Clock(0.0))
+            plan = plan_fit(recipe, folder, voice, Clock(0.0))
         assert plan.epochs is not None and plan.seconds is not None
         epoch = plan.parts["train"] / plan.epochs
         total += plan.seconds

@@ -25,12 +25,11 @@ from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, Saved, load, save
 from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
-from shoestring.plan.hmm import plan_hmm
 from shoestring.plan.make import RESERVE_SECONDS
 from shoestring.probe.machine import describe_machine, peak_bytes, pick_device
 from shoestring.report.page import draw, write_page
 from shoestring.stages.measure import ensure_profile
-from shoestring.stages.plan import read_plan
+from shoestring.stages.plan import plan_recipe, read_plan
 from shoestring.stages.train import Finished, measuring_seconds, read_finished
 from shoestring.stages.voice import Live, Voice
 from shoestring.track import LineFile, read_lines
@@ -50,17 +49,17 @@ def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished:
         voice.say(
             f"{len(rows.train):,} rows of {recipe.data.length} tokens, {len(rows.heldout):,} held out: {rows.path}"
         )
-        plan = plan_fit(recipe, folder, rows, voice, clock)
+        plan = plan_fit(recipe, folder, voice, clock)
         voice.planned(plan)
         return _fit(recipe, folder, plan, rows, voice, clock)
 
 
-def plan_fit(recipe: Recipe, folder: RunFolder, rows: SentenceStore, voice: Voice, clock: Clock) -> Plan:
+def plan_fit(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> Plan:
     """The plan that is there, or a new one after measuring."""
     if folder.plan.is_file():
         return read_plan(recipe, folder.plan)
     profile = ensure_profile(recipe, folder, voice, measuring_seconds(recipe))
-    plan = plan_hmm(recipe, profile, len(rows.train), clock.elapsed())
+    plan = plan_recipe(recipe, profile, clock.elapsed())
     plan.write(folder.plan)
     return plan
 

@@ -78,8 +78,6 @@ class HmmWorkload:
             return (Path(folder) / "model.safetensors").stat().st_size
 
     def reset_peak(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
         reset_peak(self.device)
 
     def peak_bytes(self) -> int | None:

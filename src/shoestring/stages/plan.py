@@ -10,11 +10,16 @@ from shoestring.core.files import free_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.data.prepare import estimate_bytes
+from shoestring.data.sentence_store import prepare_rows
+from shoestring.plan.hmm import plan_hmm
 from shoestring.plan.make import make_plan
 
 
 def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
-    """The plan, with `spent` seconds of the time budget gone already."""
+    """The plan, with `spent` seconds of the time budget gone already; an HMM's needs its rows, and makes them."""
+    if recipe.hmm is not None:
+        rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
+        return plan_hmm(recipe, profile, len(rows.train), spent)
 
     def store_bytes(tokens: float, documents: float) -> int:
         return estimate_bytes(tokens, documents, recipe.data)

@@ -67,8 +67,6 @@ class TrainingWorkload:
             return checkpoints.path(0).stat().st_size
 
     def reset_peak(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
         reset_peak(self.device)
 
     def peak_bytes(self) -> int | None:
