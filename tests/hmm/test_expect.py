@@ -241,7 +241,7 @@ def test_memory_is_what_the_layout_says(recompute: bool, monkeypatch: pytest.Mon
 def test_wrong_weights_are_named(weights: list[float], message: str) -> None:
     values = torch.tensor(weights)
     with pytest.raises(HmmError, match=message):
-        module._check_weights(values, 2)
+        module.check_weights(values, 2)
 
 
 def test_no_rows_give_no_counts_and_wrong_tokens_an_error() -> None:
