@@ -106,6 +106,29 @@ def position_curve(loss_by_position: Sequence[float], strategies: Mapping[str, f
     )
 
 
+def epoch_curves(losses: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Held-out loss by epoch, a curve for each name."""
+    values: list[dict[str, Any]] = [
+        {"epoch": epoch, "loss": loss, "what": name}
+        for name, curve in losses.items()
+        for epoch, loss in enumerate(curve, start=1)
+    ]
+    last = max((v["epoch"] for v in values), default=1)
+    ends = [{**v, "label": f"{v['what']} {v['loss']:.3f}"} for v in values if v["epoch"] == last]
+    palette = ("#c8553d", "#e0a458", _HELDOUT, "#6a994e", "#888")
+    scale = {"domain": list(losses), "range": list(palette[: len(losses)])}
+    colour = {"field": "what", "type": "nominal", "legend": None, "scale": scale}
+    x = {"field": "epoch", "type": "quantitative", "title": "epoch", "scale": {"domain": [1, last], "nice": False}}
+    y = {"field": "loss", "type": "quantitative", "title": "held-out loss, nats a token", "scale": {"zero": False}}
+    lines = [_line(values, name, 2.0, x, y, colour) for name in losses]
+    text = {
+        "data": {"values": _apart(ends, values)},
+        "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12},
+        "encoding": {"x": x, "y": y | {"field": "at"}, "text": {"field": "label"}, "color": colour},
+    }
+    return _layers([*lines, text])
+
+
 def _line(values: Sequence[Mapping[str, Any]], what: str, width: float, x: Any, y: Any, colour: Any) -> dict[str, Any]:
     return {
         "data": {"values": [v for v in values if v["what"] == what]},
