@@ -178,8 +178,8 @@ def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30)
         (
             str(state.state),
             f"{state.stationary:.2%}",
-            ", ".join(f"{word.word} {word.probability:.2f}" for word in state.words),
-            ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves[:4]),
+            ", ".join(f"{word.word} {word.probability:.2f}" for word in state.words if word.probability >= 0.005),
+            ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves[:4] if move.probability >= 0.005),
         )
         for state in description.states[:most]
     )
