@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from conftest import Command, last_json, start
 
 from shoestring.core.run_folder import RunFolder
+from shoestring.hmm.parameters import load
 
 RECIPE = """
 [run]
@@ -134,3 +138,16 @@ def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, tmp_path: Path, sh
     plan = shoestring("plan", tiny_hmm, "--json")
     assert plan.returncode == 0, plan.stderr
     assert last_json(plan.stdout)["epochs"] == 12
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_fit_what_one_does(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+    assert shoestring("hmm", "fit", tiny_hmm).returncode == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    fit = ["-m", "shoestring", "hmm", "fit", str(tiny_hmm), "--set", "run.folder=two"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    both = subprocess.run([*torchrun, *fit], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert both.returncode == 0, both.stderr
+    one, two = (load(tmp_path / folder / "tiny-hmm/model.safetensors").parameters for folder in ("runs", "two"))
+    assert all((a - b).abs().max() < 1e-6 for a, b in zip(one[:3], two[:3], strict=True))
+    assert (tmp_path / "two/tiny-hmm/DONE").is_file()

@@ -49,8 +49,9 @@ def fit(
             finished = fit_recipe(loaded, terminal, Clock() if len(made) == 1 else Clock(0.0))
         finally:
             terminal.close()
-        found.append(print_finished(terminal, finished))
-    if as_json:
+        if finished is not None:
+            found.append(print_finished(terminal, finished))
+    if as_json and found:
         print_json(found[0] if len(found) == 1 else {"runs": found})
 
 

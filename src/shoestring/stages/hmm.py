@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError, UserError
@@ -23,6 +27,7 @@ from shoestring.hmm.fit import Epoch, FitSettings, fit
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, Saved, load, save
+from shoestring.hmm.schedule import Team
 from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
 from shoestring.plan.make import RESERVE_SECONDS
@@ -35,23 +40,46 @@ from shoestring.stages.voice import Live, Voice
 from shoestring.track import LineFile, read_lines
 
 
-def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished:
-    """Everything that is missing, up to DONE."""
+def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished | None:
+    """Everything that is missing, up to DONE. Under torchrun all processes share the counting; the first one writes,
+    and the others return None."""
     if recipe.hmm is None:
         raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
-    folder = RunFolder.of(recipe)
-    with folder.lock():
-        folder.claim(recipe)
-        if folder.done.is_file():
-            voice.say(f"{folder.path} is finished; its page is {folder.report}")
-            return read_finished(folder)
+    folder, team = RunFolder.of(recipe), _join()
+    with contextlib.ExitStack() as stack:
+        if team.rank == 0:
+            stack.enter_context(folder.lock())
+        plan = team.first(_begin, recipe, folder, voice, clock)
+        if plan is None:
+            return read_finished(folder) if team.rank == 0 else None
         rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
-        voice.say(
-            f"{len(rows.train):,} rows of {recipe.data.length} tokens, {len(rows.heldout):,} held out: {rows.path}"
-        )
-        plan = plan_fit(recipe, folder, voice, clock)
-        voice.planned(plan)
-        return _fit(recipe, folder, plan, rows, voice, clock)
+        return _fit(recipe, folder, plan, rows, voice, clock, team)
+
+
+def _join() -> Team:
+    """The processes that torchrun started, or this one alone."""
+    device = pick_device()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)
+    return Team.of(device)
+
+
+def _begin(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> Plan | None:
+    """Rows and plan; None where the run is finished."""
+    folder.claim(recipe)
+    if folder.done.is_file():
+        voice.say(f"{folder.path} is finished; its page is {folder.report}")
+        return None
+    assert recipe.hmm is not None
+    rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
+    voice.say(f"{len(rows.train):,} rows of {recipe.data.length} tokens, {len(rows.heldout):,} held out: {rows.path}")
+    plan = plan_fit(recipe, folder, voice, clock)
+    voice.planned(plan)
+    return plan
 
 
 def plan_fit(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> Plan:
@@ -121,10 +149,11 @@ class _Writer:
         self._timings.add(step=self._last, elapsed=self._clock.elapsed(), event="end")
 
 
-def _fit(recipe: Recipe, folder: RunFolder, plan: Plan, rows: SentenceStore, voice: Voice, clock: Clock) -> Finished:
-    device = pick_device()
-    describe_machine(device).write(folder.machine)
-    writer = _Writer(recipe, folder, plan, rows, voice, clock)
+def _fit(
+    recipe: Recipe, folder: RunFolder, plan: Plan, rows: SentenceStore, voice: Voice, clock: Clock, team: Team
+) -> Finished | None:
+    device = team.device
+    writer = _Writer(recipe, folder, plan, rows, voice, clock) if team.rank == 0 else None
     budget = recipe.budget.time
 
     def time_left() -> float:
@@ -140,7 +169,10 @@ def _fit(recipe: Recipe, folder: RunFolder, plan: Plan, rows: SentenceStore, voi
         time_left=time_left,
         count=engine(device),
     )
+    if writer is None:
+        return None
     voice.trained()
+    describe_machine(device).write(folder.machine)
     save(folder.model, fitted.parameters, rows.alphabet)
     state_table(fitted.parameters, rows.alphabet).write(folder.states)
     scores = score_rows(fitted.parameters, rows, recipe.evaluate.rows)

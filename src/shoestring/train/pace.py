@@ -8,8 +8,9 @@ from shoestring.core.clock import Clock
 
 _SETTLED_STEPS = 5
 _SETTLED_SECONDS = 2.0
-_SLACK = 0.01
-"""An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays."""
+_SLACK, _EARLY_SLACK = 0.01, 0.05
+"""An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays. Early means
+that less than a third of the steps are behind: a slow moment says little then, and there is much left to mend."""
 
 
 class Pace:
@@ -76,6 +77,7 @@ class Pace:
             return 0
         settled = self._steps >= _SETTLED_STEPS and self.step_seconds >= _SETTLED_SECONDS
         last_moments = time_left < 2 * _SETTLED_SECONDS
-        if not last_moments and (not settled or needed <= time_left * (1 + _SLACK)):
+        slack = _EARLY_SLACK if self.step_seconds < needed / 2 else _SLACK
+        if not last_moments and (not settled or needed <= time_left * (1 + slack)):
             return None
         return min(left - 1, int(left * time_left / needed * (1 - _SLACK)))
