@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
+# two test processes with two threads each wait for one another on two cores; a user's own setting is kept
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if importlib.util.find_spec("beartype"):  # shapes in signatures are checked wherever the checker is installed
     install_import_hook(["shoestring.models", "shoestring.hmm"], "beartype.beartype")
 

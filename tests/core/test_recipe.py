@@ -539,7 +539,7 @@ def test_a_recipe_does_not_differ_from_itself() -> None:
 
 def test_an_hmm_recipe_is_read_and_written_like_any_other(tmp_path: Path) -> None:
     path = tmp_path / "hmm.toml"
-    path.write_text('[budget]\nepochs = 5\n[data]\ntokenizer = "words:100"\n[hmm]\nstates = 50\n')
+    path.write_text('[budget]\nepochs = 5\n[data]\ntokenizer = "words:100"\ndocuments = 9\n[hmm]\nstates = 50\n')
     recipe = load(path)
     assert recipe.hmm == Hmm(states=50)
     path.write_text(dump(recipe))
@@ -549,7 +549,13 @@ def test_an_hmm_recipe_is_read_and_written_like_any_other(tmp_path: Path) -> Non
 
 
 def test_the_budget_and_the_alphabet_of_an_hmm_are_its_own() -> None:
-    wrong = {"budget": {"steps": 5, "flops": 1e9}, "data": {"tokenizer": "bytes"}, "hmm": {}}
+    wrong = {"budget": {"steps": 5, "flops": 1e9}, "data": {"tokenizer": "bytes", "length": 1}, "hmm": {}}
     with pytest.raises(RecipeError) as caught:
         build(wrong, "hmm")
-    assert [line.split(" =")[0] for line in caught.value.problems] == ["data.tokenizer", "budget.flops", "budget.steps"]
+    assert [line.split(" =")[0] for line in caught.value.problems] == [
+        "data.tokenizer",
+        "budget.flops",
+        "budget.steps",
+        "data.source",
+        "data.length",
+    ]

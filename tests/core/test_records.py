@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoestring.core import facts
 from shoestring.core.errors import RecordError, StorageError
-from shoestring.core.facts import Cost, Density, Evaluation, Machine, Outcome, Plan, Point, Profile
+from shoestring.core.facts import Cost, Density, Evaluation, Machine, Outcome, Plan, Point, Profile, StateTable
 from shoestring.core.records import Record
 from shoestring.core.schema import hints
 
@@ -78,7 +78,7 @@ def profile() -> Profile:
 
 
 def test_the_records_are_those_the_stages_hand_to_each_other() -> None:
-    assert set(RECORDS) == {Machine, Cost, Density, Profile, Plan, Evaluation, Outcome}
+    assert set(RECORDS) == {Machine, Cost, Density, Profile, Plan, Evaluation, StateTable, Outcome}
 
 
 def test_every_schema_has_a_name_of_its_own_and_a_number() -> None:

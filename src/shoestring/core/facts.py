@@ -181,13 +181,25 @@ class Evaluation(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateRow:
+    """One state of an HMM, for people."""
+
+    state: int
+    share: float
+    """Of the time, in the long run."""
+    words: str
+    """The most likely, with their probabilities."""
+    moves: str
+    """The most likely next states, with their probabilities."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateTable(Record):
     """What the states of an HMM mean, for people: the most visited first."""
 
     SCHEMA: ClassVar[str] = "shoestring.states/1"
 
-    rows: tuple[tuple[str, str, str, str], ...]
-    """State, share of the time, top words, likely moves."""
+    rows: tuple[StateRow, ...]
     sentences: tuple[str, ...]
     """Drawn from the model."""
 

@@ -115,7 +115,8 @@ def _scores(evaluation: Evaluation) -> str:
 
 def _states(states: StateTable) -> list[str]:
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in states.sentences)
-    table = _table(("state", "time", "words", "moves to"), states.rows)
+    rows = [(str(row.state), f"{row.share:.2%}", row.words, row.moves) for row in states.rows]
+    table = _table(("state", "time", "words", "moves to"), rows)
     return [_section("States, the most visited first", table), _section("Sentences drawn from the model", sentences)]
 
 

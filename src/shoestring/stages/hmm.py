@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError, UserError
-from shoestring.core.facts import Evaluation, Outcome, Plan, StateTable
+from shoestring.core.facts import Evaluation, Outcome, Plan, StateRow, StateTable
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
@@ -207,11 +207,11 @@ def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30)
     """The most visited states as a table for people."""
     description = describe(parameters, alphabet, top=6)
     rows = tuple(
-        (
-            str(state.state),
-            f"{state.stationary:.2%}",
-            ", ".join(f"{word.word} {word.probability:.2f}" for word in state.words if word.probability >= 0.005),
-            ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves[:4] if move.probability >= 0.005),
+        StateRow(
+            state=state.state,
+            share=state.stationary,
+            words=", ".join(f"{w.word} {w.probability:.2f}" for w in state.words if w.probability >= 0.005),
+            moves=", ".join(f"{m.state} {m.probability:.2f}" for m in state.moves[:4] if m.probability >= 0.005),
         )
         for state in description.states[:most]
     )
