@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from shoestring.core.facts import Point
-from shoestring.core.units import Bytes
+from shoestring.core.units import Bytes, Seconds
 from shoestring.probe.workload import Workload
 
 _WORSE = 1.10
@@ -38,6 +38,10 @@ def measure(
         predicted = predicted_bytes(points, batch)
         if predicted and limit_bytes and predicted > limit_bytes * _MEMORY_SHARE:
             stopped = f"batch {batch} would need {Bytes(int(predicted)).short()} of {Bytes(limit_bytes).short()}"
+            break
+        expected = points[-1].seconds / points[-1].batch * batch if points else 0.0
+        if expected > seconds:
+            stopped = f"a pass at batch {batch} would take {Seconds(expected).short()}, longer than all of measuring"
             break
         try:
             workload.accumulate(batch)  # the first pass at a new shape also pays for its set-up
