@@ -57,7 +57,7 @@ def read_finished(folder: RunFolder) -> Finished:
 
 def measuring_seconds(recipe: Recipe) -> float:
     """How long the passes of a measurement may take."""
-    return min(20.0, max(0.5, MEASURE_SHARE * float(recipe.budget.time or 100)))
+    return min(20.0, max(0.5, MEASURE_SHARE * float(recipe.budget.time or 50)))
 
 
 def _ensure_plan(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock, given: Plan | None) -> Plan:
