@@ -1,10 +1,13 @@
-"""The E-step of a categorical HMM: ours beside the peers, on the same data and the same start, in one run.
+"""The E-step of a categorical HMM: ours beside the peers, on the same tokens, in one run.
 
     python bench/hmm_em.py [--peers FOLDER] [--out FOLDER]
 
-On a CPU the peer is hmmlearn (`implementation="scaling"`). On a GPU they are pomegranate and PyJuice, which takes
-powers of two as numbers of states; both from the environment, or unpacked in FOLDER. A peer that is missing is null.
-Each gets the largest batch it was seen to manage; tokens a second is what is compared. Accuracy is against float64.
+On a CPU the peer is hmmlearn (`implementation="scaling"`, float64, one thread; ours is float32, all threads). On a GPU
+they are pomegranate and PyJuice, from the environment or unpacked in FOLDER. A peer that is missing is null.
+
+Not all is equal. hmmlearn and pomegranate start from our tables; PyJuice draws its own, and runs with the next power of
+two of states, so it does more work a token (1,024 states for our 600). Batches of the peers are fixed numbers that fit,
+not searched for: a peer may be faster at another. Accuracy is ours against float64.
 """
 
 from __future__ import annotations

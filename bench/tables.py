@@ -56,6 +56,8 @@ def hmm_table() -> str:
         for s in r["shapes"]:
             ours, theirs = s["ours_tokens_per_second"], [s[f"{p}_tokens_per_second"] for p in peers]
             cells = [f"{s['states']}, {s['symbols']}, {s['length']}", _rate(ours), *(_rate(x) for x in theirs)]
+            if "pyjuice" in peers:  # it takes powers of two only
+                cells[-1] += f" (H = {1 << (s['states'] - 1).bit_length()})"
             cells += ["–" if x is None else f"{ours / x:,.0f}" for x in theirs]
             cells.append(f"{max(s['accuracy'].values()):.0e}")
             lines.append(f"| {' | '.join(cells)} |\n")
