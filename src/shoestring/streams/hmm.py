@@ -1,0 +1,143 @@
+"""The endless rows of a hidden Markov model.
+
+Shapes: n rows, L positions, H states, E symbols.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoestring.core.errors import DataError
+from shoestring.core.recipe import fingerprint
+from shoestring.core.seeds import derive
+from shoestring.streams import plain
+from shoestring.streams.compact import CompactTables
+from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, Lookup, shuffles
+from shoestring.streams.philox import Purpose
+from shoestring.streams.tables import alias_tables, quantise
+
+FORMAT = 1
+"""Of the rows: another number, other rows."""
+MOST_CELLS = (1 << 31) - 1
+
+
+class HmmStream:
+    """Row i is a pure function of (tables, seed, i): the same bytes on every device, for any batch and any order.
+
+    `symbols` says which rows share a permutation of the alphabet: the symbol k is shown as another one. `states` says
+    which rows share a shuffle of the states: state s emits what another one did. The first changes which symbols are
+    used, the second which of the model's own emissions follow which; see `permutations` for the kinds.
+    """
+
+    def __init__(
+        self,
+        start: NDArray[np.float64],
+        transition: NDArray[np.float64],
+        emission: NDArray[np.float64],
+        *,
+        seed: int,
+        length: int,
+        symbols: str = "none",
+        states: str = "none",
+    ):
+        h, e = map(int, emission.shape)
+        if start.shape != (h,) or transition.shape != (h, h):
+            raise DataError(f"start {start.shape} and transition {transition.shape} do not fit {h} states")
+        if max((h + 1) * h, h * e) > MOST_CELLS:
+            raise DataError(f"a stream of {h:,} states and {e:,} symbols: a table has at most {MOST_CELLS:,} cells")
+        if length < 1:
+            raise DataError(f"a row of {length} tokens: it must have at least one")
+        weights = [quantise("transition", transition), quantise("start", start), quantise("emission", emission)]
+        self.length, self.symbols, self.states = length, e, h
+        self.dtype = torch.uint8 if e <= 256 else torch.uint16
+        self.kinds = {"symbols": Kind.parse(symbols), "states": Kind.parse(states)}
+        content = b"".join([repr((FORMAT, h, e)).encode(), *(table.tobytes() for table in weights)])
+        self.model = hashlib.sha256(content).hexdigest()
+        self.key = derive(seed, "stream", self.model)
+        self._tables = plain.Tables(
+            torch.from_numpy(alias_tables(np.vstack(weights[:2]))), torch.from_numpy(alias_tables(weights[2]))
+        )
+        self._on: dict[torch.device, Any] = {}
+        self._shuffled: dict[tuple[Purpose, torch.device], tuple[tuple[int, int], Tensor]] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two streams exactly when they give the same rows, but for their length."""
+        return fingerprint(["hmm stream", self.model, self.key, *map(str, self.kinds.values())])
+
+    def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Rows number first to first + count, (count, L) of the stream's type."""
+        check_range(first, count)
+        device = torch.device(device)
+        if not count:
+            return torch.empty((0, self.length), dtype=self.dtype, device=device)
+        form = _form(device)
+        if device not in self._on:
+            self._on[device] = form.tables(self._tables, device)
+        lookups = [self._lookup(name, first, count, device) for name in ("symbols", "states")]
+        return form.make(first, count, self.length, self.key, self._on[device], *lookups).to(self.dtype)
+
+    def permutations(self, name: str, first: int, count: int) -> Tensor:
+        """The permutations of rows, (count, E) for "symbols", (count, H) for "states"."""
+        check_range(first, count)
+        numbers = torch.arange(count) + first
+        values = torch.arange(self._size(name)).repeat(count, 1)
+        return self._lookup(name, first, count, torch.device("cpu")).relabel(self.key, numbers, values)
+
+    def _size(self, name: str) -> int:
+        return self.symbols if name == "symbols" else self.states
+
+    def _lookup(self, name: str, first: int, count: int, device: torch.device) -> Lookup:
+        kind, purposes = self.kinds[name], OF_SYMBOLS if name == "symbols" else OF_STATES
+        many = {"none": 0, "sequence": 2}.get(kind.name, 1)
+        lowest, span = kind.span(first, count)
+        size = self._size(name)
+        tables = [self._shuffles(lowest, span, size, purpose, device) for purpose in purposes[:many]]
+        return Lookup(kind, purposes, lowest, tuple(tables))
+
+    def _shuffles(self, lowest: int, many: int, size: int, purpose: Purpose, device: torch.device) -> Tensor:
+        """Made once for as long as rows of the same range are asked for."""
+        known, tables = self._shuffled.get((purpose, device), ((0, 0), torch.empty(0)))
+        if known != (lowest, many):
+            tables = _form(device).shuffles(self.key, lowest, many, size, purpose, device)
+            self._shuffled[purpose, device] = ((lowest, many), tables)
+        return tables
+
+
+class Form(NamedTuple):
+    """One way to make the rows."""
+
+    tables: Callable[[plain.Tables, torch.device], Any]
+    make: Callable[..., Tensor]
+    shuffles: Callable[..., Tensor]
+
+
+PLAIN = Form(lambda tables, device: plain.Tables(*(table.to(device) for table in tables)), plain.make, shuffles)
+
+
+def _form(device: torch.device) -> Form:
+    if device.type == "cpu":
+        from shoestring.streams import loops  # imports Numba
+
+        return Form(CompactTables.of, loops.make, loops.shuffles)
+    if importlib.util.find_spec("triton"):
+        from shoestring.streams import kernels  # imports Triton
+
+        return Form(CompactTables.of, kernels.make, kernels.shuffles)
+    return PLAIN
+
+
+def check_range(first: int, count: int) -> None:
+    """Rows are numbered from 0 to 2⁶³ - 1."""
+    if first < 0 or count < 0:
+        raise DataError(f"rows {first:,} to {first + count:,}: there are no negative ones")
+    if first + count > 1 << 63:
+        raise DataError(f"rows up to {first + count:,}: a stream has 2^63 = {1 << 63:,}")

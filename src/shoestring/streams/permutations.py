@@ -1,0 +1,112 @@
+"""A permutation for every row, as a pure function of (key, i).
+
+    none        every row shows symbol k as k
+    block:N     rows i of one i div N share a permutation
+    pool:P      every row has one of P
+    sequence    every row has its own
+
+Each permutation is drawn by Fisher and Yates' shuffle, so that all K! are equally likely. `sequence` composes two: rows
+are laid out in squares of 256 × 256, every line of a square has a permutation, every column another, and a row's own is
+that of its line after that of its column. So each is uniform, any two rows' (and any three) are independent of each
+other, and 512 shuffles serve 65,536 rows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import DataError
+from shoestring.streams.philox import Purpose, below, philox, words
+
+SIDE = 256
+KINDS = ("none", "block", "pool", "sequence")
+PATTERN = r"none|sequence|(block|pool):[1-9][0-9]*"
+ALLOWED = '"none", "sequence", "block:N" or "pool:P"'
+
+
+class Kind(NamedTuple):
+    """Which rows share a permutation."""
+
+    name: str
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Kind:
+        if not re.fullmatch(PATTERN, text):
+            raise DataError(f'"{text}" is no kind of permutation: must be {ALLOWED}')
+        name, _, number = text.partition(":")
+        if len(number) > 19 or int(number or 0) >= 1 << 63:
+            raise DataError(f'"{text[:40]}": must be below 2^63')
+        if name == "pool" and int(number) > 1 << 24:
+            raise DataError(f'"{text}": a pool holds at most {1 << 24:,} permutations; "sequence" has no limit')
+        return cls(name, int(number or 0))
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """The lowest shuffle that rows first to first + count can need, and how many from there on."""
+        if self.name in ("none", "pool"):
+            return 0, self.number
+        each, many = (self.number, 1) if self.name == "block" else (SIDE * SIDE, SIDE)
+        begin, end = first // each, (first + max(count, 1) - 1) // each
+        return begin * many, (end - begin + 1) * many
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.number}" if self.number else self.name
+
+
+class Purposes(NamedTuple):
+    """What the words of one of the two switches are drawn for."""
+
+    first: Purpose
+    second: Purpose
+    pick: Purpose
+
+
+OF_SYMBOLS = Purposes(Purpose.SYMBOLS_FIRST, Purpose.SYMBOLS_SECOND, Purpose.SYMBOLS_PICK)
+OF_STATES = Purposes(Purpose.STATES_FIRST, Purpose.STATES_SECOND, Purpose.STATES_PICK)
+
+
+class Lookup(NamedTuple):
+    """The shuffles that a range of rows needs."""
+
+    kind: Kind
+    purposes: Purposes
+    lowest: int
+    """The number of the first shuffle in the tables."""
+    tables: tuple[Tensor, ...]
+    """None, one or two, each (shuffles, K), uint8 or uint16."""
+
+    def relabel(self, key: int, rows: Tensor, values: Tensor) -> Tensor:
+        """Values (n, …) of rows (n,) as the rows' permutations show them, int64."""
+        for table, which in reversed(list(zip(self.tables, numbers(self.kind, key, rows, self.purposes)))):
+            which = (which - self.lowest).view(-1, *[1] * (values.ndim - 1))
+            values = table.long()[which, values]
+        return values
+
+
+def numbers(kind: Kind, key: int, rows: Tensor, purposes: Purposes) -> tuple[Tensor, ...]:
+    """Which shuffles make the permutation of each row (int64): none, one, or two of which the second comes first."""
+    if kind.name == "none":
+        return ()
+    if kind.name == "block":
+        return (rows // kind.number,)
+    if kind.name == "pool":
+        return (below(philox(key, rows, 0, purposes.pick)[0], kind.number),)
+    square, line, column = rows >> 16, rows >> 8 & 0xF0 | rows >> 4 & 0x0F, rows >> 4 & 0xF0 | rows & 0x0F
+    return square * SIDE + line, square * SIDE + column  # a tile of 16 × 16 lies together: few tables for near rows
+
+
+def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, device: torch.device) -> Tensor:
+    """Shuffles number first to first + count of [0, size), (count, size) int64; `loops` and `kernels` do the same."""
+    found = torch.arange(size, device=device).repeat(count, 1)
+    drawn = words(key, torch.arange(count, device=device) + first, size - 1, purpose)
+    each = torch.arange(count, device=device)
+    for step, last in enumerate(range(size - 1, 0, -1)):
+        other = below(drawn[:, step], last + 1)
+        ours, theirs = found[:, last].clone(), found[each, other]
+        found[each, other] = ours
+        found[:, last] = theirs
+    return found

@@ -1,0 +1,93 @@
+"""Distributions as integers: weights of 2⁻³², and alias tables that draw from them with one word and one comparison.
+
+Shapes: R rows, K cells of a row.
+
+A word w picks cell j = w·K div 2³², and its place in the cell is w·K mod 2³². A cell belongs to two outcomes: j below
+its threshold, and its alias from there on. The table is made with whole numbers of words, so outcome k is drawn for
+exactly `weights[k]` of the 2³² words.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.core.errors import DataError
+
+UNIT = 1 << 32
+TOLERANCE = 1e-6
+"""How far the sum of a row may be from 1."""
+MOST = 1 << 16
+"""Cells of a row: an alias has 16 bits."""
+
+Weights = NDArray[np.int64]
+Entries = NDArray[np.int64]
+"""(R, K): threshold in the upper 32 bits, alias in the lower 16."""
+
+
+def quantise(name: str, probabilities: NDArray[np.float64]) -> Weights:
+    """Whole weights that sum to 2³², none further than 2⁻³² from its probability, zero where that is zero.
+
+    Every row must sum to 1 within 10⁻⁶. It is divided by its exactly rounded sum, so that the weights are the same on
+    every machine; units that rounding down leaves over go to the largest remainders, lower cells first.
+    """
+    table = np.atleast_2d(np.asarray(probabilities, dtype=np.float64))
+    if not 1 <= table.shape[1] <= MOST:
+        raise DataError(f"{name}: {table.shape[1]:,} outcomes; a stream draws from at most {MOST:,}")
+    wrong = ~((table >= 0) & (table <= 1 + TOLERANCE))  # NaN is neither
+    if wrong.any():
+        row, cell = np.argwhere(wrong)[0]
+        raise DataError(f"{name}[{row}, {cell}] = {table[row, cell]} is not a probability")
+    sums = np.array([math.fsum(row) for row in table.tolist()])
+    off = np.flatnonzero(np.abs(sums - 1) > TOLERANCE)
+    if len(off):
+        raise DataError(f"{name}[{off[0]}] sums to {sums[off[0]]:.9g}, not to 1; divide it by its sum")
+    scaled = table / sums[:, None] * UNIT
+    weights: Weights = np.floor(scaled).astype(np.int64)
+    order = np.argsort(weights - scaled, axis=1, kind="stable")  # largest remainder first
+    for row, left in enumerate((UNIT - weights.sum(axis=1)).tolist()):
+        weights[row, order[row, :left]] += 1
+    return weights
+
+
+def alias_tables(weights: Weights) -> Entries:
+    """The table of every row of weights."""
+    made: Entries = _alias_tables(np.ascontiguousarray(weights))
+    return made
+
+
+@numba.njit(cache=True)
+def _alias_tables(weights: Any) -> Any:  # pragma: no cover
+    rows, cells = weights.shape
+    entries = np.empty((rows, cells), np.int64)
+    left, room = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    small, large = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    for cell in range(cells):  # words that fall into it
+        room[cell] = ((cell + 1) * UNIT + cells - 1) // cells - (cell * UNIT + cells - 1) // cells
+    for row in range(rows):
+        smalls = larges = 0
+        for cell in range(cells):
+            left[cell] = weights[row, cell]
+            entries[row, cell] = cell
+            if left[cell] < room[cell]:
+                small[smalls] = cell
+                smalls += 1
+            elif left[cell] > room[cell]:
+                large[larges] = cell
+                larges += 1
+        while smalls:  # fill the room of a small cell with words of a large one
+            smalls -= 1
+            larges -= 1
+            low, high = small[smalls], large[larges]
+            entries[row, low] = left[low] * cells << 32 | high
+            left[high] -= room[low] - left[low]
+            if left[high] < room[high]:
+                small[smalls] = high
+                smalls += 1
+            elif left[high] > room[high]:
+                larges += 1
+    return entries

@@ -1,0 +1,290 @@
+"""Permutations of rows: those of a shuffle in plain integers, all equally likely, any two rows' independent."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_philox import scalar_word
+from torch import Tensor
+
+from shoestring.core.errors import DataError
+from shoestring.streams import loops, permutations
+from shoestring.streams.hmm import HmmStream
+from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, numbers
+from shoestring.streams.philox import Purpose
+
+CPU = torch.device("cpu")
+SQUARE = 65_536
+PURPOSES = {"symbols": (1, 2, 5), "states": (3, 4, 6)}
+"""Of the first shuffle, of the second, and of the pick from a pool."""
+
+
+def scalar_shuffle(key: int, number: int, size: int, purpose: int) -> list[int]:
+    """Fisher and Yates' shuffle: the last place trades with one of all, then the one before it, and so on."""
+    found = list(range(size))
+    for step, last in enumerate(range(size - 1, 0, -1)):
+        other = scalar_word(key, number, purpose, step) * (last + 1) // 2**32
+        found[last], found[other] = found[other], found[last]
+    return found
+
+
+def scalar_permutation(kind: str, key: int, row: int, size: int, name: str) -> list[int]:
+    """What a row shows every symbol as, or which state's emissions it gives every state."""
+    first, second, pick = PURPOSES[name]
+    family, _, number = kind.partition(":")
+    if family == "none":
+        return list(range(size))
+    if family == "block":
+        return scalar_shuffle(key, row // int(number), size, first)
+    if family == "pool":
+        return scalar_shuffle(key, scalar_word(key, row, pick, 0) * int(number) // 2**32, size, first)
+    square, within = divmod(row, SQUARE)
+    a, b, c, d = (int(digit, 16) for digit in f"{within:04x}")
+    line = scalar_shuffle(key, square * 256 + a * 16 + c, size, first)
+    column = scalar_shuffle(key, square * 256 + b * 16 + d, size, second)
+    return [line[value] for value in column]
+
+
+def p_value(found: Tensor, expected: Tensor) -> float:
+    """Of a chi-square test of counts; a cell that cannot be must be empty, the others need five each."""
+    possible = expected > 0
+    assert float(expected[possible].min()) >= 5 and float(found[~possible].sum()) == 0
+    statistic = ((found - expected) ** 2 / expected)[possible].double().sum()
+    freedom = torch.tensor((int(possible.sum()) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+def even(*drawn: Tensor) -> float:
+    """P-value of all combinations of permutations being equally likely; each is (n, size)."""
+    size = drawn[0].shape[1]
+    digits = size ** torch.arange(size)
+    proper = torch.tensor(list(itertools.permutations(range(size))))
+    place = torch.full((size**size,), -1).scatter(0, (proper * digits).sum(1), torch.arange(len(proper)))
+    joint = torch.zeros(len(drawn[0]), dtype=torch.int64)
+    for each in drawn:
+        found = place[(each * digits).sum(1)]
+        assert int(found.min()) >= 0
+        joint = joint * len(proper) + found
+    cells = len(proper) ** len(drawn)
+    counts = torch.bincount(joint, minlength=cells).double()
+    return p_value(counts, torch.full_like(counts, len(joint) / cells))
+
+
+def stream(symbols: str = "none", states: str = "none", size: int = 4, seed: int = 0) -> HmmStream:
+    """A model of as many states as symbols, all different."""
+    rng = np.random.default_rng(3)
+    start, transition, emission = (rng.dirichlet(np.ones(size), size=n) for n in (1, size, size))
+    return HmmStream(start[0], transition, emission, seed=seed, length=9, symbols=symbols, states=states)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("none", Kind("none")),
+        ("sequence", Kind("sequence")),
+        ("block:1", Kind("block", 1)),
+        (f"block:{2**63 - 1}", Kind("block", 2**63 - 1)),
+        ("pool:1", Kind("pool", 1)),
+        (f"pool:{2**24}", Kind("pool", 2**24)),
+    ],
+)
+def test_kinds_are_read_and_written(text: str, kind: Kind) -> None:
+    assert Kind.parse(text) == kind
+    assert str(kind) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "all", "None", "none:1", "sequence:2", "block", "block:", "block:0", "block:07", "block:-1", "block:1.5",
+     "pool:1e3", "pool: 4", "pool:4 ", " pool:4", "pool:4\n", "pool:٤", "blocks:4", "block:1:2"],
+)  # fmt: skip
+def test_what_is_no_kind_is_refused_with_all_that_are(text: str) -> None:
+    with pytest.raises(DataError, match='is no kind of permutation: must be "none", "sequence", "block:N" or "pool:P"'):
+        Kind.parse(text)
+
+
+def test_kinds_that_are_too_large_are_refused() -> None:
+    with pytest.raises(DataError, match='"pool:16777217": a pool holds at most 16,777,216 permutations; "sequence"'):
+        Kind.parse("pool:16777217")
+    with pytest.raises(DataError, match=r"must be below 2\^63"):
+        Kind.parse(f"block:{2**63}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**63 - 1),
+    st.one_of(st.integers(0, 2**63 - 5), st.sampled_from([0, 2**32 - 2, 2**63 - 5])),
+    st.integers(1, 40),
+    st.sampled_from([Purpose.SYMBOLS_FIRST, Purpose.STATES_SECOND]),
+)
+@example(1, 2**40, 1, Purpose.SYMBOLS_FIRST)
+@example(1, 2**40, 2, Purpose.SYMBOLS_FIRST)
+@example(2, 5, 256, Purpose.SYMBOLS_FIRST)
+@example(3, 6, 257, Purpose.STATES_SECOND)
+def test_shuffles_are_fisher_and_yates(key: int, first: int, size: int, purpose: Purpose) -> None:
+    expected = [scalar_shuffle(key, first + n, size, int(purpose)) for n in range(3)]
+    assert permutations.shuffles(key, first, 3, size, purpose, CPU).tolist() == expected
+    fast = loops.shuffles(key, first, 3, size, purpose, CPU)
+    assert fast.tolist() == expected
+    assert fast.dtype == (torch.uint8 if size <= 256 else torch.uint16)
+
+
+def test_the_largest_alphabet_is_shuffled() -> None:
+    made = loops.shuffles(7, 2**50, 1, 2**16, Purpose.SYMBOLS_FIRST, CPU)
+    assert made.tolist() == [scalar_shuffle(7, 2**50, 2**16, 1)]
+
+
+def test_shuffles_made_side_by_side_are_those_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = loops.shuffles(7, 2**33, 5000, 6, Purpose.SYMBOLS_FIRST, CPU)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(loops.shuffles(7, 2**33, 5000, 6, Purpose.SYMBOLS_FIRST, CPU), alone)
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from(["none", "sequence", "block:1", "block:7", "block:65536", f"block:{2**62}", "pool:1", "pool:9"]),
+    st.one_of(st.integers(0, 2**63 - 200), st.integers(0, 300), st.sampled_from([65_500, 2**62 - 1, 2**63 - 200])),
+    st.integers(1, 200),
+)
+@example("sequence", 65_535, 2)
+@example("block:7", 6, 2)
+def test_a_span_holds_the_shuffles_of_all_its_rows(text: str, first: int, count: int) -> None:
+    kind = Kind.parse(text)
+    lowest, many = kind.span(first, count)
+    rows = torch.arange(count) + first
+    for which in numbers(kind, 2**50 + 9, rows, OF_SYMBOLS):
+        assert lowest <= int(which.min()) and int(which.max()) < lowest + many
+    if kind.name == "block":  # no more than these
+        assert (lowest, many) == (first // kind.number, (first + count - 1) // kind.number - first // kind.number + 1)
+    if kind.name == "sequence":
+        assert lowest % 256 == 0 and many == 256 * ((first + count - 1) // SQUARE - first // SQUARE + 1)
+
+
+def test_which_shuffles_a_row_has() -> None:
+    rows = torch.arange(2 * SQUARE) + (2**40 - SQUARE)
+    assert numbers(Kind("none"), 0, rows, OF_SYMBOLS) == ()
+    (blocks,) = numbers(Kind("block", 1000), 0, rows, OF_SYMBOLS)
+    assert torch.equal(blocks, rows // 1000)
+    (picks,) = numbers(Kind("pool", 6), 11, rows, OF_STATES)
+    assert picks[:20].tolist() == [scalar_word(11, row, 6, 0) * 6 // 2**32 for row in rows[:20].tolist()]
+    assert p_value(torch.bincount(picks, minlength=6).double(), torch.full((6,), len(rows) / 6).double()) > 1e-4
+    lines, columns = numbers(Kind("sequence"), 0, rows, OF_SYMBOLS)
+    assert torch.equal(lines >> 8, rows >> 16) and torch.equal(columns >> 8, rows >> 16)
+    assert len(torch.unique(torch.stack([lines, columns], dim=1), dim=0)) == len(rows)  # a place of its own for each
+
+
+KINDS = ["none", "block:1", "block:3", "pool:1", "pool:5", "sequence"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from(["symbols", "states"]),
+    st.one_of(st.integers(0, 2**63 - 5), st.sampled_from([SQUARE - 2, 2**32 - 2, 2**62 - 2])),
+    st.integers(1, 12),
+)
+@example("block:1", "symbols", 2**63 - 4, 5)
+@example("pool:5", "states", 2**63 - 4, 5)
+@example("sequence", "states", 2**63 - 4, 5)
+def test_permutations_are_those_of_plain_integers(kind: str, name: str, first: int, size: int) -> None:
+    made = stream(**{name: kind}, size=size)
+    expected = [scalar_permutation(kind, made.key, first + r, size, name) for r in range(4)]
+    assert made.permutations(name, first, 4).tolist() == expected
+    other = "states" if name == "symbols" else "symbols"
+    assert made.permutations(other, first, 4).tolist() == [list(range(size))] * 4
+
+
+def test_no_permutations_can_be_asked_for() -> None:
+    for kind in KINDS:
+        assert stream(symbols=kind).permutations("symbols", 5, 0).shape == (0, 4)
+
+
+def test_symbols_and_states_are_permuted_by_different_words() -> None:
+    for kind in ("block:1", "pool:50", "sequence"):
+        made = stream(symbols=kind, states=kind, size=12)
+        assert not torch.equal(made.permutations("symbols", 0, 5), made.permutations("states", 0, 5))
+    drawn = [stream(symbols="block:1", size=12, seed=seed).permutations("symbols", 0, 5) for seed in (0, 1)]
+    assert not torch.equal(*drawn)
+    assert [list(map(int, purposes)) for purposes in (OF_SYMBOLS, OF_STATES)] == [[1, 2, 5], [3, 4, 6]]
+
+
+@pytest.mark.parametrize("name", ["symbols", "states"])
+def test_all_permutations_are_equally_likely(name: str) -> None:
+    assert even(stream(**{name: "block:1"}).permutations(name, 2**35, 24_000)) > 1e-4
+    assert even(stream(**{name: "block:3"}).permutations(name, 0, 60_000)[::3]) > 1e-4
+    pools = [stream(**{name: "pool:7"}, seed=seed) for seed in range(300)]  # rows of one would share permutations
+    assert even(torch.cat([made.permutations(name, 2**62 + 3, 1) for made in pools])) > 1e-4
+    made = stream(**{name: "sequence"})
+    assert even(torch.cat([made.permutations(name, n * SQUARE + n * 41 % SQUARE, 1) for n in range(600)])) > 1e-4
+
+
+def test_rows_of_one_block_share_a_permutation_and_those_of_a_pool_have_no_others() -> None:
+    blocks = stream(symbols="block:5", size=9).permutations("symbols", 2**40 * 5 - 5, 20).view(4, 5, 9)
+    assert torch.equal(blocks, blocks[:, :1].expand(-1, 5, -1))
+    assert len(torch.unique(blocks[:, 0], dim=0)) == 4
+    pool = stream(symbols="pool:6", size=9).permutations("symbols", 2**61, 500)
+    assert len(torch.unique(pool, dim=0)) == 6
+    sequence = stream(symbols="sequence", size=20).permutations("symbols", 0, 2000)
+    assert len(torch.unique(sequence, dim=0)) == 2000
+
+
+@pytest.fixture(scope="module")
+def tiles() -> Tensor:
+    """The first 18 rows of many squares, (squares, 18, 3)."""
+    made = stream(symbols="sequence", size=3)
+    return torch.stack([made.permutations("symbols", square * SQUARE, 18) for square in range(1500)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(0, 1), (0, 16), (0, 17), (1, 16)],
+    ids=["same line", "same column", "diagonal", "other diagonal"],
+)
+def test_two_rows_of_a_square_are_independent(tiles: Tensor, one: int, other: int) -> None:
+    assert even(tiles[:, one], tiles[:, other]) > 1e-4
+
+
+def test_rows_of_different_squares_are_independent(tiles: Tensor) -> None:
+    assert even(tiles[:-1, 0], tiles[1:, 0]) > 1e-4
+    assert even(tiles[:-1, 0], tiles[1:, 17]) > 1e-4
+
+
+def test_three_rows_are_independent_and_the_fourth_of_a_rectangle_follows(tiles: Tensor) -> None:
+    assert even(tiles[:, 0], tiles[:, 1], tiles[:, 16]) > 1e-4
+    assert even(tiles[:, 1], tiles[:, 16], tiles[:, 17]) > 1e-4
+    one, right, under, last = (tiles[:, row] for row in (0, 1, 16, 17))
+    back = one.argsort(1)  # line 1 ∘ column 1 = (line 1 ∘ column 0) ∘ (line 0 ∘ column 0)⁻¹ ∘ (line 0 ∘ column 1)
+    assert torch.equal(under.gather(1, back.gather(1, right)), last)
+
+
+def test_two_rows_of_a_line_have_all_pairs_of_permutations_of_four() -> None:
+    made = stream(symbols="sequence", size=4)
+    drawn = torch.stack([made.permutations("symbols", square * SQUARE, 17) for square in range(3000)])
+    assert even(drawn[:, 0], drawn[:, 1]) > 1e-4
+    assert even(drawn[:, 0], drawn[:, 16]) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [0, SQUARE - 20, 2**62 - 20])
+def test_rows_show_symbols_as_their_permutations_say(kind: str, first: int) -> None:
+    made, bare = stream(symbols=kind, size=7), stream(size=7)
+    assert made.key == bare.key
+    shown = made.permutations("symbols", first, 40).gather(1, bare.rows(first, 40).long())
+    assert torch.equal(made.rows(first, 40).long(), shown)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [0, SQUARE - 4, 2**62 - 4])
+def test_states_emit_what_their_permutations_say(kind: str, first: int) -> None:
+    rng = np.random.default_rng(4)
+    start, transition, emission = (rng.dirichlet(np.ones(n), size=m) for n, m in ((5, 1), (5, 5), (30, 5)))
+    made = HmmStream(start[0], transition, emission, seed=1, length=40, states=kind)
+    for row, shuffle in enumerate(made.permutations("states", first, 8)):
+        by_hand = HmmStream(start[0], transition, emission[shuffle.numpy()], seed=1, length=40)
+        by_hand.key = made.key  # another model has another
+        assert torch.equal(made.rows(first + row, 1), by_hand.rows(first + row, 1))
