@@ -160,7 +160,7 @@ def save(
     if alphabet is not None and len(alphabet) != parameters.symbols:
         raise HmmError(f"{path}: {len(alphabet)} words for a model of {parameters.symbols} symbols")
     exact = parameters.to("cpu", torch.float64)
-    tensors = {name: table.contiguous() for name, table in exact._asdict().items() if table is not None}
+    tensors = {name: table.clone().contiguous() for name, table in exact._asdict().items() if table is not None}
     words = None if alphabet is None else list(alphabet)
     about = {
         "schema": SCHEMA,
