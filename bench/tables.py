@@ -67,10 +67,85 @@ def hmm_table() -> str:
     return "".join(lines)
 
 
+def sample_table() -> str:
+    lines = []
+    for r in results("hmm_sample"):
+        gpu = r["machine"]["device"] != "cpu"
+        head = ["H, E", "ours", "ours, permuted a row", "multinomial, 4,096", "its best batch", "× best multinomial"]
+        head += [] if gpu else ["pomegranate", "× pomegranate"]
+        lines += [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+        for s in r["shapes"]:
+            ours, theirs = s["ours_tokens_per_second"], s["multinomial_tokens_per_second"]
+            best = max(theirs.values())
+            cells = [f"{s['states']}, {s['symbols']}", _rate(ours["none"]), _rate(ours["sequence"])]
+            cells += [_rate(theirs["4096"]), _rate(best), f"{ours['sequence'] / best:,.0f}"]
+            if not gpu:
+                other = s["pomegranate_tokens_per_second"]
+                cells += [_rate(other), "–" if other is None else f"{ours['sequence'] / other:,.0f}"]
+            lines.append(f"| {' | '.join(cells)} |\n")
+        lines.append(f"\nTokens a second, by `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n\n")
+        same, file, training = r["golden"], r["file"], r["training"]
+        disk = [f"{file[name] / 1e9:.2f} GB/s" for name in ("ours_bytes_per_second", "disk_bytes_per_second")]
+        lines.append(
+            f"- {same['equal']} of {same['rows']} golden rows are equal; a file of {file['bytes'] / 1e9:.0f} GB is "
+            f"written at {disk[0]}, plain bytes at {disk[1]}; as training data, rows take {training['share']:.2%} of a "
+            f"step\n\n"
+        )
+    return "".join(lines)
+
+
+def data_table() -> str:
+    lines = []
+    for r in results("data"):
+        gather = _best(r["rows"]["gather"])
+        lines.append(
+            "| shuffled rows of 1,024 tokens | rows/s a CPU second | of the bare gather | mixes over | resumes in |\n"
+        )
+        lines.append("|---|---|---|---|---|\n")
+        for name, told in r["rows"].items():
+            if "error" in told:
+                lines.append(f"| {name} | – ({told['error']}) | | | |\n")
+                continue
+            form = _best(told)
+            share = form["rows_per_cpu_second"] / gather["rows_per_cpu_second"]
+            label = {"gather": "bare memory map", "shoestring": "**shoestring**"}.get(name, f"{name} {told['version']}")
+            lines.append(
+                f"| {label} | {form['rows_per_cpu_second']:,.0f} | {share:.0%} | {form['epoch']['regions'] / 64:.0%} "
+                f"of the file | {form['resume']['seconds'] * 1000:.0f} ms |\n"
+            )
+        text, packed, far = r["tokenizing"], r["packing"], r["resume_at_row_100M_seconds"]
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n\n")
+        lines.append(
+            f"- the first batch after row 100,000,000: {far['batch'] * 1000:.0f} ms, and {far['open'] * 1000:.0f} ms "
+            f"to open the store\n"
+            f"- {text['text']}, MB a CPU second: words counted {text['words_counted_mb_per_cpu_second']:.0f}, encoded "
+            f"{text['words_encoded_mb_per_cpu_second']:.0f}; bytes {text['bytes_mb_per_cpu_second']:.0f}"
+        )
+        if "gpt2_mb_per_cpu_second" in text:
+            alone = text["tokenizers_alone_mb_per_cpu_second"]
+            lines.append(f"; GPT-2's BPE {text['gpt2_mb_per_cpu_second']:.2f} (the library alone {alone:.2f})")
+        told = [
+            f"{int(capacity) - 1:,}: {found['padding']:.3%} padding at {found['documents_per_second'] / 1e6:.0f} M/s"
+            for capacity, found in packed.items()
+        ]
+        lines.append(f"\n- best-fit packing of 5 M story-length documents into rows of {'; '.join(told)}\n")
+        memory = [
+            f"{found['bytes'] / 1e6:.0f} MB of text in {found['seconds']:.0f} s, {found['peak_bytes'] / 1e6:.0f} MB"
+            for found in r["preparing"].values()
+        ]
+        lines.append(f"- `prepare` by words, and its largest process: {'; '.join(memory)}\n")
+    return "".join(lines)
+
+
+def _best(told: dict[str, Any]) -> dict[str, Any]:
+    """The fastest form of a peer."""
+    return max(told["forms"], key=lambda form: form.get("rows_per_cpu_second", 0))
+
+
 def _rate(value: float | None) -> str:
     if value is None:
         return "–"
-    scale, unit = (1e6, " M") if value >= 1e6 else (1e3, " k")
+    scale, unit = (1e9, " G") if value >= 1e9 else (1e6, " M") if value >= 1e6 else (1e3, " k")
     return f"{value / scale:.3g}{unit}"
 
 
@@ -92,6 +167,8 @@ PARTS = {
     "demo-table": demo_table,
     "startup-table": startup_table,
     "hmm-table": hmm_table,
+    "sample-table": sample_table,
+    "data-table": data_table,
 }
 
 

@@ -15,7 +15,7 @@ LAYERS = [  # from the top
     {"cli"},
     {"stages", "launch"},
     {"report", "probe", "train", "evaluate"},
-    {"data", "models", "hmm", "plan", "laws", "track"},
+    {"data", "models", "hmm", "streams", "plan", "laws", "track"},
     {"core"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

@@ -55,7 +55,7 @@ def test_a_folder_that_is_no_run_is_named(verb: str, tmp_path: Path, shoestring:
 
 
 def test_a_missing_corpus_is_found_before_anything_is_written(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
-    _refused(shoestring("train", tiny, "--set", "data.source=text:absent.txt"), "no file absent.txt")
+    _refused(shoestring("train", tiny, "--set", "data.source=text:absent.txt"), "no file or folder absent.txt")
     assert _trees(tmp_path) == ["tiny.toml"]
 
 
@@ -86,11 +86,11 @@ def _store(tmp_path: Path) -> Path:
 
 def test_a_store_with_a_flipped_byte(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
     assert shoestring("prepare", tiny).returncode == 0
-    shard = _store(tmp_path) / "train-00000.tok"
+    shard = _store(tmp_path) / "train-00000-00000.tok"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    _refused(shoestring("train", tiny), "train-00000.tok: damaged", "shoestring prepare")
+    _refused(shoestring("train", tiny), "train-00000-00000.tok: damaged", "shoestring prepare")
 
 
 def test_a_tokenizer_that_does_not_match_the_store(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

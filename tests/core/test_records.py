@@ -29,6 +29,7 @@ unhurried = settings(deadline=None, max_examples=25, suppress_health_check=[Heal
 def anything(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type."""
     plain = {int: st.integers(), float: st.floats(allow_nan=False, allow_infinity=False), str: st.text(max_size=9)}
+    plain |= {bool: st.booleans()}
     if kind in plain:
         return plain[kind]
     if kind is type(None):

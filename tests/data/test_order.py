@@ -130,6 +130,50 @@ def test_ranks_share_a_step_without_loss_or_overlap(world: int) -> None:
         assert np.concatenate(parts).tolist() == rows.tolist()
 
 
+def read_by(world: int, micro: int, seed: int, n: int, steps: range, batch: int) -> list[list[int]]:
+    """The global batches of some steps, put together from what each rank reads, so many rows at a time."""
+    found = []
+    for step in steps:
+        ranks = [rank_rows(step_rows(seed, n, step, batch), rank, world) for rank in range(world)]
+        pieces = [[rows[at : at + micro] for at in range(0, len(rows), micro)] for rows in ranks]
+        assert all(len(piece) <= micro for rank in pieces for piece in rank)
+        found.append([int(row) for rank in pieces for piece in rank for row in piece])
+    return found
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+def test_three_epochs_are_the_same_for_any_world_and_micro_batch(world: int) -> None:
+    batch = 840  # divides over 1 to 8 ranks
+    n = 1_000
+    steps = range(-(-3 * n // batch))
+    expected = [step_rows(9, n, step, batch).tolist() for step in steps]
+    for micro in (5, batch // world):
+        assert read_by(world, micro, 9, n, steps, batch) == expected
+    rows = [row for step in expected for row in step]
+    for epoch in range(3):
+        assert sorted(rows[epoch * n : (epoch + 1) * n]) == list(range(n)), "no loss and no repeat"
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    SEEDS,
+    st.integers(10, 60),
+    st.sampled_from([24, 48]),
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 24)), min_size=3, max_size=3),
+    st.tuples(st.integers(0, 8), st.integers(0, 8)),
+)
+def test_a_run_that_was_resumed_twice_on_other_worlds_reads_the_same(
+    seed: int, n: int, batch: int, worlds: list[tuple[int, int]], cuts: tuple[int, int]
+) -> None:
+    first, second = sorted(cuts)
+    steps = max(-(-3 * n // batch), second + 1)
+    segments = [range(first), range(first, second), range(second, steps)]
+    found = []
+    for (world, micro), segment in zip(worlds, segments):
+        found += read_by(world, micro, seed, n, segment, batch)
+    assert found == read_by(1, batch, seed, n, range(steps), batch)
+
+
 @pytest.mark.parametrize(("batch", "world"), [(24, 5), (24, 48), (1, 2)])
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(batch: int, world: int) -> None:
     with pytest.raises(ValueError, match=f"{batch} rows do not divide over {world} ranks"):

@@ -1,10 +1,13 @@
 """Rows of sentences against a reader that goes character by character, and real stories against independent counts."""
 
 import gzip
+import itertools
+import json
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError
+from shoestring.core.recipe import Data, Hmm
+from shoestring.core.seeds import derive
+from shoestring.data import sentence_store
+from shoestring.data.sentence_store import prepare_rows
 from shoestring.data.sentences import Ledger, rows_of, sentence_rows, top_words
 from shoestring.data.tokenizers import WordTokenizer
+from shoestring.data.units import is_heldout
 
 REAL_DATA = Path(__file__).parents[2].parent / "shared" / "data"
 TEXTS = ["The dog ran. The cat ran!", "the dog ran. A bird sang", 'Tom said, "Hi." The dog ran... The end?']
@@ -188,6 +196,92 @@ def test_work_is_linear_in_the_text() -> None:
     assert (found.ledger.sentences, found.ledger.unfinished, found.ledger.tokens) == (1, 1, 200_001)
 
 
+# On disk
+
+
+BODIES = [f"The dog {'ran ' * (i % 4)}on day {i % 7}. It sat! A {'cat' if i % 3 else 'bird'} came." for i in range(60)]
+
+
+def data_in(place: Path, **more: object) -> Data:
+    corpus = place / "corpus.jsonl"
+    if not corpus.exists():
+        corpus.write_text("".join(json.dumps({"body": body}) + "\n" for body in BODIES))
+    settings = {"source": f"jsonl:{corpus}", "column": "body", "tokenizer": "words:30", "length": 5, "heldout": 0.2}
+    return Data(**settings | {"folder": str(place / "stores")} | more)
+
+
+@pytest.mark.parametrize("documents", [None, 25, 1000])
+def test_rows_on_disk_are_those_of_each_split(tmp_path: Path, documents: int | None) -> None:
+    hmm = Hmm(unique=True)
+    found = prepare_rows(data_in(tmp_path, documents=documents), 3, hmm)
+    held_out = is_heldout(derive(3, "heldout"), 0.2)
+    read = BODIES[:documents]
+    train = [body for index, body in enumerate(read) if not held_out(index)]
+    held = [body for index, body in enumerate(read) if held_out(index)]
+    alphabet = top_words(train, 30)
+    assert found.alphabet == alphabet, "of the training documents alone"
+    for rows, name, texts in ((found.train, "train", train), (found.heldout, "heldout", held)):
+        expected = rows_of(texts, alphabet, 5, unique=True)
+        assert rows.dtype == expected.rows.dtype and rows.tolist() == expected.rows.tolist()
+        assert found.ledger[name] == asdict(expected.ledger)
+
+
+def test_rows_are_made_once_and_the_same_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (prepare_rows(data_in(tmp_path, folder=str(tmp_path / name)), 0, Hmm()) for name in "ab")
+    assert one.path.parent.name == two.path.parent.name
+    assert np.array_equal(one.train, two.train) and np.array_equal(one.heldout, two.heldout)
+    assert one[2:4] == two[2:4]
+    monkeypatch.setattr(sentence_store, "rows_of", None)
+    again = prepare_rows(data_in(tmp_path, folder=str(tmp_path / "a")), 0, Hmm())
+    assert np.array_equal(again.train, one.train) and np.array_equal(again.heldout, one.heldout)
+    assert again[2:] == one[2:]
+
+
+def test_other_rows_have_another_place(tmp_path: Path) -> None:
+    data, hmm = data_in(tmp_path), Hmm()
+    found = [
+        prepare_rows(*asked).path
+        for asked in (
+            (data, 0, hmm),
+            (data, 1, hmm),
+            (replace(data, length=4), 0, hmm),
+            (replace(data, tokenizer="words:29"), 0, hmm),
+            (replace(data, heldout=0.3), 0, hmm),
+            (replace(data, documents=50), 0, hmm),
+            (replace(data, on_error="skip"), 0, hmm),
+            (data, 0, Hmm(unique=True)),
+        )
+    ]
+    assert len(set(found)) == len(found)
+    assert prepare_rows(data, 0, Hmm(states=7)).path == found[0], "the model is another matter"
+
+
+def test_no_flipped_byte_of_the_rows_is_read(tmp_path: Path) -> None:
+    data = data_in(tmp_path)
+    good = prepare_rows(data, 0, Hmm())
+    original = good.path.read_bytes()
+    for at, mask in itertools.product(range(0, len(original), 9), (0x01, 0x20)):
+        good.path.write_bytes(original[:at] + bytes([original[at] ^ mask]) + original[at + 1 :])
+        try:
+            found = prepare_rows(data, 0, Hmm())
+        except DataError:
+            continue
+        assert np.array_equal(found.train, good.train) and np.array_equal(found.heldout, good.heldout), f"byte {at}"
+        assert found[2:] == good[2:], f"byte {at}"
+    good.path.write_bytes(original[:-1])
+    with pytest.raises(DataError, match=rf"{good.path}: damaged .*remove the file and run the same command again"):
+        prepare_rows(data, 0, Hmm())
+
+
+def test_a_source_that_gives_no_rows_leaves_none(tmp_path: Path) -> None:
+    data = data_in(tmp_path, length=100_000)
+    with pytest.raises(DataError, match="no row of 100,000 tokens"):
+        prepare_rows(data, 0, Hmm())
+    assert not list((tmp_path / "stores").rglob("*.safetensors"))
+    with pytest.raises(DataError, match='no field "text"'):
+        prepare_rows(replace(data, column="text"), 0, Hmm())
+
+
 def lines(path: Path) -> Callable[[], Iterator[str]]:
     if not path.is_file():
         pytest.skip(f"no {path}")
@@ -248,7 +342,7 @@ def test_plain_stories_are_those_of_standard_tools(tmp_path: Path) -> None:
 
 @pytest.mark.realdata
 def test_real_stories_are_read_as_by_the_slow_way() -> None:
-    texts = [*lines(REAL_DATA / "tinystories" / "valid_sample.txt.gz")()][:2000]
+    texts = [*lines(REAL_DATA / "tinystories" / "valid_sample.txt.gz")()][:1200]
     rows, alphabet, ledger = naive(texts, 100, 50, False, False)
     found = sentence_rows(lambda: iter(texts), 100, 50)
     assert (found.rows.tolist(), [*found.alphabet], found.ledger) == (rows, alphabet, ledger)

@@ -66,7 +66,7 @@ def test_a_shard_reads_back_as_written(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [1, (1 << 18) - 2, (1 << 18) + 3, (1 << 20) + 1])
+@pytest.mark.parametrize("tokens", [1, (1 << 14) - 4, (1 << 16) - 2, (1 << 16) + 3, (1 << 18) + 1])
 def test_content_longer_than_a_block_reads_back(tmp_path: Path, dtype: str, tokens: int) -> None:
     values = some_tokens(tokens, dtype)
     write(tmp_path / "a.tok", values, [tokens])
@@ -80,7 +80,7 @@ def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
     write(tmp_path / "a.tok", np.array([1, 513, 2], dtype="<u2"), [1, 3])
     content = (tmp_path / "a.tok").read_bytes()
     assert content[:8] == b"SHOESTOK"
-    assert struct.unpack("<IIQQ", content[8:32]) == (1, 2, 3, 2)
+    assert struct.unpack("<IIQQ", content[8:32]) == (2, 2, 3, 2)
     assert content[64:72] == bytes([1, 0, 1, 2, 2, 0, 0, 0])
     assert struct.unpack("<QQ", content[72:88]) == (1, 3)
     assert len(content) == 88 + 4 + 4
@@ -110,9 +110,9 @@ def test_any_other_length_of_the_file_is_noticed(tmp_path: Path) -> None:
 
 def test_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "_VERSION", 2)
+        patch.setattr(shards, "_VERSION", 1)
         write(tmp_path / "a.tok", some_tokens(3, "<u1"), [3])
-    with pytest.raises(DataError, match="version 2; this program reads version 1"):
+    with pytest.raises(DataError, match="version 1; this program reads version 2"):
         Shard(tmp_path / "a.tok")
 
 
@@ -152,6 +152,60 @@ def test_damage_is_reported_exactly_where_its_block_is_read(tmp_path: Path, monk
             with pytest.raises(DataError, match=f"block {at // block} of its content"):
                 shard.ids(start, stop)
         assert not shard.trusted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(DTYPES), st.sampled_from([16, 40, 1 << 16]), st.booleans(), st.data())
+def test_gathered_windows_are_those_of_slicing(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str, block: int, checked_before: bool, data: st.DataObject
+) -> None:
+    values = some_tokens(data.draw(st.integers(1, 90)), dtype)
+    width = data.draw(st.integers(1, len(values)))
+    starts = data.draw(st.lists(st.integers(0, len(values) - width), max_size=12))
+    path = tmp_path_factory.mktemp("shard") / "a.tok"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "_BLOCK", block)
+        write(path, values, [len(values)])
+        shard = Shard(path)
+        if checked_before:
+            shard.verify()
+        found = shard.gather(np.array(starts, dtype=np.int64), width)
+    assert found.shape == (len(starts), width)
+    assert found.tolist() == [values[start : start + width].tolist() for start in starts]
+    found[:] = 0  # a copy, so this reaches no other reader
+
+
+def test_damage_is_reported_exactly_where_a_window_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, width = 16, 5
+    monkeypatch.setattr(shards, "_BLOCK", block)
+    path, tokens = tmp_path / "a.tok", some_tokens(40, "<u2")
+    write(path, tokens, [8, 40])
+    content = path.read_bytes()
+    for at in range(0, 80, 3):
+        path.write_bytes(flipped(content, 64 + at, 0x10))
+        good = [s for s in range(36) if not s * 2 // block <= at // block <= ((s + width) * 2 - 1) // block]
+        shard = Shard(path)
+        assert shard.gather(np.array(good), width).tolist() == [tokens[s : s + width].tolist() for s in good]
+        for start in {*range(36)} - {*good}:
+            with pytest.raises(DataError, match=f"block {at // block} of its content"):
+                shard.gather(np.array([good[0], start]), width)
+
+
+def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "a.tok", []
+    write(path, some_tokens(3 << 16, "<u1"), [3 << 16])
+    shard = Shard(path)
+    crc32 = shards.zlib.crc32
+    monkeypatch.setattr(shards.zlib, "crc32", lambda part, *rest: seen.append(len(part)) or crc32(part, *rest))
+    for _ in range(3):
+        shard.gather(np.arange(0, 2 << 16, 5_000), 100)
+    assert seen == [1 << 16] * 2, "64 KiB each"
+    assert not shard.trusted
+    shard.verify()
+    assert shard.trusted
+    shard.ids(0, 3 << 16)
+    shard.document_ends()
+    assert seen == [1 << 16] * 3 + [8]
 
 
 def test_damaged_document_ends_do_not_stop_tokens_of_other_blocks(

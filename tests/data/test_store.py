@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.recipe import Data
-from shoestring.data import prepare as preparing
-from shoestring.data import shards, store
+from shoestring.data import passes, shards, store, units
 from shoestring.data.prepare import prepare
 from shoestring.data.store import Store, StoreRows
 
@@ -26,12 +25,27 @@ DOCUMENTS = [
 LENGTH = 3
 
 
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here has to last through a power failure."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+def cut(patch: pytest.MonkeyPatch, unit_bytes: int, shard_tokens: int) -> None:
+    """Many units and shards of a small corpus."""
+    patch.setattr(units, "UNIT_BYTES", unit_bytes)
+    patch.setattr(passes, "SHARD_TOKENS", shard_tokens)
+    patch.setattr(passes, "BATCH_CHARACTERS", 1)
+
+
 def make(folder: Path, documents: list[str], tokenizer: str = "words:5", heldout: float = 0.3, seed: int = 0) -> Store:
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / "corpus.txt"
     corpus.write_bytes("\n".join(documents).encode())
     data = Data(source=f"text:{corpus}", tokenizer=tokenizer, heldout=heldout, folder=str(folder / "stores"))
-    return prepare(data, seed, None)
+    opened = prepare(data, seed, None, processes=1)
+    assert opened is not None
+    return opened
 
 
 def all_rows(rows: StoreRows) -> list[list[int]]:
@@ -68,11 +82,11 @@ def document_sizes(opened: Store, shard: str) -> list[int]:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of a few documents in several shards."""
-    monkeypatch.setattr(preparing, "SHARD_TOKENS", 8)
+    """A store of a few documents in several units and shards."""
+    cut(monkeypatch, 140, 8)
     folder = make(tmp_path, DOCUMENTS, heldout=0.5).paths.folder
-    assert len(list(folder.glob("train-*.tok"))) > 1
-    assert len(list(folder.glob("heldout-*.tok"))) > 1
+    assert len(list(folder.glob("*-00000-*.tok"))) > 3
+    assert len(list(folder.glob("train-00001-*.tok"))) > 1
     return folder
 
 
@@ -93,7 +107,7 @@ def check_flips(path: Path, folder: Path, masks: tuple[int, ...]) -> int:
     return harmless
 
 
-@pytest.mark.parametrize("name", ["train-00000.tok", "train-00001.tok", "heldout-00000.tok"])
+@pytest.mark.parametrize("name", ["train-00000-00000.tok", "train-00000-00001.tok", "heldout-00001-00000.tok"])
 def test_no_flipped_byte_of_a_shard_is_read(small: Path, name: str) -> None:
     assert check_flips(small / name, small, (0x01, 0xFF)) == 0
 
@@ -106,7 +120,7 @@ def test_no_flipped_byte_of_a_json_file_changes_a_token(tmp_path: Path, name: st
     check_flips(folder / name, folder, (0x01, 0x20))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json", "train-00000.tok"])
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json", "train-00000-00000.tok"])
 def test_a_truncated_file_is_noticed(small: Path, name: str) -> None:
     good, original = content(small), (small / name).read_bytes()
     for length in range(0, len(original) - 1, 5):
@@ -120,7 +134,7 @@ def test_a_truncated_file_is_noticed(small: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("manifest.json", DataError), ("tokenizer.json", StorageError), ("train-00001.tok", StorageError)],
+    [("manifest.json", DataError), ("tokenizer.json", StorageError), ("train-00001-00000.tok", StorageError)],
 )
 def test_a_missing_file_is_named(small: Path, name: str, error: type[Exception]) -> None:
     (small / name).unlink()
@@ -132,16 +146,16 @@ def test_a_missing_file_is_named(small: Path, name: str, error: type[Exception])
 def test_a_shard_of_another_store_is_refused(small: Path, tmp_path: Path) -> None:
     backwards = [" ".join(reversed(document.split())) for document in DOCUMENTS]  # as long, and with the same words
     other = make(tmp_path / "other", backwards, heldout=0.5).paths.folder
-    mine, theirs = small / "train-00000.tok", other / "train-00000.tok"
+    mine, theirs = small / "train-00000-00000.tok", other / "train-00000-00000.tok"
     assert mine.stat().st_size == theirs.stat().st_size
     assert mine.read_bytes() != theirs.read_bytes()
     shutil.copy(theirs, mine)
-    with pytest.raises(DataError, match=r"train-00000\.tok does not belong to this store"):
+    with pytest.raises(DataError, match=r"train-00000-00000\.tok does not belong to this store"):
         content(small)
 
 
 def test_shards_of_one_store_cannot_change_places(small: Path) -> None:
-    first, second = small / "train-00000.tok", small / "train-00001.tok"
+    first, second = small / "train-00000-00000.tok", small / "train-00001-00000.tok"
     one, two = first.read_bytes(), second.read_bytes()
     first.write_bytes(two)
     second.write_bytes(one)
@@ -211,15 +225,19 @@ def test_equal_tokens_have_equal_fingerprints(tmp_path: Path) -> None:
 @given(
     documents=st.lists(st.text(alphabet="ab é日", min_size=1, max_size=30), min_size=4, max_size=25),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
-    shard_tokens=st.integers(1, 50),
+    sizes=st.tuples(st.integers(30, 300), st.integers(1, 50)),
     seed=st.integers(0, 3),
 )
 def test_rows_are_those_of_a_naive_packing(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[str], lengths: list[int], shard_tokens: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[str],
+    lengths: list[int],
+    sizes: tuple[int, int],
+    seed: int,
 ) -> None:
     documents = [f"{index}{text}".strip() for index, text in enumerate(documents)]  # none is blank, all differ
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "SHARD_TOKENS", shard_tokens)
+        cut(patch, *sizes)
         opened = make(tmp_path_factory.mktemp("store"), documents, "bytes", 0.3, seed)
     counts = opened.manifest.splits
     held = set()
@@ -234,8 +252,8 @@ def test_rows_are_those_of_a_naive_packing(
         assert counts[name].tokens == len(tokens)
         assert counts[name].documents == len(mine)
         assert counts[name].text_bytes == sum(len(text.encode()) for text in mine)
-        sizes = [size for shard in counts[name].shards for size in document_sizes(opened, shard.name)]
-        assert sizes == [len(byte_tokens(text)) for text in mine]
+        found = [size for shard in counts[name].shards for size in document_sizes(opened, shard.name)]
+        assert found == [len(byte_tokens(text)) for text in mine]
         for length in lengths:
             expected = windows(tokens, length)
             if not expected:
@@ -248,6 +266,113 @@ def test_rows_are_those_of_a_naive_packing(
             backwards = np.arange(len(rows))[::-1]
             assert rows.rows(backwards).tolist() == expected[::-1]
             assert rows.bytes_per_token == pytest.approx(counts[name].text_bytes / len(tokens))
+
+
+# Windows and shifted rows, on one store of many shards
+
+
+class Shown:
+    """A store, and the tokens of its training part as one list."""
+
+    def __init__(self, opened: Store):
+        self.opened = opened
+        self.tokens = stream(opened, "train")
+        self.shards = len(opened.manifest.splits["train"].shards)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    chance = random.Random(1)
+    documents = ["".join(chance.choices("abcé日 ", k=chance.randint(1, 14))).strip() + "." for _ in range(90)]
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch, 250, 16)
+        patch.setattr("os.fsync", lambda _: None)
+        found = Shown(make(tmp_path_factory.mktemp("shown"), documents, "bytes", 0.2))
+    assert found.shards > 20
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_windows_go_on_over_the_ends_of_shards(shown: Shown, data: st.DataObject) -> None:
+    width = data.draw(st.integers(1, len(shown.tokens)))
+    starts = data.draw(st.lists(st.integers(0, len(shown.tokens) - width), max_size=10))
+    found = shown.opened.split("train", 1).windows(np.array(starts, dtype=np.int64), width)
+    assert found.shape == (len(starts), width) and found.dtype == np.int64
+    assert found.tolist() == [shown.tokens[start : start + width] for start in starts]
+
+
+def test_documents_end_at_the_end_token_in_every_shard(shown: Shown) -> None:
+    ends = shown.opened.split("train", 1).document_ends()
+    assert ends.tolist() == [place + 1 for place, token in enumerate(shown.tokens) if token == 2]
+    assert len(ends) == shown.opened.manifest.splits["train"].documents
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), st.integers(0, 2**63 - 1))
+def test_shifted_rows_are_those_of_slicing_from_an_offset_of_the_epoch(
+    shown: Shown, data: st.DataObject, seed: int
+) -> None:
+    total = len(shown.tokens)
+    length = data.draw(st.integers(1, 40) | st.integers(total // 3, total - 1))
+    rows, again = (shown.opened.split("train", length, shift_seed=seed) for _ in range(2))
+    n = len(rows)
+    assert n >= 1
+    assert n in ((total - 1) // length, (total - 1) // length - 1), "at most one row is lost to the shift"
+    for epoch in (0, 1, 2, 1000):
+        numbers = np.arange(epoch * n, (epoch + 1) * n)
+        starts = rows.starts(numbers)
+        offset = int(starts[0])
+        assert 0 <= offset < length
+        assert starts.tolist() == [offset + row * length for row in range(n)], "so no token is predicted twice"
+        assert offset + n * length + 1 <= total, "the last row is within the stream"
+        assert rows.rows(numbers).tolist() == [shown.tokens[at : at + length + 1] for at in starts.tolist()]
+        assert again.starts(numbers).tolist() == starts.tolist(), "a function of the seed and the epoch"
+    mixed = np.array([3 * n, 0, 1000 * n + n - 1, n])
+    assert rows.rows(mixed).tolist() == [rows.rows(np.array([number])).tolist()[0] for number in mixed.tolist()]
+
+
+def test_epochs_and_seeds_have_offsets_of_their_own(shown: Shown) -> None:
+    length = 32
+    offsets = {
+        tuple(int(rows.starts(np.array([epoch * len(rows)]))[0]) for epoch in range(8))
+        for rows in (shown.opened.split("train", length, shift_seed=seed) for seed in range(6))
+    }
+    assert len(offsets) == 6
+    assert all(len(set(found)) > 4 for found in offsets)
+
+
+@pytest.mark.parametrize("shift_seed", [None, 5])
+@pytest.mark.parametrize("batch", [1, 7, 50])
+def test_every_epoch_is_a_permutation_of_its_own_rows(shown: Shown, batch: int, shift_seed: int | None) -> None:
+    rows = shown.opened.split("train", 20, shift_seed)
+    n = len(rows)
+    steps = range(-(-3 * n // batch))
+    order = np.concatenate([rows.order(3, step, batch) for step in steps]).tolist()
+    for epoch in range(3):
+        first = 0 if shift_seed is None else epoch * n
+        assert sorted(order[epoch * n : (epoch + 1) * n]) == list(range(first, first + n))
+    assert len({tuple(row % n for row in order[epoch * n : (epoch + 1) * n]) for epoch in range(3)}) == 3
+    assert order == np.concatenate([rows.order(3, step, 1) for step in range(len(order))]).tolist()
+    rows.rows(np.array(order))  # all of them are there
+
+
+def test_shifted_rows_have_no_end_but_a_beginning(shown: Shown) -> None:
+    rows = shown.opened.split("train", 20, shift_seed=0)
+    with pytest.raises(IndexError, match=f"0 to {len(rows) - 1}"):
+        rows.rows(np.array([0, -1]))
+    assert rows.rows(np.array([10**12])).shape == (1, 21)
+    assert rows.rows(np.zeros(0, dtype=np.int64)).shape == (0, 21)
+
+
+@pytest.mark.parametrize("missing", range(6))
+def test_a_stream_of_hardly_a_row_is_shifted_less(shown: Shown, missing: int) -> None:
+    total = len(shown.tokens)
+    length = total - 1 - missing
+    rows = shown.opened.split("train", length, shift_seed=0)
+    assert len(rows) == 1
+    starts = {int(rows.starts(np.array([epoch]))[0]) for epoch in range(60)}
+    assert starts == set(range(missing + 1))
 
 
 def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
@@ -263,7 +388,7 @@ def test_a_large_store_reports_damage_only_where_it_is_read(tmp_path: Path, monk
     monkeypatch.setattr(shards, "_BLOCK", block)
     opened = make(tmp_path, [f"document {i} of some" for i in range(12)], "bytes")
     expected = all_rows(opened.split("train", 5))
-    path = opened.paths.folder / "train-00000.tok"
+    path = opened.paths.folder / "train-00000-00000.tok"
     original = path.read_bytes()
     tokens = opened.manifest.splits["train"].tokens
     for at in range(0, tokens * itemsize, 13):
@@ -281,7 +406,7 @@ def test_a_large_store_reports_damage_only_where_it_is_read(tmp_path: Path, monk
             else:
                 assert rows.rows(np.array([index])).tolist() == [row]
         with pytest.raises(DataError, match="damaged"):
-            rows.stream()
+            list(rows.stream())
 
 
 def test_a_large_store_gives_the_rows_of_a_small_one(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
+from shoestring.data import tokenizers
 from shoestring.data.tokenizers import (
     ByteTokenizer,
+    SymbolTokenizer,
+    Tokenizer,
     WordTokenizer,
-    fit_tokenizer,
+    open_tokenizer,
     read_tokenizer,
     tokenizer_fingerprint,
+    tokenizer_identity,
     vocabulary_size,
     words_in,
 )
@@ -108,20 +112,79 @@ def test_ids_without_a_word_are_unknown_and_the_end_has_a_name() -> None:
 @pytest.mark.parametrize("spec", ["bytes", "words:1", "words:3", "words:500"])
 @pytest.mark.parametrize("texts", [[], ["a b c d e"]])
 def test_the_size_of_the_vocabulary_is_known_beforehand(spec: str, texts: list[str]) -> None:
-    tokenizer = fit_tokenizer(spec, texts)
+    words = words_in(spec)
+    tokenizer = open_tokenizer(spec) if words is None else WordTokenizer.fit(words, texts)
     assert tokenizer.vocab_size == vocabulary_size(spec)
     assert tokenizer.spec == spec
     assert tokenizer.encode("a b ? z").max() < tokenizer.vocab_size
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "words", "words:", "words:0", "words:-3", "words:2.5", "byte", "bytes:3", "bpe:9"]
+    "spec", ["", "words", "words:", "words:0", "words:-3", "words:2.5", "byte", "bytes:3", "bpe:9", "file:", "hf:"]
 )
 def test_other_tokenizers_are_refused_by_name(spec: str) -> None:
-    for refuse in (words_in, vocabulary_size, lambda s: fit_tokenizer(s, [])):
+    for refuse in (words_in, vocabulary_size, open_tokenizer, lambda s: tokenizer_identity(s, None)):
         with pytest.raises(DataError) as caught:
             refuse(spec)
-        assert f'data.tokenizer = "{spec}": must be "bytes" or "words:N"' in str(caught.value)
+        message = str(caught.value)
+        assert f'data.tokenizer = "{spec}": must be "bytes", "words:N" with N at least 1, "file:PATH"' in message
+
+
+def test_bytes_have_an_end_of_their_own() -> None:
+    assert open_tokenizer("bytes").spec == "bytes"
+    with pytest.raises(DataError, match=r'data\.end = "</s>": bytes end a document with \[EOS\]'):
+        open_tokenizer("bytes", "</s>")
+
+
+@checked
+@given(st.lists(st.tuples(TEXTS, st.integers(1, 3)), max_size=6), st.integers(1, 12))
+def test_counts_added_up_elsewhere_give_the_same_words(texts: list[tuple[str, int]], size: int) -> None:
+    counts: Counter[str] = Counter()
+    for text, times in texts:
+        for word in split_words(text):
+            counts[word] += times
+    expected = WordTokenizer.fit(size, [text for text, times in texts for _ in range(times)])
+    assert WordTokenizer.of_counts(size, counts).words == expected.words
+    backwards = dict(sorted(counts.items(), reverse=True))
+    assert WordTokenizer.of_counts(size, backwards).words == expected.words, "in whatever order they come"
+
+
+def check_batch(tokenizer: Tokenizer, texts: list[str]) -> None:
+    ids, sizes = tokenizer.encode_batch(texts)
+    assert sizes.dtype == np.int64
+    assert len(sizes) == len(texts) and int(sizes.sum()) == len(ids)
+    for text, part in zip(texts, np.split(ids, np.cumsum(sizes)[:-1])):
+        assert part.tolist() == tokenizer.encode(text).tolist()
+
+
+@checked
+@given(st.lists(TEXTS, max_size=8), st.lists(TEXTS, max_size=3), st.booleans())
+def test_a_batch_is_its_documents_one_behind_the_other(texts: list[str], known: list[str], compiled: bool) -> None:
+    check_batch(ByteTokenizer(), texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizers, "_COMPILED_CHARACTERS", 0 if compiled else 1 << 18)
+        tokenizer = WordTokenizer.fit(5, known)
+        check_batch(tokenizer, texts)
+        assert (tokenizer._encoder is not None) == compiled
+
+
+@checked
+@given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_symbols_are_their_numbers(rows: list[list[int]]) -> None:
+    tokenizer = SymbolTokenizer(7)
+    texts = [" ".join(map(str, row)) for row in rows]
+    check_batch(tokenizer, texts)
+    assert [tokenizer.encode(text).tolist() for text in texts] == rows
+    assert [tokenizer.decode(row) for row in rows] == texts
+    assert tokenizer.end is None
+
+
+def test_symbols_may_have_names_and_there_are_no_others() -> None:
+    tokenizer = SymbolTokenizer(3, ["a", "b", "."])
+    assert tokenizer.encode("b a .").tolist() == [1, 0, 2]
+    assert tokenizer.decode([1, 0, 2]) == "b a ."
+    with pytest.raises(DataError, match='"c" is none of the 3 symbols'):
+        tokenizer.encode("a c")
 
 
 def test_the_fingerprint_tells_tokenizers_apart() -> None:
@@ -132,18 +195,34 @@ def test_the_fingerprint_tells_tokenizers_apart() -> None:
         WordTokenizer(3, ["b", "a"]),
         WordTokenizer(3, ["a"]),
         WordTokenizer(3, ["a", "c"]),
+        SymbolTokenizer(3),
+        SymbolTokenizer(4),
+        SymbolTokenizer(3, ["a", "b", "c"]),
     ]
     assert len({tokenizer_fingerprint(t) for t in tokenizers}) == len(tokenizers)
     assert tokenizer_fingerprint(WordTokenizer(3, ("a", "b"))) == tokenizer_fingerprint(tokenizers[1])
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), WordTokenizer(4, ["é", '"', "\\", "日"])])
-def test_a_tokenizer_reads_back_from_its_file(tmp_path: Path, tokenizer: ByteTokenizer | WordTokenizer) -> None:
+def test_the_identity_is_known_before_the_words_are() -> None:
+    assert tokenizer_identity("bytes", None) == "bytes"
+    assert tokenizer_identity("words:30", None) == "words:30"
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        ByteTokenizer(),
+        WordTokenizer(4, ["é", '"', "\\", "日"]),
+        SymbolTokenizer(5, ["é", '"', "\\", "日", "x"]),
+    ],
+)
+def test_a_tokenizer_reads_back_from_its_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "tokenizer.json"
     for ascii_only in (True, False):
         path.write_text(json.dumps(tokenizer.to_dict(), ensure_ascii=ascii_only), encoding="utf-8")
         read = read_tokenizer(path)
         assert tokenizer_fingerprint(read) == tokenizer_fingerprint(tokenizer)
+        assert (read.spec, read.vocab_size, read.end) == (tokenizer.spec, tokenizer.vocab_size, tokenizer.end)
         assert read.encode('é " \\ 日 x').tolist() == tokenizer.encode('é " \\ 日 x').tolist()
 
 
@@ -163,6 +242,10 @@ def test_a_tokenizer_reads_back_from_its_file(tmp_path: Path, tokenizer: ByteTok
         b'{"spec": "words:3", "words": 5}',
         b'{"spec": "words:3", "words": [[]]}',
         b'{"spec": "other"}',
+        b'{"spec": "subwords"}',
+        b'{"spec": "subwords", "json": "{}", "end": 0, "mask": null}',
+        b'{"spec": "symbols:"}',
+        b'{"spec": "symbols:3"}',
         b"\xff\xfe",
     ],
 )

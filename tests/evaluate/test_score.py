@@ -1,6 +1,7 @@
 """From losses to a record: each figure by its definition."""
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,6 +12,19 @@ from shoestring.core.facts import Evaluation
 from shoestring.evaluate.score import evaluation
 
 
+@dataclass(frozen=True)
+class Rate:
+    nats: float = 1.5
+    error: float = 0.1
+
+
+@dataclass(frozen=True)
+class Others:
+    losses: dict[str, float] = field(default_factory=dict)
+    by_position: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    rate: Rate | None = None
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 5).flatmap(
@@ -19,7 +33,7 @@ from shoestring.evaluate.score import evaluation
     st.floats(0.1, 10),
 )
 def test_figures_follow_from_the_losses(losses: list[list[float]], bytes_per_token: float) -> None:
-    found = evaluation(np.array(losses), 7, bytes_per_token, {"uniform": 3.0})
+    found = evaluation(np.array(losses), 7, bytes_per_token, Others(losses={"uniform": 3.0}))
     flat = [loss for row in losses for loss in row]
     mean = math.fsum(flat) / len(flat)
     assert (found.step, found.rows, found.tokens) == (7, len(losses), len(flat))
@@ -32,16 +46,30 @@ def test_figures_follow_from_the_losses(losses: list[list[float]], bytes_per_tok
 
 
 def test_a_uniform_guess_among_bytes_costs_eight_bits() -> None:
-    found = evaluation(np.full((2, 3), math.log(256)), 0, 1.0, {})
+    found = evaluation(np.full((2, 3), math.log(256)), 0, 1.0, Others())
     assert found.bits_per_byte == pytest.approx(8)
     assert found.perplexity == pytest.approx(256)
 
 
 def test_bits_per_byte_are_unknown_without_bytes() -> None:
-    assert evaluation(np.ones((2, 3)), 0, None, {}).bits_per_byte is None
+    assert evaluation(np.ones((2, 3)), 0, None, Others()).bits_per_byte is None
 
 
 def test_a_hopeless_loss_is_still_a_record() -> None:
-    found = evaluation(np.full((1, 2), 5000.0), 0, 1.0, {})
+    found = evaluation(np.full((1, 2), 5000.0), 0, 1.0, Others())
     assert math.isfinite(found.perplexity)
+    assert Evaluation.from_dict(found.to_dict(), "here") == found
+
+
+def test_only_predictions_count() -> None:
+    losses = np.array([[1.0, 2.0, math.nan], [3.0, math.nan, math.nan]])
+    found = evaluation(losses, 0, None, Others(), ~np.isnan(losses))
+    assert (found.tokens, found.loss, found.loss_by_position) == (3, 2.0, (2.0, 2.0, None))
+    assert Evaluation.from_dict(found.to_dict(), "here") == found
+
+
+def test_what_others_know_is_kept() -> None:
+    found = evaluation(np.ones((1, 2)), 0, None, Others({"oracle": 0.5}, {"oracle": (0.25, 0.75)}, Rate()))
+    assert (found.entropy_rate, found.entropy_rate_error) == (1.5, 0.1)
+    assert found.strategies_by_position == {"oracle": (0.25, 0.75)}
     assert Evaluation.from_dict(found.to_dict(), "here") == found

@@ -49,7 +49,9 @@ def test_a_metrics_line_is_the_mean_over_all_predictions_since_the_last(tmp_path
 def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expected: list[int], tmp_path: Path) -> None:
     metrics = LineFile(tmp_path / "m")
     losses = iter([3.0, 2.0, 2.5, 1.0])
-    evaluate = hooks.Evaluate(lambda: next(losses), metrics, Pace(Clock(0), 1e9, 0.0), planned=10, every=every)
+    evaluate = hooks.Evaluate(
+        lambda: {"heldout_loss": next(losses)}, metrics, Pace(Clock(0), 1e9, 0.0), planned=10, every=every
+    )
     state = _state(0)
     best = []
     for step in range(1, 11):
@@ -61,7 +63,7 @@ def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expect
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     evaluate = hooks.Evaluate(
-        lambda: float("nan"), LineFile(tmp_path / "m"), Pace(Clock(0), 1e9, 0.0), planned=1, every=1.0
+        lambda: {"heldout_loss": float("nan")}, LineFile(tmp_path / "m"), Pace(Clock(0), 1e9, 0.0), planned=1, every=1.0
     )
     with pytest.raises(Fault, match="step 1: the held-out loss is not finite"):
         evaluate(_state(1, total=1), _report(1.0, 1))

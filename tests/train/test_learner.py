@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoestring.core.recipe import Model, Train
-from shoestring.models import LanguageModel, build
+from shoestring.models import Batch, LanguageModel, build
 from shoestring.train.learner import Learner, Sum
 
 VOCABULARY = 29
@@ -21,6 +21,12 @@ def make(double: bool = False, tied: bool = True, **settings: object) -> Learner
 
 def some_rows(rows: int = 8, length: int = 11) -> torch.Tensor:
     return torch.randint(VOCABULARY, (rows, length + 1), generator=torch.Generator().manual_seed(5))
+
+
+def some_packed(within: bool = True) -> Batch:
+    """Eight rows of one to three documents and padding; the second predicts nothing within documents."""
+    numbers = [[1] * 12, [1] + [2] + [0] * 10, [1] * 5 + [2] * 7, [1] * 3 + [2] + [3] * 6 + [0] * 2]
+    return Batch(some_rows(), torch.tensor(numbers * 2), within)
 
 
 def gradients(learner: Learner) -> list[torch.Tensor]:
@@ -62,6 +68,29 @@ def test_batches_of_several_calls_add_up_as_well() -> None:
         parts.accumulate(part, 2)
     for one, two in zip(gradients(whole), gradients(parts), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("per_device", [1, 3, 5, 100])
+def test_micro_batches_of_packed_rows_add_up_to_the_whole_batch(per_device: int, within: bool) -> None:
+    whole, parts, batch = make(double=True), make(double=True), some_packed(within)
+    expected, found = whole.accumulate(batch, 8), parts.accumulate(batch, per_device)
+    loss = whole.model.loss(batch)
+    assert found.predictions == expected.predictions == loss.predictions == 2 * (28 if within else 32)
+    assert found.nats == pytest.approx(expected.nats, rel=1e-6)
+    assert found.nats == pytest.approx(loss.nats.item(), rel=1e-6)
+    by_autograd = torch.autograd.grad(loss.nats, list(whole.model.parameters()))
+    for one, two, three in zip(gradients(whole), gradients(parts), by_autograd, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(one, three, rtol=1e-5, atol=1e-8)
+
+
+def test_an_array_a_tensor_and_a_batch_of_the_same_rows_are_one() -> None:
+    learner, rows = make(), some_rows()
+    for same in (rows.numpy(), Batch(rows)):
+        assert torch.equal(learner.score(same, 3), learner.score(rows, 3))
+        assert torch.equal(learner.log_probs(same, 3), learner.log_probs(rows, 3))
+        assert learner.accumulate(same, 3) == learner.accumulate(rows, 3)
 
 
 def test_the_gradient_is_divided_once_by_all_predictions() -> None:
@@ -155,6 +184,30 @@ def test_scores_are_the_losses_of_every_prediction(per_device: int) -> None:
         torch.testing.assert_close(scores, learner.model.token_losses(some_rows()).double(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("per_device", [1, 3, 8])
+def test_scores_of_packed_rows_are_nan_where_nothing_is_predicted(per_device: int, within: bool) -> None:
+    learner, batch = make(), some_packed(within)
+    scores = learner.score(batch, per_device)
+    assert torch.equal(scores.isnan(), ~batch.predicted())
+    with torch.no_grad():
+        expected = learner.model.token_losses(batch).double()
+    torch.testing.assert_close(scores.nan_to_num(), expected, rtol=1e-5, atol=1e-5)
+    assert scores.nanmean().item() == pytest.approx(learner.accumulate(batch, 8).mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("per_device", [1, 3, 8])
+def test_log_probs_are_distributions_and_hold_the_losses(per_device: int) -> None:
+    learner, packed = make(), some_packed()
+    for batch in (Batch(some_rows()), packed):
+        found = learner.log_probs(batch, per_device)
+        assert found.shape == (8, 11, VOCABULARY)
+        torch.testing.assert_close(found.exp().sum(-1), torch.ones(8, 11))
+        losses = -found.gather(-1, batch.ids[:, 1:, None])[..., 0].double()
+        at = batch.predicted()
+        torch.testing.assert_close(losses[at], learner.score(batch, 8)[at], rtol=1e-5, atol=1e-5)
+
+
 def test_scoring_changes_nothing() -> None:
     scored, left = make(), make()
     for learner in (scored, left):
@@ -183,6 +236,9 @@ def test_products_run_in_the_precision_asked_for_and_weights_stay_float32(precis
     assert torch.equal(scores, exact) != bf16
     learner.update(learner.accumulate(some_rows(), 4).predictions, 1e-3)
     assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
+    packed = make(precision=precision).score(some_packed(), 8)
+    exact = make(precision="fp32").score(some_packed(), 8)
+    torch.testing.assert_close(packed, exact, rtol=0.05, atol=0.05, equal_nan=True)
 
 
 def test_a_sum_is_divided_when_asked() -> None:

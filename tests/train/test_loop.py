@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from shoestring.core.errors import Fault
 from shoestring.core.recipe import Model, Train
 from shoestring.data.order import step_rows
-from shoestring.models import LanguageModel, build
+from shoestring.models import Batch, LanguageModel, build
 from shoestring.train import hooks
 from shoestring.train.checkpoint import State
 from shoestring.train.course import Course, learning_rate
 from shoestring.train.learner import Learner
-from shoestring.train.loop import Hook, Report, train
+from shoestring.train.loop import Hook, Report, TokenSource, train
 from shoestring.train.pace import Pace
 
 VOCABULARY, LENGTH, ROWS, BATCH = 30, 8, 40, 4
@@ -32,11 +32,19 @@ class RandomRows:
         self._rows = np.random.default_rng(0).integers(0, VOCABULARY - 1, (ROWS, LENGTH + 1))
         self._rows[17, 3] = VOCABULARY - 1
 
-    def __len__(self) -> int:
-        return ROWS
+    def order(self, seed: int, step: int, batch: int) -> NDArray[np.int64]:
+        return step_rows(seed, ROWS, step, batch)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._rows[indices]
+
+
+class PackedRows(RandomRows):
+    """The same rows, each of a document of five tokens, one of three and a place of padding."""
+
+    def rows(self, indices: NDArray[np.int64]) -> Batch:  # type: ignore[override]
+        segments = torch.tensor([1] * 5 + [2] * 3 + [0]).expand(len(indices), -1)
+        return Batch(torch.from_numpy(super().rows(indices)), segments, within=True)
 
 
 def _learner(settings: Train = SETTINGS) -> Learner:
@@ -44,9 +52,9 @@ def _learner(settings: Train = SETTINGS) -> Learner:
     return Learner(model, settings, torch.device("cpu"))
 
 
-def _run(learner: Learner, steps: int, *also: Hook, state: State | None = None, settings: Train = SETTINGS) -> State:
-    state = state or State(recipe="", data="", course=Course(total=steps))
-    return train(learner, RandomRows(), settings, state, also, batch=BATCH, per_device=2, order_seed=0)
+def _run(learner: Learner, steps: int, *also: Hook, source: TokenSource | None = None) -> State:
+    state = State(recipe="", data="", course=Course(total=steps))
+    return train(learner, source or RandomRows(), SETTINGS, state, also, batch=BATCH, per_device=2, order_seed=0)
 
 
 def _weights(learner: Learner) -> list[torch.Tensor]:
@@ -59,9 +67,9 @@ def _poison(
     """Let predictions of rows that hold the token 29 go through `apply`."""
     plain = model.token_losses
 
-    def token_losses(rows: torch.Tensor) -> torch.Tensor:
-        bad = (rows == VOCABULARY - 1).any(dim=1)
-        losses = plain(rows)
+    def token_losses(batch: Batch) -> torch.Tensor:
+        bad = (batch.ids == VOCABULARY - 1).any(dim=1)
+        losses = plain(batch)
         return torch.cat([apply(losses[bad]), losses[~bad]])[torch.argsort(torch.argsort(~bad, stable=True))]
 
     monkeypatch.setattr(model, "token_losses", token_losses)
@@ -96,30 +104,40 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(monkeypatch: pyte
         _run(learner, 10)
 
 
-def test_micro_batches_do_not_change_the_run() -> None:
+def test_a_loss_of_packed_rows_that_is_not_finite_names_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = _learner()
+    _poison(learner.model, monkeypatch, lambda losses: losses * float("nan"))
+    with pytest.raises(Fault, match=rf"step {_step_of_row_17()}: the loss is not finite; .*Rows: 17\."):
+        _run(learner, 10, source=PackedRows())
+
+
+@pytest.mark.parametrize(("source", "predictions"), [(RandomRows(), 8), (PackedRows(), 4 + 2)])
+def test_micro_batches_do_not_change_the_run(source: TokenSource, predictions: int) -> None:
     def losses(per_device: int) -> list[float]:
         learner, found = _learner(), []
 
         def note(state: State, report: Report) -> State:
+            assert report.loss.predictions == BATCH * predictions
             found.append(report.loss.mean)
             return state
 
         state = State(recipe="", data="", course=Course(total=12))
-        train(learner, RandomRows(), SETTINGS, state, [note], batch=BATCH, per_device=per_device, order_seed=0)
+        train(learner, source, SETTINGS, state, [note], batch=BATCH, per_device=per_device, order_seed=0)
         return found
 
     assert losses(1) == pytest.approx(losses(4), rel=1e-5)
     assert losses(2) == pytest.approx(losses(4), rel=1e-5)
 
 
-def test_the_loss_falls() -> None:
+@pytest.mark.parametrize("source", [RandomRows(), PackedRows()])
+def test_the_loss_falls(source: TokenSource) -> None:
     found: list[float] = []
 
     def note(state: State, report: Report) -> State:
         found.append(report.loss.mean)
         return state
 
-    _run(_learner(), 100, note)
+    _run(_learner(), 100, note, source=source)
     assert np.mean(found[-10:]) < np.mean(found[:10]) - 0.5
 
 

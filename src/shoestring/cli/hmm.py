@@ -1,12 +1,13 @@
-"""`shoestring hmm fit · score · show`."""
+"""`shoestring hmm fit · sample · score · show`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoestring.cli.options import AsJson, Overrides, RecipeFile, RunPath, Verbose
+from shoestring.cli.options import AsJson, Overrides, RecipeFile, RunPath, Verbose, parse_part
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -83,6 +84,70 @@ def score(run: RunPath, as_json: AsJson = False, verbose: Verbose = False) -> No
         terminal.say(f"{scores.impossible:,} rows have probability zero and are left out")
     if as_json:
         print_json(scores.to_dict())
+
+
+@app.command()
+def sample(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An HMM's run folder, or its model file.")],
+    rows: Annotated[str, typer.Option("--rows", metavar="COUNT", help="Training rows, such as 2B.")],
+    length: Annotated[int, typer.Option("--length", min=1, help="Tokens of a row.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the store goes.")],
+    heldout: Annotated[str, typer.Option("--heldout", metavar="COUNT", help="Held-out rows.")] = "1024",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Rows are those of a stream with this run.seed.")] = 0,
+    start: Annotated[str, typer.Option("--start", help='"model" or "stationary".')] = "model",
+    symbols: Annotated[
+        str, typer.Option("--symbols", metavar="KIND", help="Permuted symbols: none, sequence, block:N or pool:P.")
+    ] = "none",
+    states: Annotated[
+        str, typer.Option("--states", metavar="KIND", help="Shuffled emissions of states; kinds as for --symbols.")
+    ] = "none",
+    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="Write part I of N, from 0 on.")] = "0/1",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the rows of a fitted model as a token store.
+
+    The same command goes on where it was cut; parts may be written by many machines into one folder. For training no
+    file is needed: data.stream = "hmm:RUN" in a recipe computes the same rows as they are read.
+    """
+    from shoestring.cli.terminal import Terminal, print_json
+    from shoestring.core.errors import UserError
+    from shoestring.core.units import Bytes, Count
+    from shoestring.data.fixed_rows import missing_shards
+    from shoestring.probe.machine import pick_device
+    from shoestring.stages.sample import Wanted, sample_store
+
+    try:
+        counts = [int(Count.parse(text)) for text in (rows, heldout)]
+    except ValueError as cause:
+        raise UserError(f"--rows {rows}, --heldout {heldout}: {cause}") from cause
+    if start not in ("model", "stationary"):
+        raise UserError(f'--start {start}: must be "model" or "stationary"')
+    part = parse_part(shard)
+    wanted = Wanted(
+        model=model,
+        rows=counts[0],
+        heldout=counts[1],
+        length=length,
+        seed=seed,
+        start=start,
+        symbols=symbols,
+        states=states,
+    )
+    terminal = Terminal(to_stderr=as_json)
+    try:
+        job, manifest = sample_store(wanted, out, part, pick_device(), terminal.writing)
+    finally:
+        terminal.close()
+    left = 0 if manifest is not None else missing_shards(out, job)
+    if manifest is None:
+        terminal.say(f"part {shard} is written; {left:,} shards of other parts are missing")
+    else:
+        answers = out / "answers.json"
+        known = f", answers: {answers}" if answers.is_file() else ""
+        terminal.say(f"store: {out} ({Bytes(manifest.bytes).short()}){known}")
+    if as_json:
+        print_json({"store": str(out), "whole": manifest is not None, "missing_shards": left, **job.to_dict()})
 
 
 @app.command()

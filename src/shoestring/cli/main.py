@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from shoestring.cli import demo, evaluate, hmm, measure, plan, prepare, report, train
+from shoestring.cli import data, demo, evaluate, hmm, measure, plan, prepare, report, train
 from shoestring.core.errors import ShoestringError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 for verb in (demo, measure, plan, prepare, train, evaluate, report):
     app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
+app.add_typer(data.app, name="data")
 app.add_typer(hmm.app, name="hmm")
 
 

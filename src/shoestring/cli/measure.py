@@ -23,12 +23,12 @@ def measure(
     from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core import recipe as recipes
     from shoestring.core.run_folder import RunFolder
-    from shoestring.data.sources import open_source
     from shoestring.stages.measure import ensure_profile
+    from shoestring.stages.prepare import check_source
     from shoestring.stages.train import measuring_seconds
 
     loaded = recipes.load(recipe, overrides or ())
-    open_source(loaded.data.source, loaded.run.seed)
+    check_source(loaded)
     folder, terminal = RunFolder.of(loaded), Terminal(to_stderr=as_json)
     with folder.lock():
         folder.claim(loaded)

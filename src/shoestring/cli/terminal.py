@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -19,6 +19,9 @@ from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
 from shoestring.core.units import Bytes, Count, Seconds, rate
 from shoestring.report.page import plan_against_actual
 from shoestring.stages.voice import Live, Voice
+
+if TYPE_CHECKING:
+    from shoestring.data.fixed_rows import Progress
 
 _QUIET_SECONDS = 10.0
 """Between lines of progress where there is no terminal to draw on."""
@@ -73,13 +76,28 @@ class Terminal(Voice):
 
     def training(self, live: Live) -> None:
         if self.console.is_terminal:
-            if self._screen is None:
-                self._screen = Screen(console=self.console, refresh_per_second=4, transient=False)
-                self._screen.start()
-            self._screen.update(_progress(live))
+            self._show(_progress(live))
         elif live.step in (1, live.total) or time.monotonic() - self._shown > _QUIET_SECONDS:
             self._shown = time.monotonic()
             self.say(_progress(live).plain)
+
+    def writing(self, progress: Progress) -> None:
+        """Rows that are being written."""
+        text = Text(
+            f"{Count(progress.rows).short()} of {Count(progress.total).short()} rows · "
+            f"{rate(progress.rate, 'tokens/s')} · time left {Seconds(progress.seconds_left).short()}"
+        )
+        if self.console.is_terminal:
+            self._show(text)
+        elif progress.rows == progress.total or time.monotonic() - self._shown > _QUIET_SECONDS:
+            self._shown = time.monotonic()
+            self.say(text.plain)
+
+    def _show(self, text: Text) -> None:
+        if self._screen is None:
+            self._screen = Screen(console=self.console, refresh_per_second=4, transient=False)
+            self._screen.start()
+        self._screen.update(text)
 
     def trained(self) -> None:
         self.close()

@@ -71,7 +71,11 @@ class Density(Record):
     seconds: float
     """To read and tokenize the sample once."""
     total_documents: int | None
-    """In the whole corpus; None where it has no end."""
+    """In the whole corpus; None where it has no end, or nobody knows where that is."""
+    total_documents_error: float | None = None
+    """Standard errors; 0 where the whole corpus was read, and an interval of 95 % is ± 1.96 of them."""
+    tokens_per_gb_error: float | None = None
+    entries_per_gb_error: float | None = None
 
     @property
     def tokens_per_document(self) -> float:
@@ -150,6 +154,8 @@ class Plan(Record):
     devices: int | None = None
     epochs: float | None = None
     entries: int | None = None
+    every_entry: bool = False
+    """The corpus is read to its end; `entries` may then be an estimate."""
     gigabytes: float | None = None
     flops: float | None = None
     seconds: float | None = None
@@ -175,9 +181,16 @@ class Evaluation(Record):
     loss: float
     perplexity: float
     bits_per_byte: float | None
-    loss_by_position: tuple[float, ...]
+    loss_by_position: tuple[float | None, ...]
+    """None where no row has a prediction."""
     strategies: dict[str, float]
     """The loss of each strategy on the same tokens."""
+    strategies_by_position: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same by position, for rows whose strategies learn within a row."""
+    entropy_rate: float | None = None
+    """Of the source: what the best predictor loses in the long run. None where nobody knows."""
+    entropy_rate_error: float | None = None
+    """Its standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,21 @@ def locked(path: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether some process, or this one, holds the lock file `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _holder(path: Path) -> str:
     try:
         holder = json.loads(path.read_text())

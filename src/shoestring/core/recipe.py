@@ -54,16 +54,38 @@ class Data:
 
     source: Annotated[
         str,
-        Matches("stories|text:.+", '"stories" or "text:PATH"'),
-        "stories (built in) or text:PATH (one document a line, .gz too)",
+        Matches(
+            "stories|(text|paragraphs|jsonl|csv|parquet|hf|store):.+",
+            '"stories" or one of text, paragraphs, jsonl, csv, parquet, hf, store with ":" and a path or name',
+        ),
+        "stories (built in); text:PATH (a document a line), paragraphs:PATH, jsonl:PATH, csv:PATH or parquet:PATH (a "
+        "file, .gz, .zst, .xz or .bz2 too, a folder or a pattern); hf:NAME:CONFIG; or store:FOLDER (made before)",
     ] = "stories"
+    column: Annotated[str, "column or field that holds the text"] = "text"
+    delimiter: Annotated[str, "between the fields of CSV"] = ","
+    end_line: Annotated[str | None, "a line that ends a document of several lines of text"] = None
+    split: Annotated[str, "of a hub data set"] = "train"
+    streaming: Annotated[bool, "read a hub data set as it comes, and store nothing of it"] = False
+    on_error: Annotated[Literal["stop", "skip"], "what a broken record does"] = "stop"
+    unique: Annotated[bool, "leave out documents that occurred before"] = False
+    stream: Annotated[
+        str | None,
+        Matches("hmm:.+|markov:[1-9][0-9]*", '"hmm:RUN" or "markov:SYMBOLS"'),
+        "rows that are computed, in place of a source: hmm:RUN (or its model file) or markov:SYMBOLS",
+    ] = None
     tokenizer: Annotated[
         str,
-        Matches("bytes|words:[1-9][0-9]*", '"bytes" or "words:N"'),
-        "bytes, or words:N for the N most frequent words",
+        Matches("bytes|words:[1-9][0-9]*|(file|hf):.+", '"bytes", "words:N", "file:PATH" or "hf:NAME"'),
+        "bytes; words:N for the N most frequent words; file:PATH or hf:NAME for a tokenizer made elsewhere",
     ] = "bytes"
+    end: Annotated[str | None, "token that ends a document; default: what the tokenizer's own files say"] = None
     length: Annotated[int, AtLeast(1), "predictions a row makes; a row holds one token more (not so for an HMM)"] = 256
-    packing: Annotated[Literal["concat"], "documents joined with an end token and cut into rows"] = "concat"
+    packing: Annotated[
+        Literal["concat", "best_fit", "pad"],
+        "documents joined and cut into rows; kept whole where they fit, several a row; or one a row",
+    ] = "concat"
+    within: Annotated[bool, "attention, positions and predictions stay within documents"] = False
+    shift: Annotated[bool, "training rows start at another random place each epoch (concat)"] = False
     documents: Annotated[Count | None, AtLeast(1), "read no more than this many; default: what the plan needs"] = None
     heldout: Annotated[float, Between(0, 0.5, open_low=True), "fraction of the documents kept for evaluation"] = 0.02
     folder: Annotated[str, "folder that holds token stores"] = "stores"
@@ -131,6 +153,32 @@ class Hmm:
     tolerance: Annotated[float | None, MoreThan(0), "stop when an epoch lowers the loss by less than this share"] = None
 
 
+_KINDS = Matches(
+    "none|sequence|block:[1-9][0-9]{0,17}|pool:[1-9][0-9]{0,6}",
+    '"none", "sequence", "block:N" with N below 10^18 or "pool:P" with P below 10^7',
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """How the rows of `data.stream` are made; a row of its own for every number, and nothing on disk."""
+
+    symbols: Annotated[
+        str, _KINDS, "hmm: rows that share a permutation of the symbols; sequence: every row its own"
+    ] = "none"
+    states: Annotated[str, _KINDS, "hmm: rows that share a shuffle of which state emits what; kinds as for symbols"] = (
+        "none"
+    )
+    start: Annotated[Literal["model", "stationary"], "hmm: what the first state is drawn from"] = "model"
+    chain: Annotated[
+        Literal["dirichlet", "zipf", "doubly_stochastic"], "markov: how the transitions of a row's chain are drawn"
+    ] = "dirichlet"
+    fewest: Annotated[int, Between(2, 64), "markov: states of the smallest chain"] = 3
+    most: Annotated[int, Between(2, 64), "markov: states of the largest chain"] = 10
+    concentration: Annotated[int, Between(1, 64), "markov: of dirichlet; 1 draws all chains alike, more evens out"] = 1
+    exponent: Annotated[float, Between(0, 8, open_low=True), "markov: of zipf"] = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:
     """What is scored on held-out rows, and how often."""
@@ -150,6 +198,7 @@ class Recipe:
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
     hmm: Hmm | None = None
+    stream: Stream | None = None
 
     @property
     def batch(self) -> int:
@@ -167,14 +216,18 @@ class Recipe:
         parts = encode(self)
         for section, name in _PLACES:
             del parts[section][name]
-        return fingerprint({section: fields for section, fields in parts.items() if fields is not None})
+        given = {section: fields for section, fields in parts.items() if fields is not None}
+        # what is not given says nothing, so a field that is new tomorrow leaves this fingerprint as it is
+        return fingerprint({s: {n: v for n, v in fields.items() if v is not None} for s, fields in given.items()})
 
     @property
     def workload(self) -> str:
         """Fingerprint of everything that the bytes and seconds of a step depend on."""
         if self.hmm is not None:
             return fingerprint(["hmm", self.hmm.states, self.data.tokenizer, self.data.length])
-        parts = [encode(self.model), self.data.tokenizer, self.data.length, self.train.precision]
+        stored = self.data.source if self.data.source.startswith("store:") else self.data.tokenizer
+        symbols = stored if self.data.stream is None else self.data.stream
+        parts = [encode(self.model), symbols, self.data.length, self.data.within, self.train.precision]
         return fingerprint([*parts, self.train.optimizer, self.batch, self.train.per_device])
 
 
@@ -212,6 +265,7 @@ def build(values: Mapping[str, Any], where: str, problems: list[str] | None = No
 def _contradictions(recipe: Recipe) -> list[str]:
     """Problems between fields that are right each on its own."""
     found = [] if recipe.hmm is None else _hmm_contradictions(recipe)
+    found += _stream_contradictions(recipe) + _packing_contradictions(recipe.data)
     budget, data, model, train = recipe.budget, recipe.data, recipe.model, recipe.train
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
@@ -242,6 +296,39 @@ def _hmm_contradictions(recipe: Recipe) -> list[str]:
         found.append('data.source = "stories" has no end: an HMM reads a fixed set; give data.documents')
     if recipe.data.length < 2:
         found.append(f"data.length = {recipe.data.length}: a row of an HMM holds at least 2 tokens")
+    return found
+
+
+def _packing_contradictions(data: Data) -> list[str]:
+    found = []
+    if data.shift and data.packing != "concat":
+        found.append(f'data.shift: rows of data.packing = "{data.packing}" hold whole documents and cannot be shifted')
+    if data.stream is not None and (data.within or data.shift or data.packing != "concat"):
+        found.append("data.packing, within and shift: the rows of a stream are no documents, and are never read twice")
+    if data.unique and data.stream is not None:
+        found.append("data.unique: no two rows of a stream are the same one")
+    return found
+
+
+def _stream_contradictions(recipe: Recipe) -> list[str]:
+    data, stream = recipe.data, recipe.stream or Stream()
+    if data.stream is None:
+        return [] if recipe.stream is None else ['stream: needs data.stream, such as stream = "hmm:runs/icll-hmm"']
+    found = []
+    if recipe.hmm is not None:
+        found.append(f'data.stream = "{data.stream}": an HMM is fitted to a source; a network is trained on a stream')
+    if data.source != "stories":
+        found.append(f'data.source = "{data.source}" and data.stream = "{data.stream}": give one of the two')
+    if data.documents is not None:
+        found.append(f"data.documents = {data.documents}: a stream has rows, not documents")
+    if recipe.budget.epochs is not None:
+        found.append("budget.epochs: a stream never comes to an end, so an epoch has no length")
+    if data.stream.startswith("markov:"):
+        symbols = int(data.stream.removeprefix("markov:"))
+        if stream.fewest > stream.most:
+            found.append(f"stream.fewest = {stream.fewest}: must be at most stream.most = {stream.most}")
+        if not stream.most <= symbols <= 1 << 16:
+            found.append(f'data.stream = "{data.stream}": must have stream.most = {stream.most} to 65536 symbols')
     return found
 
 

@@ -1,74 +1,115 @@
-"""From a source to a token store: count words, tokenize, split, write shards, then the manifest."""
+"""From a corpus to a token store: passes over its units, side by side, then the manifest.
+
+What is written depends on the corpus, the tokenizer and the seed alone: not on how many processes or machines write it,
+and not on how often they were killed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import multiprocessing
+import os
 import re
+import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shoestring.core.errors import DataError, StorageError
-from shoestring.core.facts import Density
-from shoestring.core.files import free_bytes, locked
+from shoestring.core.errors import DataError, Fault, StorageError
+from shoestring.core.files import folder_bytes, free_bytes, is_locked, locked
 from shoestring.core.recipe import Data, fingerprint
-from shoestring.core.seeds import derive
 from shoestring.core.units import Bytes
-from shoestring.data.shards import dtype_for, shard_bytes, write_shard
-from shoestring.data.sources import Source, open_source
-from shoestring.data.store import Manifest, ShardEntry, SplitEntry, Store, StorePaths, write_tokenizer
-from shoestring.data.tokenizers import fit_tokenizer, tokenizer_fingerprint, vocabulary_size
+from shoestring.data.corpora import Corpus
+from shoestring.data.density import measure_density
+from shoestring.data.passes import (
+    WORK,
+    Job,
+    UnitEntry,
+    count_documents,
+    merged_ledger,
+    read_json,
+    resolve_duplicates,
+    run_pass,
+)
+from shoestring.data.shards import dtype_for, shard_bytes
+from shoestring.data.sources import open_source
+from shoestring.data.store import Manifest, SplitEntry, Store, StorePaths, write_tokenizer
+from shoestring.data.tokenizers import (
+    Tokenizer,
+    WordTokenizer,
+    open_tokenizer,
+    tokenizer_fingerprint,
+    tokenizer_identity,
+    vocabulary_size,
+    words_in,
+)
+from shoestring.data.units import Unit, divide, limited
 
-SHARD_TOKENS = 1 << 26
-_FORMAT = 1
+_FORMAT = 2
 
 Progress = Callable[[int], None]
 """Called with the number of documents written so far."""
 
 
-def store_folder(data: Data, seed: int, documents: int | None) -> Path:
+def store_folder(data: Data, seed: int, documents: int | None, source: Corpus | None = None) -> Path:
     """Where the store of these documents belongs: another source, tokenizer, seed or count has another folder."""
-    identity = [_FORMAT, open_source(data.source, seed).identity(), data.tokenizer, documents, data.heldout, seed]
-    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{Path(data.source).name.split('.')[0]}-{data.tokenizer}").strip("-")
+    source = source or open_source(data, seed)
+    tokenizer = tokenizer_identity(data.tokenizer, data.end)
+    identity = [_FORMAT, source.identity(), tokenizer, documents, data.heldout, seed, data.unique]
+    label = f"{Path(data.source).name.split('.')[0]}-{Path(data.tokenizer).name.split('.')[0]}"
+    name = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")
     return Path(data.folder) / f"{name}-{fingerprint(identity)[:8]}"
 
 
 def estimate_bytes(tokens: float, documents: float, data: Data) -> int:
     """What a store of about this many tokens takes on disk."""
-    return shard_bytes(int(tokens), int(documents), dtype_for(vocabulary_size(data.tokenizer)).itemsize)
+    itemsize = dtype_for(vocabulary_size(data.tokenizer, data.end)).itemsize
+    return shard_bytes(int(tokens), int(documents), itemsize)
 
 
-def prepare(data: Data, seed: int, documents: int | None, progress: Progress = lambda _: None) -> Store:
-    """The store for the first `documents` documents (None: all), made if it is not there yet."""
-    source = open_source(data.source, seed)
+def prepare(
+    data: Data,
+    seed: int,
+    documents: int | None,
+    progress: Progress = lambda _: None,
+    part: tuple[int, int] = (0, 1),
+    processes: int | None = None,
+) -> Store | None:
+    """The store for the first `documents` documents (None: all), made if it is not there yet.
+
+    Part i of n makes every n-th unit; None is returned where other parts are missing before it can go on.
+    """
+    source = open_source(data, seed)
     if documents is None and source.endless:
         raise DataError(
             f'data.source = "{data.source}" has no end; give data.documents, or plan first: shoestring plan RECIPE'
         )
-    paths = StorePaths(store_folder(data, seed, documents))
+    paths = StorePaths(store_folder(data, seed, documents, source))
     if paths.manifest.is_file():
-        return Store(paths.folder, data.tokenizer)
-    with locked(paths.lock, f"the store {paths.folder}"):
-        if not paths.manifest.is_file():
-            for leftover in paths.folder.glob(".*.tmp"):  # of a process that was killed while writing
-                leftover.unlink(missing_ok=True)
-            _check_room(paths.folder, source, data, documents)
-            _write(paths, source, data, seed, documents, progress)
+        _clear(paths.folder)
+    else:
+        _check_room(paths.folder, source, data, seed, documents)
+        name = paths.folder / (".lock" if part == (0, 1) else f".lock-{part[0]}-of-{part[1]}")
+        with locked(name, f"the store {paths.folder}"):
+            making = _Making(paths, source, data, seed, documents, progress, part, processes)
+            if not paths.manifest.is_file() and not making.make():
+                return None
     return Store(paths.folder, data.tokenizer)
 
 
-def _check_room(folder: Path, source: Source, data: Data, documents: int | None) -> None:
+def _check_room(folder: Path, source: Corpus, data: Data, seed: int, documents: int | None) -> None:
     """Refuse at once when the disk cannot hold the store, rather than after an hour."""
-    density = measure_density(source, data, 200)
+    density = measure_density(source, data, seed, sample_bytes=1 << 20)
     limits = [count for count in (documents, density.total_documents) if count is not None]
     if not limits:
         return
     total = min(limits)
-    needed = estimate_bytes(density.tokens_per_document * total, total, data)
+    written = folder_bytes(folder) if folder.is_dir() else 0
+    needed = estimate_bytes(density.tokens_per_document * total, total, data) - written
     free = free_bytes(folder)
     if needed > free:
         raise StorageError(
@@ -77,112 +118,142 @@ def _check_room(folder: Path, source: Source, data: Data, documents: int | None)
         )
 
 
-def _write(paths: StorePaths, source: Source, data: Data, seed: int, documents: int | None, progress: Progress) -> None:
-    def texts() -> Iterator[str]:
-        return itertools.islice(source.documents(), documents)
+class _Making:
+    """One process' share of making a store."""
 
-    kept = is_heldout(derive(seed, "heldout"), data.heldout)
-    training = (text for index, text in enumerate(texts()) if not kept(index))
-    tokenizer = fit_tokenizer(data.tokenizer, training)
-    dtype = dtype_for(tokenizer.vocab_size)
-    splits = {name: _SplitWriter(paths, name, dtype, tokenizer.end) for name in ("train", "heldout")}
-    count = 0
-    for count, text in enumerate(texts(), start=1):
-        splits["heldout" if kept(count - 1) else "train"].add(tokenizer.encode(text), len(text.encode()))
-        if count % 1000 == 0:
-            progress(count)
-    progress(count)
-    if count == 0:
-        raise DataError(f'data.source = "{data.source}": the corpus is empty')
-    write_tokenizer(paths, tokenizer)
-    manifest = Manifest(
-        source=source.identity() | {"documents": count, "heldout": data.heldout},
-        tokenizer=data.tokenizer,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        vocab_size=tokenizer.vocab_size,
-        itemsize=dtype.itemsize,
-        end=tokenizer.end,
-        splits={name: split.finish() for name, split in splits.items()},
-    )
-    dataclasses.replace(manifest, check=manifest.expected_check()).write(paths.manifest)
+    def __init__(
+        self,
+        paths: StorePaths,
+        source: Corpus,
+        data: Data,
+        seed: int,
+        documents: int | None,
+        progress: Progress,
+        part: tuple[int, int],
+        processes: int | None,
+    ):
+        self._paths, self._source, self._data, self._documents = paths, source, data, documents
+        self._progress, self._part = progress, part
+        self._processes = processes or os.cpu_count() or 1
+        self._job = Job(folder=paths.folder, seed=seed, heldout=data.heldout, unique=data.unique)
 
+    def make(self) -> bool:
+        """Whether the store is whole; otherwise other parts must be made first."""
+        try:
+            whole = self._make()
+        except StorageError:  # whoever writes the manifest takes the results away
+            if not self._paths.manifest.is_file():
+                raise
+            return True
+        return whole or self._paths.manifest.is_file()
 
-def is_heldout(key: int, fraction: float) -> Callable[[int], bool]:
-    """Which documents are held out: a choice by number alone, so that it never depends on how many are read.
+    def _make(self) -> bool:
+        units = divide(self._source, self._documents)
+        if self._documents is not None and not self._source.endless:
+            units = limited(units, count_documents(self._job, units, self._documents), self._documents)
+        if self._data.unique:
+            if not self._run("hash", units):
+                return False
+            resolve_duplicates(self._job, units)
+        words = words_in(self._data.tokenizer)
+        if words is not None and not self._run("words", units):
+            return False
+        tokenizer = self._vocabulary(words, units) if words is not None else self._given()
+        write_tokenizer(self._paths, tokenizer)
+        if not self._run("tokens", units, self._progress):
+            return False
+        self._finish(tokenizer, [UnitEntry.read(self._job.result("tokens", unit.number)) for unit in units])
+        return True
 
-    The documents are cut into strata of 1 / fraction, and one of each is drawn. So the share is right within one
-    document for any number read, and no rhythm of the corpus (every second line in another language, say) is caught.
-    """
-    share = round(fraction * 2**53)
+    def _run(self, name: str, units: Sequence[Unit], progress: Progress = lambda _: None) -> bool:
+        """The results of a pass that are missing; False if those of other parts still are."""
+        mine = [unit for unit in units if unit.number % self._part[1] == self._part[0]]
+        missing = [unit for unit in mine if not self._job.result(name, unit.number).is_file()]
+        done = {unit.number for unit in mine} - {unit.number for unit in missing}
 
-    def first(stratum: int) -> int:
-        return -(-(stratum << 53) // share)
+        def finished(unit: int) -> None:
+            done.add(unit)
+            if name == "tokens":
+                entries = (UnitEntry.read(self._job.result(name, number)) for number in done)
+                progress(sum(split.documents for entry in entries for split in entry.splits.values()))
 
-    def held_out(index: int) -> bool:
-        stratum = index * share >> 53
-        begin, end = first(stratum), first(stratum + 1)
-        return index == begin + derive(key, "stratum", stratum) % (end - begin)
+        processes = min(self._processes, len(missing))
+        if processes <= 1:
+            for unit in missing:
+                finished(run_pass(name, self._job, unit))
+        else:
+            self._side_by_side(name, missing, processes, finished)
+        return all(self._job.result(name, unit.number).is_file() for unit in units)
 
-    return held_out
+    def _side_by_side(self, name: str, units: Sequence[Unit], processes: int, finished: Callable[[int], None]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),)) as pool:
+            futures = [pool.submit(run_pass, name, self._job, unit) for unit in units]
+            try:
+                for future in as_completed(futures):
+                    finished(future.result())
+            except BrokenProcessPool as cause:
+                raise Fault(f"a process that prepared {self._paths.folder} died; run the same command again") from cause
+            finally:
+                pool.shutdown(cancel_futures=True)
 
+    def _vocabulary(self, words: int, units: Sequence[Unit]) -> Tokenizer:
+        counts: Counter[str] = Counter()
+        for unit in units:
+            counts.update(dict(zip(*read_json(self._job.result("words", unit.number)), strict=True)))
+        return WordTokenizer.of_counts(words, counts)
 
-class _SplitWriter:
-    """Collects a split's documents and writes a shard whenever enough are there; a document never spans two."""
+    def _given(self) -> Tokenizer:
+        return open_tokenizer(self._data.tokenizer, self._data.end)
 
-    def __init__(self, paths: StorePaths, name: str, dtype: np.dtype[np.unsignedinteger], end: int):
-        self._paths, self._name, self._dtype = paths, name, dtype
-        self._end = np.array([end], dtype=np.uint32)
-        self._parts: list[NDArray[np.uint32]] = []
-        self._ends: list[int] = []
-        self._filled = 0
-        self._text_bytes = 0
-        self._shards: list[ShardEntry] = []
-
-    def add(self, tokens: NDArray[np.uint32], text_bytes: int) -> None:
-        self._parts += [tokens, self._end]
-        self._filled += len(tokens) + 1
-        self._ends.append(self._filled)
-        self._text_bytes += text_bytes
-        if self._filled >= SHARD_TOKENS:
-            self._flush()
-
-    def _flush(self) -> None:
-        path = self._paths.shard(self._name, len(self._shards))
-        tokens = np.concatenate(self._parts).astype(self._dtype)
-        seal = write_shard(path, tokens, np.array(self._ends, dtype=np.uint64))
-        size = path.stat().st_size
-        entry = ShardEntry(name=path.name, tokens=len(tokens), documents=len(self._ends), bytes=size, seal=seal)
-        self._shards.append(entry)
-        self._parts, self._ends, self._filled = [], [], 0
-
-    def finish(self) -> SplitEntry:
-        if self._filled:
-            self._flush()
-        return SplitEntry(
-            tokens=sum(shard.tokens for shard in self._shards),
-            documents=sum(shard.documents for shard in self._shards),
-            text_bytes=self._text_bytes,
-            shards=tuple(self._shards),
+    def _finish(self, tokenizer: Tokenizer, entries: Sequence[UnitEntry]) -> None:
+        splits = {name: _joined([entry.splits[name] for entry in entries]) for name in ("train", "heldout")}
+        count = sum(split.documents for split in splits.values())
+        if count == 0:
+            raise DataError(f'data.source = "{self._data.source}": the corpus is empty')
+        manifest = Manifest(
+            source=self._source.identity() | {"documents": count, "heldout": self._data.heldout},
+            tokenizer=self._data.tokenizer,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+            vocab_size=tokenizer.vocab_size,
+            itemsize=dtype_for(tokenizer.vocab_size).itemsize,
+            end=tokenizer.end,
+            splits=splits,
+            ledger=merged_ledger(entries),
         )
+        dataclasses.replace(manifest, check=manifest.expected_check()).write(self._paths.manifest)
+        _clear(self._paths.folder)
 
 
-def measure_density(source: Source, data: Data, documents: int = 1000) -> Density:
-    """Tokens and bytes of the first `documents` documents, and the time it takes `prepare` to turn them into tokens.
+def _clear(folder: Path) -> None:
+    """Remove what a whole store has no use for: results of passes, and what killed processes left."""
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    if sum(map(is_locked, folder.glob(".lock*"))) > 1:
+        return  # others are still at it
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
 
-    Words beyond the tokenizer's N count as one token each either way, so the sample needs no fitted vocabulary.
-    """
 
-    def texts() -> Iterator[str]:
-        return itertools.islice(source.documents(), documents)
+def _joined(entries: Sequence[SplitEntry]) -> SplitEntry:
+    return SplitEntry(
+        tokens=sum(entry.tokens for entry in entries),
+        documents=sum(entry.documents for entry in entries),
+        text_bytes=sum(entry.text_bytes for entry in entries),
+        shards=tuple(shard for entry in entries for shard in entry.shards),
+    )
 
-    started = time.perf_counter()
-    tokenizer = fit_tokenizer(data.tokenizer, texts())
-    count = tokens = text_bytes = 0
-    for count, text in enumerate(texts(), start=1):
-        tokens += len(tokenizer.encode(text)) + 1
-        text_bytes += len(text.encode())
-    seconds = time.perf_counter() - started
-    if count == 0:
-        raise DataError(f'data.source = "{data.source}": the corpus is empty')
-    total = None if source.endless else count if count < documents else sum(1 for _ in source.documents())
-    return Density(documents=count, text_bytes=text_bytes, tokens=tokens, seconds=seconds, total_documents=total)
+
+def _begin(parent: int) -> None:
+    """In each of several processes: one core each, also for libraries that take all there are; and none outlives the
+    one that started it, however that ends."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while True:
+        try:
+            os.kill(parent, 0)
+        except OSError:
+            os._exit(1)
+        time.sleep(0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import zlib
 from collections.abc import Iterator
@@ -19,10 +18,10 @@ from shoestring.core.files import locked, write_whole
 from shoestring.core.recipe import Data, Hmm, fingerprint
 from shoestring.core.schema import encode
 from shoestring.core.seeds import derive
-from shoestring.data.prepare import is_heldout
 from shoestring.data.sentences import rows_of, top_words
-from shoestring.data.sources import open_source
+from shoestring.data.sources import open_source, texts
 from shoestring.data.tokenizers import words_in
+from shoestring.data.units import is_heldout
 
 _FORMAT = 1
 
@@ -43,7 +42,7 @@ class SentenceStore(NamedTuple):
 
 def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
     """The rows of the first `data.documents` documents (default: all), read from disk if they were made before."""
-    source = open_source(data.source, seed)
+    source = open_source(data, seed)
     words = words_in(data.tokenizer)
     assert words is not None, "checked when the recipe was read"
     identity = [
@@ -63,7 +62,7 @@ def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
     held_out = is_heldout(derive(seed, "heldout"), data.heldout)
 
     def documents(wanted: bool) -> Iterator[str]:
-        numbered = enumerate(itertools.islice(source.documents(), data.documents))
+        numbered = enumerate(texts(source, data.documents))
         return (text for index, text in numbered if held_out(index) is wanted)
 
     with locked(path.parent / ".lock", f"the rows {path.parent}"):

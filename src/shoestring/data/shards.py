@@ -2,7 +2,7 @@
 
     header    64 bytes: magic, version, bytes a token, tokens, documents, CRC-32 of these
     payload   tokens, padding to 8 bytes, then where each document ends (uint64, in tokens from the shard's start)
-    trailer   CRC-32 of every MiB of the payload, then CRC-32 of those
+    trailer   CRC-32 of every 64 KiB of the payload, then CRC-32 of those
 
 All numbers are little-endian.
 """
@@ -14,15 +14,16 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.files import whole_file
 
 _MAGIC = b"SHOESTOK"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<8sIIQQ28xI")
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 _DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -66,7 +67,8 @@ class Shard:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+            # a plain array over the mapped file: slices of a memmap cost several times as much
+            self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
         except OSError as cause:
             raise storage_error("read", path, cause) from cause
         except ValueError as cause:  # an empty file cannot be mapped
@@ -91,17 +93,20 @@ class Shard:
         self._payload = self._bytes[_HEADER.size : _HEADER.size + payload]
         self._checks = np.frombuffer(table, dtype="<u4")
         self._trusted = np.zeros(len(self._checks), dtype=bool)
+        self._all_trusted = False
         self._ids: NDArray[np.unsignedinteger] = self._payload[: self.tokens * itemsize].view(_DTYPES[itemsize])
+        self._windows: NDArray[np.unsignedinteger] | None = None
         self.itemsize = itemsize
 
     def _damaged(self, what: str) -> DataError:
         return DataError(
-            f"{self.path}: damaged, {what} does not match; remove the store's folder and run `shoestring prepare` again"
+            f"{self.path}: damaged, {what} does not match; remove the store's folder and make it again, "
+            f"with `shoestring prepare` or as it was made"
         )
 
     def verify(self, first: int = 0, last: int | None = None) -> None:
         """Check the blocks from byte `first` to byte `last` of the payload that nobody has checked yet."""
-        stop = len(self._checks) if last is None else -(-last // _BLOCK)
+        stop = len(self._checks) if last is None else min(len(self._checks), -(-last // _BLOCK))
         for block in first // _BLOCK + np.flatnonzero(~self._trusted[first // _BLOCK : stop]):
             if zlib.crc32(self._payload[block * _BLOCK : (block + 1) * _BLOCK].data) != self._checks[block]:
                 raise self._damaged(f"block {block} of its content")
@@ -110,7 +115,20 @@ class Shard:
     @property
     def trusted(self) -> bool:
         """Whether every block has been checked."""
-        return bool(self._trusted.all())
+        self._all_trusted = self._all_trusted or bool(self._trusted.all())
+        return self._all_trusted
+
+    def gather(self, starts: NDArray[np.int64], width: int) -> NDArray[np.unsignedinteger]:
+        """The `width` tokens from each of `starts` on, checked; a copy."""
+        if not self.trusted:
+            first, last = starts * self.itemsize // _BLOCK, ((starts + width) * self.itemsize - 1) // _BLOCK
+            for begin, end in zip(first.tolist(), last.tolist()):
+                if not self._trusted[begin : end + 1].all():
+                    self.verify(begin * _BLOCK, (end + 1) * _BLOCK)
+        if self._windows is None or self._windows.shape[1] != width:
+            self._windows = sliding_window_view(self._ids, width)
+        found: NDArray[np.unsignedinteger] = self._windows[starts]
+        return found
 
     def ids(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """Tokens start to stop, checked; a view, not a copy."""

@@ -1,82 +1,73 @@
-"""Sources of documents: anything that can be iterated from its beginning, any number of times, with the same result."""
+"""The corpus that a recipe names: the built-in stories, files, or a data set of the hub."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from shoestring.core.errors import DataError, storage_error
+from shoestring.core.errors import DataError
+from shoestring.core.recipe import Data
 from shoestring.core.seeds import derive
 from shoestring.data import stories
+from shoestring.data.corpora import Corpus, Part, open_corpus
+from shoestring.data.formats import Document, Reading, Skipped
 
 
-class Source(Protocol):
-    """A corpus."""
+@dataclass(frozen=True)
+class StoriesPart:
+    """The built-in corpus: story *i* is computed from (seed, i), so any range of them can be read alone."""
 
-    endless: bool
+    seed: int
+    size: int | None = None
+    block: int | None = 1
 
-    def documents(self) -> Iterator[str]:
-        """Every document in order, each as its text."""
-        ...
+    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:  # noqa: ARG002
+        return (self._story(index) for index in itertools.count())
 
-    def identity(self) -> dict[str, Any]:
-        """What tells this corpus from any other; part of the store's fingerprint."""
-        ...
+    def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:  # noqa: ARG002
+        return (self._story(index) for index in range(begin, end))
 
-
-class Stories:
-    """The built-in corpus: story *i* is computed from (seed, i), so there is always another one."""
-
-    endless = True
-
-    def __init__(self, seed: int):
-        self.seed = derive(seed, "stories")
-
-    def documents(self) -> Iterator[str]:
-        return (stories.story(self.seed, index) for index in itertools.count())
+    def _story(self, index: int) -> Document:
+        return Document(stories.story(self.seed, index), "stories, number", index)
 
     def identity(self) -> dict[str, Any]:
         return {"source": "stories", "version": stories.CORPUS_VERSION, "seed": self.seed}
 
 
-class TextFile:
-    """A text file, one document a line; blank lines are skipped. A name that ends in .gz is read through gzip."""
+class Stories:
+    """The built-in corpus, which has no end."""
 
-    endless = False
+    endless = True
 
-    def __init__(self, path: str):
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise DataError(f"data.source: there is no file {path}")
+    def __init__(self, seed: int):
+        self.parts: Sequence[Part] = (StoriesPart(derive(seed, "stories")),)
 
-    def documents(self) -> Iterator[str]:
-        number = 0
-        try:
-            with gzip.open(self.path) if self.path.suffix == ".gz" else open(self.path, "rb") as file:
-                for number, raw in enumerate(file, start=1):
-                    if text := raw.decode().strip():
-                        yield text
-        except UnicodeDecodeError as cause:
-            raise DataError(f"{self.path}, line {number}: not UTF-8 text ({cause.reason})") from cause
-        except (gzip.BadGzipFile, EOFError, zlib.error) as cause:
-            raise DataError(f"{self.path}, after line {number}: broken gzip file ({cause})") from cause
-        except OSError as cause:
-            raise storage_error("read", self.path, cause) from cause
+    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:
+        return self.parts[0].documents(skipped)
 
     def identity(self) -> dict[str, Any]:
-        status = self.path.stat()
-        return {"source": f"text:{self.path}", "bytes": status.st_size, "modified": status.st_mtime_ns}
+        return self.parts[0].identity()
 
 
-def open_source(spec: str, seed: int) -> Source:
-    """The corpus that a recipe's `data.source` names."""
-    kind, colon, path = spec.partition(":")
-    if spec == "stories":
-        return Stories(seed)
-    if kind == "text" and colon and path:
-        return TextFile(path)
-    raise DataError(f'data.source = "{spec}": must be "stories" or "text:PATH"')
+def open_source(data: Data, seed: int) -> Corpus:
+    """The corpus that `data.source` names; the seed matters to the stories alone."""
+    reading = Reading(
+        column=data.column,
+        delimiter=data.delimiter,
+        end_line=data.end_line,
+        split=data.split,
+        streaming=data.streaming,
+        on_error=data.on_error,
+    )
+    if data.source != "stories":
+        return open_corpus(data.source, reading)
+    if reading != Reading():
+        raise DataError('data.source = "stories" is read without any of column, delimiter, end_line, split, streaming')
+    return Stories(seed)
+
+
+def texts(corpus: Corpus, documents: int | None = None) -> Iterator[str]:
+    """The texts of the first documents."""
+    return (document.text for document in itertools.islice(corpus.documents(), documents))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,13 @@ from numpy.typing import NDArray
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.recipe import fingerprint
 
+if TYPE_CHECKING:
+    from shoestring.data.fast_words import WordEncoder
+
 Tokens = NDArray[np.uint32]
 
+ALLOWED = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
+_COMPILED_CHARACTERS = 1 << 18
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 
@@ -25,11 +31,18 @@ class Tokenizer(Protocol):
 
     spec: str
     vocab_size: int
-    end: int
-    """The id that ends a document."""
+
+    @property
+    def end(self) -> int | None:
+        """The id that ends a document; None where nothing does."""
+        ...
 
     def encode(self, text: str) -> Tokens:
         """The ids of a document, without the end token."""
+        ...
+
+    def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        """The ids of all documents, one behind the other, and how many each has."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str: ...
@@ -49,6 +62,12 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> Tokens:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) + np.uint32(len(self.SPECIALS))
+
+    def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        parts = [document.encode() for document in documents]
+        ids = np.frombuffer(b"".join(parts), dtype=np.uint8).astype(np.uint16)
+        ids += np.uint16(len(self.SPECIALS))
+        return ids, np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
 
     def decode(self, ids: Iterable[int]) -> str:
         shift = len(self.SPECIALS)
@@ -74,6 +93,7 @@ class WordTokenizer:
         self.words = tuple(words)
         self.vocab_size = size + len(self.SPECIALS)
         self._ids = {word: index for index, word in enumerate(self.words, start=len(self.SPECIALS))}
+        self._encoder: WordEncoder | None = None
 
     @classmethod
     def fit(cls, size: int, documents: Iterable[str]) -> WordTokenizer:
@@ -81,12 +101,29 @@ class WordTokenizer:
         counts: Counter[str] = Counter()
         for text in documents:
             counts.update(_WORD.findall(text.lower()))
+        return cls.of_counts(size, counts)
+
+    @classmethod
+    def of_counts(cls, size: int, counts: Mapping[str, int]) -> WordTokenizer:
+        """The most frequent words of counts."""
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(size, ranked[:size])
 
     def encode(self, text: str) -> Tokens:
         get, unknown = self._ids.get, self.unknown
         return np.array([get(word, unknown) for word in _WORD.findall(text.lower())], dtype=np.uint32)
+
+    def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        """As `encode` of each, by compiled loops where that is worth loading them."""
+        if self._encoder is None:
+            if sum(map(len, documents)) < _COMPILED_CHARACTERS:
+                found = [self.encode(text) for text in documents]
+                sizes = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+                return np.concatenate(found) if found else np.zeros(0, np.uint32), sizes
+            from shoestring.data.fast_words import WordEncoder  # imports Numba
+
+            self._encoder = WordEncoder(self.words, len(self.SPECIALS), self.unknown)
+        return self._encoder.encode_batch(documents)
 
     def decode(self, ids: Iterable[int]) -> str:
         names = (*self.SPECIALS, *self.words)
@@ -96,31 +133,89 @@ class WordTokenizer:
         return {"spec": self.spec, "words": list(self.words)}
 
 
+class SymbolTokenizer:
+    """The symbols of rows that were computed: named by words where a model has them, or else by their numbers."""
+
+    end: int | None = None
+
+    def __init__(self, size: int, names: Iterable[str] | None = None):
+        self.spec = f"symbols:{size}"
+        self.vocab_size = size
+        self.names = None if names is None else tuple(names)
+        self._ids = {name: index for index, name in enumerate(self.names or map(str, range(size)))}
+
+    def encode(self, text: str) -> Tokens:
+        unknown = [word for word in text.split() if word not in self._ids]
+        if unknown:
+            raise DataError(f'"{unknown[0]}" is none of the {self.vocab_size} symbols')
+        return np.array([self._ids[word] for word in text.split()], dtype=np.uint32)
+
+    def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        found = [self.encode(text) for text in documents]
+        return np.concatenate(found), np.array([len(ids) for ids in found], dtype=np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.names[i] if self.names else str(i) for i in map(int, ids))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"spec": self.spec, "names": None if self.names is None else list(self.names)}
+
+
 def words_of(text: str) -> list[str]:
     """The words and marks of a text, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def words_in(spec: str) -> int | None:
-    """N of "words:N", None of "bytes"; any other tokenizer is an error."""
-    if spec == "bytes":
+    """N of "words:N", None of any other tokenizer that there is."""
+    kind, _, rest = spec.partition(":")
+    if spec == "bytes" or (kind in ("file", "hf") and rest):
         return None
-    kind, _, number = spec.partition(":")
-    if kind == "words" and number.isdecimal() and int(number) > 0:
-        return int(number)
-    raise DataError(f'data.tokenizer = "{spec}": must be "bytes" or "words:N" with N at least 1')
+    if kind == "words" and rest.isdecimal() and int(rest) > 0:
+        return int(rest)
+    raise DataError(f'data.tokenizer = "{spec}": must be {ALLOWED}')
 
 
-def vocabulary_size(spec: str) -> int:
+def open_tokenizer(spec: str, end: str | None = None) -> Tokenizer:
+    """A tokenizer that needs no corpus to fit it: bytes, or one that was made elsewhere."""
+    assert words_in(spec) is None, "words are counted first"
+    return _opened(spec, end, _seen(Path(spec.partition(":")[2])))
+
+
+def _seen(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells files from themselves after a change."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
+
+
+@lru_cache(maxsize=4)
+def _opened(spec: str, end: str | None, _files: tuple[tuple[str, int, int], ...]) -> Tokenizer:
+    """Read once, as long as its files stay as they are."""
+    if end is not None and spec == "bytes":
+        raise DataError(f'data.end = "{end}": bytes end a document with {ByteTokenizer.SPECIALS[ByteTokenizer.end]}')
+    if spec == "bytes":
+        return ByteTokenizer()
+    from shoestring.data.subwords import load_subwords
+
+    return load_subwords(spec, end)
+
+
+def vocabulary_size(spec: str, end: str | None = None) -> int:
     """How many ids the tokenizer will have; known without reading the corpus."""
     words = words_in(spec)
-    return ByteTokenizer.vocab_size if words is None else words + len(WordTokenizer.SPECIALS)
+    return open_tokenizer(spec, end).vocab_size if words is None else words + len(WordTokenizer.SPECIALS)
 
 
-def fit_tokenizer(spec: str, documents: Iterable[str]) -> Tokenizer:
-    """The tokenizer that `spec` names, fitted to the documents where it needs them."""
-    words = words_in(spec)
-    return ByteTokenizer() if words is None else WordTokenizer.fit(words, documents)
+def tokenizer_identity(spec: str, end: str | None) -> str:
+    """What tells a tokenizer from any other before it has seen a corpus: a file by what it holds."""
+    if words_in(spec) is not None:
+        if end is not None:
+            own = WordTokenizer.SPECIALS[WordTokenizer.end]
+            raise DataError(f'data.end = "{end}": a tokenizer of words ends a document with {own}')
+        return spec
+    if spec == "bytes" and end is None:
+        return spec
+    return tokenizer_fingerprint(open_tokenizer(spec, end))
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
@@ -132,8 +227,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that lies beside a store."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        words = words_in(values["spec"])
-        return ByteTokenizer() if words is None else WordTokenizer(words, values["words"])
+        spec = values["spec"]
+        if spec == "bytes":
+            return ByteTokenizer()
+        if spec == "subwords":
+            from shoestring.data.subwords import SubwordTokenizer
+
+            return SubwordTokenizer.from_dict(values)
+        if spec.startswith("symbols:"):
+            return SymbolTokenizer(int(spec.removeprefix("symbols:")), values["names"])
+        return WordTokenizer(int(spec.removeprefix("words:")), values["words"])
     except OSError as cause:
         raise storage_error("read", path, cause) from cause
     except (ValueError, KeyError, TypeError, AttributeError) as cause:

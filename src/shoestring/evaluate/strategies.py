@@ -1,11 +1,12 @@
 """What a predictor that only counts would lose: uniform, unigram and bigram, fitted on the training tokens.
 
-All work on token ids in NumPy; `streams` is the training split as a list of arrays. Losses are nats a prediction.
+All work on token ids in NumPy; `streams` is the training split as a list of arrays, of which those with two dimensions
+hold rows that have nothing to do with each other. Losses are nats a prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.integer]
 
+MOST_TOKENS = 1 << 28
+"""As many as are counted: more would move no probability that matters."""
+_PART_TOKENS = 1 << 22
 _DENSE_VOCABULARY = 2048
 _PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -25,13 +29,13 @@ class Counts(NamedTuple):
     pair_counts: NDArray[np.int64]
 
 
-def count(streams: Sequence[Ids], vocab_size: int) -> Counts:
-    """Count a corpus. Below 2,048 ids the pairs are counted in a table, above by sorting."""
+def count(streams: Iterable[Ids], vocab_size: int, most: int = MOST_TOKENS) -> Counts:
+    """Count the first `most` tokens of a corpus. Below 2,048 ids the pairs are counted in a table, above by sorting."""
     tokens = np.zeros(vocab_size, dtype=np.int64)
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for stream in streams:
-        tokens += np.bincount(stream, minlength=vocab_size)
-        pairs = stream[:-1].astype(np.int64) * vocab_size + stream[1:]
+    for part, own in _parts(streams, most):
+        tokens += np.bincount(part[:own].ravel(), minlength=vocab_size)
+        pairs = part[..., :-1].ravel().astype(np.int64) * vocab_size + part[..., 1:].ravel()
         if vocab_size <= _DENSE_VOCABULARY:
             table = np.bincount(pairs, minlength=vocab_size * vocab_size)
             found = np.flatnonzero(table)
@@ -44,10 +48,28 @@ def count(streams: Sequence[Ids], vocab_size: int) -> Counts:
     return Counts(tokens, keys, counts)
 
 
-def strategy_losses(rows: NDArray[np.int64], counts: Counts) -> dict[str, float]:
-    """The mean loss of each strategy on the predictions of `rows`, (rows, length + 1)."""
+def _parts(streams: Iterable[Ids], most: int) -> Iterator[tuple[Ids, int]]:
+    """A few million tokens at a time, so that memory does not grow with the corpus, and how many are the part's own:
+    the last token of a part of a text is the next one's first."""
+    left = most
+    for stream in streams:
+        width = stream.shape[1] if stream.ndim == 2 else 1
+        step = max(1, _PART_TOKENS // width)
+        for begin in range(0, len(stream), step):
+            if left <= 0:
+                return
+            yield stream[begin : begin + step + (stream.ndim == 1)], step
+            left -= step * width
+
+
+def strategy_losses(
+    rows: NDArray[np.int64], counts: Counts, predicted: NDArray[np.bool_] | None = None
+) -> dict[str, float]:
+    """The mean loss of each strategy on the predictions of `rows`, (rows, length + 1), or on those `predicted`."""
     vocab_size = len(counts.tokens)
     previous, target = rows[:, :-1].ravel(), rows[:, 1:].ravel()
+    if predicted is not None:
+        previous, target = previous[predicted.ravel()], target[predicted.ravel()]
     unigram = (counts.tokens + 1.0) / (counts.tokens.sum() + vocab_size)
     return {
         "uniform": float(np.log(vocab_size)),

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from shoestring.models.families import build, cost
-from shoestring.models.protocol import LanguageModel
+from shoestring.models.protocol import Batch, LanguageModel
 
-__all__ = ["LanguageModel", "build", "cost"]
+__all__ = ["Batch", "LanguageModel", "build", "cost"]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from shoestring.core.facts import Cost
 from shoestring.core.recipe import Model
-from shoestring.models.protocol import LanguageModel, Rows
+from shoestring.models.attention import Documents, attend
+from shoestring.models.protocol import Batch, LanguageModel, Rows
 
 
 def hidden_channels(model: Model) -> int:
@@ -59,16 +60,22 @@ class Llama(LanguageModel):
                 scale = (2 * layers) ** -0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
                 parameter.normal_(0.0, 0.02 * scale, generator=generator)
 
-    def token_losses(self, rows: Rows) -> Float[Tensor, "rows predictions"]:
-        logits = self.logits(rows[:, :-1])
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
-        return losses.view(len(rows), -1)
+    def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
+        batch = Batch.of(batch)
+        logits = self.logits(batch.inputs())
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets().flatten(), reduction="none")
+        return losses.view(len(batch.ids), -1)
 
-    def logits(self, ids: Int[Tensor, "rows positions"]) -> Float[Tensor, "rows positions vocabulary"]:
-        x = self.embedding(ids)  # R T D
-        turns = rotary_turns(ids.shape[1], self.channels, self.rotary_base, x.device)
+    def logits(self, batch: Batch | Rows) -> Float[Tensor, "rows tokens vocabulary"]:
+        batch = Batch.of(batch)
+        x = self.embedding(batch.ids)  # R T D
+        turns = rotary_turns(batch.ids.shape[1], self.channels, self.rotary_base, x.device)
+        documents = None
+        if batch.within and batch.segments is not None:
+            documents = Documents(batch.segments)
+            turns = turns_at(documents.positions, turns)
         for block in self.blocks:
-            x = block(x, turns)
+            x = block(x, turns, documents)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
@@ -97,25 +104,37 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(d, 2 * f, bias=False)
         self.down = nn.Linear(f, d, bias=False)
 
-    def forward(self, x: Float[Tensor, "R T D"], turns: tuple[Tensor, Tensor]) -> Float[Tensor, "R T D"]:
+    def forward(
+        self, x: Float[Tensor, "R T D"], turns: Turns, documents: Documents | None = None
+    ) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         qkv = self.qkv(self.norm1(x)).view(r, t, 3, self.heads, d // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each R H T C
-        mixed = F.scaled_dot_product_attention(rotate(q, turns), rotate(k, turns), v, is_causal=True)
+        mixed = attend(rotate(q, turns), rotate(k, turns), v, documents)
         x = x + self.out(mixed.transpose(1, 2).reshape(r, t, d))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)  # R T F
         change: Tensor = self.down(F.silu(gate) * up)
         return x + change
 
 
-def rotary_turns(length: int, channels: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position × frequency, each (T, C/2), in float32."""
+Turns = tuple[Tensor, Tensor]
+"""Cosine and sine of position × frequency, in float32: each (T, C/2), or (R, 1, T, C/2) where rows differ."""
+
+
+def rotary_turns(length: int, channels: int, base: float, device: torch.device) -> Turns:
+    """Of the positions from 0 on."""
     frequencies = base ** (-torch.arange(0, channels, 2, device=device, dtype=torch.float32) / channels)
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Float[Tensor, "R H T C"], turns: tuple[Tensor, Tensor]) -> Float[Tensor, "R H T C"]:
+def turns_at(positions: Int[Tensor, "R T"], turns: Turns) -> Turns:
+    """Of these positions, the same for all heads."""
+    cos, sin = turns
+    return cos[positions][:, None], sin[positions][:, None]
+
+
+def rotate(x: Float[Tensor, "R H T C"], turns: Turns) -> Float[Tensor, "R H T C"]:
     """Turn the channel pairs (c, c + C/2) by their position's angle."""
     cos, sin = turns
     a, b = x.chunk(2, dim=-1)

@@ -37,28 +37,55 @@ def evaluation_count(recipe: Recipe) -> int:
 
 
 @dataclass(frozen=True)
-class _Corpus:
-    """How many documents to read: the least of what the steps need, what there is, and what time and disk allow."""
+class Ready:
+    """Rows that are there before the run, with no corpus to read: a stream, or a store that was made before."""
 
-    documents: int
+    rows: int | None
+    """For training; None where they never end."""
+    bytes: int
+    what: str
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """What is read: of a text, the least of what the steps need, what there is, and what time and disk allow."""
+
     reason: str
-    seconds: float
+    rows: int | None
+    """For training; None where they never end."""
+    bytes: int
+    """On disk."""
+    documents: int | None = None
+    text_bytes: float | None = None
+    tokens_per_document: float | None = None
+    seconds: float = 0.0
+    """To prepare it."""
+    whole: bool = False
+    """All there is of a text is read."""
 
 
 def make_plan(
-    recipe: Recipe, profile: Profile, store_bytes: StoreBytes, spent: float = 0.0, free_disk: int | None = None
+    recipe: Recipe,
+    profile: Profile,
+    store_bytes: StoreBytes,
+    spent: float = 0.0,
+    free_disk: int | None = None,
+    ready: Ready | None = None,
 ) -> Plan:
     """`spent` seconds of the time budget are gone already, and `free_disk` bytes may be written where that is known.
 
     Raises PlanError when nothing fits, saying why.
     """
-    density = profile.density
-    assert density is not None, "a profile is planned with together with its corpus"
+    supply = ready or profile.density
+    assert supply is not None, "a profile is planned with together with its corpus"
     split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory)
     tokens_per_step = recipe.batch * recipe.data.length
     fixed = _fixed_seconds(recipe, profile, spent)
-    steps, binding = _steps(recipe, profile, density, split, fixed)
-    corpus = _corpus(recipe, density, store_bytes, profile, steps, free_disk)
+    steps, binding = _steps(recipe, profile, supply, split, fixed)
+    if isinstance(supply, Ready):
+        corpus = _ready(recipe, supply, profile, free_disk)
+    else:
+        corpus = _corpus(recipe, supply, store_bytes, profile, steps, free_disk)
     tokens = steps * tokens_per_step
     saves = steps * split.step_seconds / checkpoint_interval(recipe) + evaluation_count(recipe)
     parts = fixed | {
@@ -66,9 +93,6 @@ def make_plan(
         "train": steps * split.step_seconds,
         "checkpoints": saves * profile.checkpoint_seconds,
     }
-    rows = max(1, int(corpus.documents * (1 - recipe.data.heldout) * density.tokens_per_document / recipe.data.length))
-    text_bytes = corpus.documents * density.text_bytes / density.documents
-    disk = store_bytes(corpus.documents * density.tokens_per_document, corpus.documents) + _kept_bytes(recipe, profile)
     plan = Plan(
         binding=binding,
         recipe=recipe.fingerprint,
@@ -79,19 +103,20 @@ def make_plan(
         per_device=split.per_device,
         accumulate=split.accumulate,
         devices=split.devices,
-        epochs=steps * recipe.batch / rows,
+        epochs=None if corpus.rows is None else steps * recipe.batch / corpus.rows,
         entries=corpus.documents,
-        gigabytes=text_bytes / 1e9,
+        every_entry=corpus.whole,
+        gigabytes=None if corpus.text_bytes is None else corpus.text_bytes / 1e9,
         flops=tokens * profile.cost.train_flops_per_token,
         seconds=sum(parts.values()),
         parts=parts,
         step_seconds=split.step_seconds,
         tokens_per_second=tokens_per_step / split.step_seconds,
-        disk_bytes=disk,
+        disk_bytes=corpus.bytes + _kept_bytes(recipe, profile),
         peak_bytes=split.peak_bytes,
         evaluations=evaluation_count(recipe),
     )
-    lines = tuple(_lines(recipe, profile, density, split, corpus, plan, rows))
+    lines = tuple(_lines(recipe, profile, split, corpus, plan))
     return replace(plan, lines=lines)
 
 
@@ -107,7 +132,7 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, 
 
 
 def _steps(
-    recipe: Recipe, profile: Profile, density: Density, split: Split, fixed: dict[str, float]
+    recipe: Recipe, profile: Profile, supply: Density | Ready, split: Split, fixed: dict[str, float]
 ) -> tuple[int, str]:
     """The steps that every budget allows, and the budget that allows the fewest."""
     budget, tokens_per_step = recipe.budget, recipe.batch * recipe.data.length
@@ -119,25 +144,35 @@ def _steps(
     if budget.flops is not None:
         allowed["flops"] = int(float(budget.flops) / (profile.cost.train_flops_per_token * tokens_per_step))
     if budget.epochs is not None:
-        documents = available_documents(recipe, density)
-        if documents is None:
+        rows = supply.rows if isinstance(supply, Ready) else _rows_there_are(recipe, supply)
+        if rows is None:
             raise PlanError("budget.epochs: the corpus has no end, so an epoch has no length; give data.documents too")
-        rows = documents * (1 - recipe.data.heldout) * density.tokens_per_document / recipe.data.length
         allowed["epochs"] = round(budget.epochs * rows / recipe.batch)
     if budget.time is not None:
-        allowed["time"] = _steps_in_time(recipe, profile, density, split, fixed)
+        allowed["time"] = _steps_in_time(recipe, profile, supply, split, fixed)
     binding = min(allowed, key=lambda name: allowed[name])
     if allowed[binding] < 1:
         raise PlanError(_nothing_fits(recipe, binding, split, fixed, tokens_per_step, profile))
     return allowed[binding], binding
 
 
-def _steps_in_time(recipe: Recipe, profile: Profile, density: Density, split: Split, fixed: dict[str, float]) -> int:
+def _rows_there_are(recipe: Recipe, density: Density) -> float | None:
+    documents = available_documents(recipe, density)
+    if documents is None:
+        return None
+    return documents * (1 - recipe.data.heldout) * density.tokens_per_document / recipe.data.length
+
+
+def _steps_in_time(
+    recipe: Recipe, profile: Profile, density: Density | Ready, split: Split, fixed: dict[str, float]
+) -> int:
     """Steps that fit the time budget, each with its share of checkpoints and of the text it needs."""
     time = float(recipe.budget.time or 0)
     reserve = RESERVE_SECONDS + RESERVE_SHARE * time
     left = time - sum(fixed.values()) - reserve - evaluation_count(recipe) * profile.checkpoint_seconds
     step = split.step_seconds * (1 + profile.checkpoint_seconds / checkpoint_interval(recipe))
+    if isinstance(density, Ready):
+        return int(left / step)
     per_document = density.seconds / density.documents
     if (available := available_documents(recipe, density)) is not None:
         return int((left - available * per_document) / step)
@@ -210,7 +245,32 @@ def _corpus(
         if size(documents) > room:
             reason = f"as many as {name} holds; then repeated"
             documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
-    return _Corpus(documents, reason, documents * density.seconds / density.documents)
+    tokens = documents * (1 - recipe.data.heldout) * density.tokens_per_document
+    all_there_are = density.total_documents is not None and documents >= density.total_documents
+    return _Corpus(
+        reason=reason,
+        rows=max(1, int(tokens / recipe.data.length)),
+        bytes=size(documents),
+        documents=documents,
+        text_bytes=documents * density.text_bytes / density.documents,
+        tokens_per_document=density.tokens_per_document,
+        seconds=documents * density.seconds / density.documents,
+        whole=all_there_are and (recipe.data.documents is None or documents < int(recipe.data.documents)),
+    )
+
+
+def _ready(recipe: Recipe, ready: Ready, profile: Profile, free_disk: int | None) -> _Corpus:
+    """Nothing is written but checkpoints."""
+    needed = _kept_bytes(recipe, profile)
+    budget = (recipe.budget.disk, f"budget.disk = {recipe.budget.disk}", needed + ready.bytes)
+    for disk, name, taken in (budget, (free_disk, "what is free", needed)):
+        if disk is not None and taken > int(disk):
+            what = "the checkpoints" if taken == needed else "the store and the checkpoints"
+            raise PlanError(
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and {what} take {Bytes(taken).short()}; "
+                f"make room, or take a smaller model or train.keep"
+            )
+    return _Corpus(reason=ready.what, rows=ready.rows, bytes=ready.bytes)
 
 
 def _nothing_fits(
@@ -229,11 +289,9 @@ def _nothing_fits(
     return f"nothing fits: budget.{binding} = {value} is less than one step of {tokens_per_step:,} tokens"
 
 
-def _lines(
-    recipe: Recipe, profile: Profile, density: Density, split: Split, corpus: _Corpus, plan: Plan, rows: int
-) -> list[Line]:
+def _lines(recipe: Recipe, profile: Profile, split: Split, corpus: _Corpus, plan: Plan) -> list[Line]:
     """The plan for people."""
-    assert plan.steps and plan.tokens and plan.seconds and plan.tokens_per_second and plan.flops and plan.epochs
+    assert plan.steps and plan.tokens and plan.seconds and plan.tokens_per_second and plan.flops
     asked = "train.tokens" if recipe.train.tokens else "train.batch"
     spread = max(p.slowest_seconds / p.seconds for p in profile.points if p.batch == split.per_device) - 1
     in_parts = " + ".join(f"{Seconds(v).short()} {k}" for k, v in plan.parts.items() if v >= 0.05)
@@ -248,19 +306,32 @@ def _lines(
         ("tokens", Count(plan.tokens).short(), f"{plan.steps:,} steps × {recipe.batch * recipe.data.length:,} tokens"),
         ("speed", rate(plan.tokens_per_second, "tokens/s"), f"measured; the slowest pass took {spread:.0%} longer"),
         ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} a token"),
-        ("documents", Count(corpus.documents).short(), corpus.reason),
-        ("rows", Count(rows).short(), f"for training, {density.tokens_per_document:.0f} tokens a document"),
-        ("epochs", f"{plan.epochs:.2f}", f"{plan.steps * recipe.batch:,} rows read of {rows:,}"),
+        *_corpus_lines(recipe, corpus, plan),
         ("seconds", Seconds(plan.seconds).short(), in_parts),
         (
             "disk",
             Bytes(plan.disk_bytes or 0).short(),
-            f"at most: store, {recipe.train.keep} last checkpoints, the best, and one being written",
+            f"at most: {'store, ' if corpus.bytes else ''}{recipe.train.keep} last checkpoints, the best, and one "
+            f"being written",
         ),
         ("memory", _memory(split), _memory_reason(recipe, profile)),
         ("parameters", Count(profile.cost.total_parameters).short(), _groups(profile.cost.parameters)),
     ]
     return [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
+
+
+def _corpus_lines(recipe: Recipe, corpus: _Corpus, plan: Plan) -> list[tuple[str, str, str]]:
+    read = f"{(plan.steps or 0) * recipe.batch:,} rows"
+    if corpus.rows is None:
+        return [("rows", "no end", corpus.reason), ("epochs", "less than 1", f"{read}, each read once")]
+    epochs = ("epochs", f"{plan.epochs or 0:.2f}", f"{read} read of {corpus.rows:,}")
+    if corpus.documents is None or corpus.tokens_per_document is None:
+        return [("rows", Count(corpus.rows).short(), corpus.reason), epochs]
+    return [
+        ("documents", Count(corpus.documents).short(), corpus.reason),
+        ("rows", Count(corpus.rows).short(), f"for training, {corpus.tokens_per_document:.0f} tokens a document"),
+        epochs,
+    ]
 
 
 def _steps_reason(recipe: Recipe, binding: str) -> str:

@@ -12,7 +12,7 @@ from shoestring.core.facts import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.files import write_whole
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, rate
-from shoestring.report.figures import loss_curve, position_curve, svg
+from shoestring.report.figures import divergence_curves, loss_curve, position_curve, svg
 from shoestring.track import read_lines
 
 
@@ -21,10 +21,15 @@ def draw(folder: RunFolder) -> dict[str, str]:
     evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
     strategies = evaluation.strategies if evaluation else {}
     specifications = {}
-    if metrics := read_lines(folder.metrics):
+    metrics = read_lines(folder.metrics)
+    if metrics:
         specifications["Loss"] = loss_curve(metrics, strategies)
     if evaluation:
-        specifications["Loss by position"] = position_curve(evaluation.loss_by_position, strategies)
+        specifications["Loss by position"] = position_curve(
+            evaluation.loss_by_position, strategies, evaluation.strategies_by_position, evaluation.entropy_rate
+        )
+    if compared := divergence_curves(metrics):
+        specifications["What it predicts like"] = compared
     figures = {}
     for title, specification in specifications.items():
         try:
@@ -110,7 +115,23 @@ def _scores(evaluation: Evaluation) -> str:
         f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
         f"perplexity {evaluation.perplexity:.2f}{bits}"
     )
-    return f"<table class=scores>{rows}</table><p>{about}.</p>"
+    return f"<table class=scores>{rows}</table><p>{about}.</p>{_possible(evaluation)}"
+
+
+def _possible(evaluation: Evaluation) -> str:
+    """How much of what can be learned was learned, where the source is known."""
+    oracle, worst = evaluation.strategies.get("oracle"), evaluation.strategies.get("uniform")
+    if oracle is None or worst is None or worst <= oracle:
+        return ""
+    share = (worst - evaluation.loss) / (worst - oracle)
+    text = (
+        f"Of the {worst - oracle:.3f} nats between a guess and the oracle, which knows the source and how each row was "
+        f"made from it, this model has learned {share:.1%}."
+    )
+    if evaluation.entropy_rate is not None and evaluation.entropy_rate_error is not None:
+        rate = f"{evaluation.entropy_rate:.3f} ± {evaluation.entropy_rate_error:.3f}"
+        text += f" The source's entropy rate is {rate} nats a token."
+    return f"<p>{escape(text)}</p>"
 
 
 def _states(states: StateTable) -> list[str]:

@@ -14,7 +14,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
-from shoestring.data.prepare import measure_density
+from shoestring.data.density import measure_density
 from shoestring.data.sources import open_source
 from shoestring.probe.child import listen
 from shoestring.probe.measure import candidate_batches
@@ -51,8 +51,10 @@ def measure_recipe(recipe: Recipe, seconds: float) -> Profile:
         trouble = again
     if trouble or not points:
         raise Fault(f"measuring failed: {trouble or findings.get('stopped')}")
-    density = measure_density(open_source(recipe.data.source, recipe.run.seed), recipe.data)
     findings.pop("point")
+    density = None
+    if recipe.data.stream is None and not recipe.data.source.startswith("store:"):
+        density = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
     values = findings | {"schema": Profile.SCHEMA, "workload": recipe.workload, "length": recipe.data.length}
     return Profile.from_dict(values | {"points": points, "density": encode(density)}, "the measurement")
 

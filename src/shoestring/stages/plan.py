@@ -12,7 +12,8 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.data.prepare import estimate_bytes
 from shoestring.data.sentence_store import prepare_rows
 from shoestring.plan.hmm import plan_hmm
-from shoestring.plan.make import make_plan
+from shoestring.plan.make import Ready, make_plan
+from shoestring.stages.prepare import given_store
 
 
 def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
@@ -24,7 +25,18 @@ def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
     def store_bytes(tokens: float, documents: float) -> int:
         return estimate_bytes(tokens, documents, recipe.data)
 
-    return make_plan(recipe, profile, store_bytes, spent, free_bytes(Path(recipe.run.folder)))
+    return make_plan(recipe, profile, store_bytes, spent, free_bytes(Path(recipe.run.folder)), ready_rows(recipe))
+
+
+def ready_rows(recipe: Recipe) -> Ready | None:
+    """Rows that need no preparing."""
+    if recipe.data.stream is not None:
+        return Ready(None, 0, "computed as they are read; nothing is prepared")
+    store = given_store(recipe)
+    if store is None:
+        return None
+    rows = len(store.split("train", recipe.data.length))
+    return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
 
 
 def read_profile(recipe: Recipe, folder: RunFolder, file: Path | None = None) -> Profile:

@@ -14,11 +14,11 @@ from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
-from shoestring.data.store import Store
 from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval
 from shoestring.probe.machine import describe_machine, peak_bytes, pick_device
 from shoestring.report.page import draw, write_page
-from shoestring.stages.evaluate import Heldout, evaluate_learner
+from shoestring.stages.corpus import Corpus
+from shoestring.stages.evaluate import Watch, evaluate_learner
 from shoestring.stages.voice import Live, Voice
 from shoestring.stages.workload import make_learner
 from shoestring.track import LineFile, read_lines
@@ -35,7 +35,7 @@ FINISH_MARGIN = 1.25
 
 
 def train(
-    recipe: Recipe, folder: RunFolder, plan: Plan, store: Store, voice: Voice, clock: Clock
+    recipe: Recipe, folder: RunFolder, plan: Plan, corpus: Corpus, voice: Voice, clock: Clock
 ) -> tuple[Outcome, Evaluation]:
     """Restore, train to the end of the plan or of the time, evaluate, write the page, and mark the run DONE."""
     assert plan.steps and plan.per_device and plan.effective_batch, "a recipe's plan has them"
@@ -44,23 +44,23 @@ def train(
     torch.manual_seed(derive(recipe.run.seed, "torch"))
     learner = make_learner(recipe, device)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep)
-    state = _restore(recipe, plan, store, checkpoints, learner, voice)
+    state = _restore(recipe, plan, corpus, checkpoints, learner, voice)
     metrics, timings = LineFile.rewound(folder.metrics, state.step), LineFile(folder.timings)
     timings.add(step=state.step, elapsed=clock.elapsed(), event="start")
     finish = FINISH_MARGIN * plan.parts.get("finish", 0.0)
     pace = Pace(clock, _deadline(recipe, finish), _overhead_per_step(plan), plan.step_seconds, finish)
     state = loop.train(
         learner,
-        store.split("train", recipe.data.length),
+        corpus.training(device),
         recipe.train,
         state,
-        _hooks(recipe, plan, store, learner, checkpoints, metrics, timings, pace, voice, clock),
+        _hooks(recipe, plan, corpus, learner, checkpoints, metrics, timings, pace, voice, clock),
         batch=plan.effective_batch,
         per_device=plan.per_device,
         order_seed=recipe.run.seed,
     )
     voice.trained()
-    evaluation = evaluate_learner(learner, state.step, plan.per_device, recipe, store)
+    evaluation = evaluate_learner(learner, state.step, plan.per_device, corpus)
     evaluation.write(folder.evaluation)
     voice.evaluated(evaluation)
     figures = draw(folder)
@@ -72,7 +72,7 @@ def train(
         seconds=_seconds(lines),
         segments=sum(line.get("event") == "start" for line in lines),
         tokens_per_second=_rate(lines),
-        disk_bytes=store.manifest.bytes + max(checkpoints.peak_bytes, folder_bytes(folder.checkpoints)),
+        disk_bytes=corpus.bytes + max(checkpoints.peak_bytes, folder_bytes(folder.checkpoints)),
         peak_bytes=peak_bytes(device),
         loss=evaluation.loss,
         shortened=state.shortened,
@@ -93,7 +93,7 @@ def _note_machine(folder: RunFolder, device: torch.device, voice: Voice) -> None
 
 
 def _restore(
-    recipe: Recipe, plan: Plan, store: Store, checkpoints: Checkpoints, learner: Learner, voice: Voice
+    recipe: Recipe, plan: Plan, corpus: Corpus, checkpoints: Checkpoints, learner: Learner, voice: Voice
 ) -> State:
     """The newest whole checkpoint, or the beginning."""
     step, damaged = checkpoints.latest()
@@ -101,8 +101,8 @@ def _restore(
         voice.say(f"left out: {line}")
     if step is None:
         assert plan.steps
-        return State(recipe=recipe.fingerprint, data=store.manifest.fingerprint, course=Course(total=plan.steps))
-    state = checkpoints.restore(step, learner, recipe.fingerprint, store.manifest.fingerprint)
+        return State(recipe=recipe.fingerprint, data=corpus.fingerprint, course=Course(total=plan.steps))
+    state = checkpoints.restore(step, learner, recipe.fingerprint, corpus.fingerprint)
     voice.say(f"going on after step {state.step:,} of {state.course.total:,}")
     return state
 
@@ -119,7 +119,7 @@ def _overhead_per_step(plan: Plan) -> float:
 def _hooks(
     recipe: Recipe,
     plan: Plan,
-    store: Store,
+    corpus: Corpus,
     learner: Learner,
     checkpoints: Checkpoints,
     metrics: LineFile,
@@ -131,12 +131,12 @@ def _hooks(
     """What happens after each step, in this order: a shortened course is known before the step is logged and saved."""
     assert plan.steps and plan.per_device and plan.effective_batch
     per_device, tokens = plan.per_device, plan.effective_batch * recipe.data.length
-    heldout = Heldout.of(recipe, store)
+    watch = Watch(corpus)
     save = hooks.Save(checkpoints, learner, metrics, pace, checkpoint_interval(recipe))
     save.listen()
 
-    def score() -> float:
-        return float(heldout.losses(learner, per_device).mean())
+    def score() -> dict[str, float]:
+        return watch(learner, per_device)
 
     def show(state: State, report: loop.Report) -> State:
         live = Live(

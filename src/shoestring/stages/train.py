@@ -10,10 +10,9 @@ from shoestring.core.errors import RunError, UserError
 from shoestring.core.facts import Evaluation, Outcome, Plan
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.data.sources import open_source
 from shoestring.stages.measure import ensure_profile
 from shoestring.stages.plan import plan_recipe, read_plan
-from shoestring.stages.prepare import prepare_recipe
+from shoestring.stages.prepare import check_source, prepare_recipe
 from shoestring.stages.voice import Voice
 
 MEASURE_SHARE = 0.04
@@ -34,7 +33,7 @@ def run(recipe: Recipe, voice: Voice, clock: Clock, plan_file: Path | None = Non
     """Measure, plan, prepare, train, evaluate and report; what is there already is not done again."""
     if recipe.hmm is not None:
         raise UserError("this recipe has an [hmm] section; fit it with: shoestring hmm fit RECIPE")
-    open_source(recipe.data.source, recipe.run.seed)  # a missing file is found before anything is written
+    check_source(recipe)  # a missing file is found before anything is written
     given = read_plan(recipe, plan_file) if plan_file else None
     folder = RunFolder.of(recipe)
     with folder.lock():
@@ -43,10 +42,12 @@ def run(recipe: Recipe, voice: Voice, clock: Clock, plan_file: Path | None = Non
             voice.say(f"{folder.path} is finished; its page is {folder.report}")
             return read_finished(folder)
         plan = _ensure_plan(recipe, folder, voice, clock, given)
-        store = prepare_recipe(recipe, plan, voice)
-        from shoestring.stages.session import train  # with torch, which measuring, planning and preparing do without
+        store = prepare_recipe(recipe, plan, voice) if recipe.data.stream is None else None
+        # with torch, which measuring, planning and preparing do without
+        from shoestring.stages.corpus import open_corpus
+        from shoestring.stages.session import train
 
-        outcome, evaluation = train(recipe, folder, plan, store, voice, clock)
+        outcome, evaluation = train(recipe, folder, plan, open_corpus(recipe, plan, store), voice, clock)
         return Finished(folder, plan, outcome, evaluation)
 
 

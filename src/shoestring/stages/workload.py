@@ -11,23 +11,26 @@ from shoestring.core.facts import Cost
 from shoestring.core.files import make_folder
 from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
-from shoestring.data.tokenizers import vocabulary_size
-from shoestring.models import build, cost
+from shoestring.models import Batch, build, cost
 from shoestring.probe.machine import peak_bytes, reset_peak
+from shoestring.stages.corpus import vocabulary
 from shoestring.train.checkpoint import Checkpoints, State
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner
 
+MEASURED_DOCUMENT = 128
+"""Tokens of a document, where attention stays within them."""
+
 
 def make_learner(recipe: Recipe, device: torch.device) -> Learner:
     """The learner of a run, with its first weights."""
-    model = build(recipe.model, vocabulary_size(recipe.data.tokenizer), derive(recipe.run.seed, "weights"))
+    model = build(recipe.model, vocabulary(recipe), derive(recipe.run.seed, "weights"))
     return Learner(model, recipe.train, device)
 
 
 def training_cost(recipe: Recipe) -> Cost:
     """What the network of a recipe costs."""
-    return cost(recipe.model, vocabulary_size(recipe.data.tokenizer), recipe.data.length)
+    return cost(recipe.model, vocabulary(recipe), recipe.data.length)
 
 
 class TrainingWorkload:
@@ -37,12 +40,16 @@ class TrainingWorkload:
         self.learner = make_learner(recipe, device)
         self.device = device
         self._folder = Path(recipe.run.folder)
-        self._length = recipe.data.length
-        self._vocabulary = vocabulary_size(recipe.data.tokenizer)
+        self._length, self._within = recipe.data.length, recipe.data.within
+        self._vocabulary = vocabulary(recipe)
         self._generator = torch.Generator().manual_seed(derive(recipe.run.seed, "random tokens"))
 
-    def _rows(self, batch: int) -> torch.Tensor:
-        return torch.randint(self._vocabulary, (batch, self._length + 1), generator=self._generator)
+    def _rows(self, batch: int) -> Batch:
+        ids = torch.randint(self._vocabulary, (batch, self._length + 1), generator=self._generator)
+        if not self._within:
+            return Batch(ids)
+        documents = torch.arange(self._length + 1) // MEASURED_DOCUMENT + 1
+        return Batch(ids, documents.repeat(batch, 1), within=True)
 
     def accumulate(self, batch: int) -> None:
         try:

@@ -42,9 +42,11 @@ class Log:
 
 
 class Evaluate:
-    """Held-out loss at fixed fractions of the planned steps and after the last one."""
+    """Held-out scores at fixed fractions of the planned steps and after the last one."""
 
-    def __init__(self, score: Callable[[], float], metrics: LineFile, pace: Pace, planned: int, every: float):
+    def __init__(
+        self, score: Callable[[], dict[str, float]], metrics: LineFile, pace: Pace, planned: int, every: float
+    ):
         self._score, self._metrics, self._pace = score, metrics, pace
         self._steps = {math.ceil(planned * every * k) for k in range(1, math.ceil(1 / every) + 1)}
 
@@ -52,11 +54,12 @@ class Evaluate:
         if state.step not in self._steps and state.step != state.course.total:
             return state
         started = time.perf_counter()
-        loss = self._score()
+        scores = self._score()
         self._pace.took_overhead(time.perf_counter() - started)
+        loss = scores["heldout_loss"]
         if not math.isfinite(loss):
             raise Fault(f"step {state.step}: the held-out loss is not finite; the last checkpoint is good")
-        self._metrics.add(step=state.step, heldout_loss=loss)
+        self._metrics.add(step=state.step, **scores)
         if state.best_loss is None or loss < state.best_loss:
             return replace(state, best_step=state.step, best_loss=loss)
         return state

@@ -6,14 +6,20 @@ The probe measures this very code, so that what is planned is what runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.core.recipe import Train
-from shoestring.models import LanguageModel
+from shoestring.models import Batch, LanguageModel
+
+SomeRows = Batch | Tensor | NDArray[np.int64]
+"""What a learner reads: a batch, or the ids of rows that are one stream, (rows, length + 1)."""
 
 
 class Sum(NamedTuple):
@@ -42,18 +48,15 @@ class Learner:
         """The context that products run in."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
 
-    def to_device(self, rows: Tensor) -> Tensor:
-        return rows.to(self.device, non_blocking=True)
-
-    def accumulate(self, rows: Tensor, per_device: int) -> Sum:
+    def accumulate(self, rows: SomeRows, per_device: int) -> Sum:
         """Add the gradient of the summed loss of all rows, `per_device` rows at a time; waits for the device."""
-        nats, predictions = torch.zeros((), device=self.device, dtype=torch.float64), 0
-        for part in self.to_device(rows).split(per_device):
+        batch, nats = Batch.of(rows), torch.zeros((), device=self.device, dtype=torch.float64)
+        for part in batch.to(self.device).split(per_device):
             with self.precision():
-                loss = self.model.loss(part)
-            loss.nats.backward()
-            nats += loss.nats.detach()
-            predictions += loss.predictions
+                loss = self.model.token_losses(part).sum()
+            loss.backward()
+            nats += loss.detach()
+        predictions = batch.predictions()  # counted where the rows come from, while the device is at work
         return Sum(nats.item(), predictions)
 
     def update(self, predictions: int, lr: float) -> float:
@@ -74,13 +77,34 @@ class Learner:
         return value
 
     @torch.no_grad()
-    def score(self, rows: Tensor, per_device: int) -> Tensor:
-        """The loss of every prediction, (rows, length), on the CPU in float64; no gradient, no change of state."""
+    def score(self, rows: SomeRows, per_device: int) -> Tensor:
+        """The loss of every prediction, (rows, length), on the CPU in float64; no gradient, no change of state.
+
+        NaN where a batch predicts nothing: `nanmean` is the mean over the predictions, of packed rows and of others.
+        """
         parts = []
-        for part in rows.split(per_device):
+        for part in self._parts(rows, per_device):
             with self.precision():
-                parts.append(self.model.token_losses(self.to_device(part)).double().cpu())
+                losses = self.model.token_losses(part)
+            parts.append(losses.double().masked_fill(~part.predicted(), math.nan).cpu())
         return torch.cat(parts)
+
+    @torch.no_grad()
+    def log_probs(self, rows: SomeRows, per_device: int) -> Tensor:
+        """The logarithm of the distribution of every next token, (rows, length, vocabulary), on the CPU in float32.
+
+        Also where a batch predicts nothing.
+        """
+        parts = []
+        for part in self._parts(rows, per_device):
+            with self.precision():
+                logits = self.model.logits(part.inputs())
+            parts.append(logits.float().log_softmax(-1).cpu())
+        return torch.cat(parts)
+
+    def _parts(self, rows: SomeRows, per_device: int) -> Iterator[Batch]:
+        """One after another on the device."""
+        return (part.to(self.device) for part in Batch.of(rows).split(per_device))
 
 
 def _adamw(model: LanguageModel, settings: Train) -> torch.optim.AdamW:

@@ -1,4 +1,4 @@
-"""The loop. A *step* is one update with the effective batch; step s uses the rows that `step_rows` gives for s.
+"""The loop. A *step* is one update with the effective batch; step s reads the rows that the source's `order` names.
 
 After each step the hooks run in order with the new `State`; each returns the state to go on with.
 """
@@ -12,23 +12,26 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shoestring.core.errors import Fault
 from shoestring.core.recipe import Train
-from shoestring.data.order import Index, step_rows
+from shoestring.models import Batch
 from shoestring.train.checkpoint import State
 from shoestring.train.course import learning_rate
-from shoestring.train.learner import Learner, Sum
+from shoestring.train.learner import Learner, SomeRows, Sum
 
 
 class TokenSource(Protocol):
     """Anything that gives row i."""
 
-    def __len__(self) -> int: ...
+    def order(self, seed: int, step: int, batch: int) -> NDArray[np.int64]:
+        """The numbers of the rows that a step reads: a pure function of its arguments."""
+        ...
 
-    def rows(self, indices: Index) -> NDArray[np.int64]: ...
+    def rows(self, indices: NDArray[np.int64]) -> SomeRows:
+        """Rows by number, (n, length + 1), as a batch where they are packed; tensors may lie on any device."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,8 @@ def train(
     """Take steps from where `state` stands to the end of its course."""
     while state.step < state.course.total:
         started = time.perf_counter()
-        indices = step_rows(order_seed, len(source), state.step, batch)
-        rows = torch.from_numpy(source.rows(indices))
+        indices = source.order(order_seed, state.step, batch)
+        rows = Batch.of(source.rows(indices))
         loss = learner.accumulate(rows, per_device)
         if not math.isfinite(loss.nats):
             raise _not_finite(learner, state.step, indices, rows, per_device)
@@ -74,9 +77,10 @@ def train(
     return state
 
 
-def _not_finite(learner: Learner, step: int, indices: Index, rows: torch.Tensor, per_device: int) -> Fault:
+def _not_finite(learner: Learner, step: int, indices: NDArray[np.int64], rows: Batch, per_device: int) -> Fault:
     """Name the rows that did it, by scoring the batch again with the weights as they still are."""
-    bad = (~learner.score(rows, per_device).isfinite().all(dim=1)).nonzero().flatten().tolist()
+    wrong = ~learner.score(rows, per_device).isfinite() & rows.predicted().cpu()
+    bad = wrong.any(dim=1).nonzero().flatten().tolist()
     return _fault(step, "loss is not finite", [int(indices[i]) for i in bad] or indices.tolist())
 
 

@@ -1,0 +1,123 @@
+"""How much a corpus holds: documents and tokens by the gigabyte, from a sample of it, with an interval."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from shoestring.core.errors import DataError
+from shoestring.core.facts import Density
+from shoestring.core.recipe import Data
+from shoestring.core.seeds import derive
+from shoestring.data.corpora import BLOCK_BYTES, Corpus, Sample, sample
+from shoestring.data.formats import Document, Skipped
+from shoestring.data.sources import texts
+from shoestring.data.tokenizers import Tokenizer, WordTokenizer, open_tokenizer, words_in
+
+SAMPLE_BYTES = 1 << 26
+_FIRST_DOCUMENTS = 1000
+"""Read of a corpus that cannot be read at random: one without end, or one that is streamed."""
+_SECONDS = 10.0
+_BATCH_CHARACTERS = 1 << 21
+
+
+class _Sums(NamedTuple):
+    """Of a block."""
+
+    documents: int
+    text_bytes: int
+    tokens: int
+
+
+def measure_density(
+    source: Corpus, data: Data, seed: int = 0, sample_bytes: int = SAMPLE_BYTES, seconds: float = _SECONDS
+) -> Density:
+    """From blocks at random places, all of the corpus where it is small; a slow tokenizer reads for some seconds only.
+
+    Words beyond the tokenizer's N count as one token each either way, so the sample needs no fitted vocabulary.
+    """
+    tokenizer = WordTokenizer(1, ()) if words_in(data.tokenizer) else open_tokenizer(data.tokenizer, data.end)
+    started = time.perf_counter()
+    if not source.endless and all(part.size is not None for part in source.parts):
+        drawn = sample(source.parts, max(2, sample_bytes // BLOCK_BYTES), derive(seed, "density"))
+        found = _of_sample(drawn, tokenizer, started, seconds)
+        if found is not None:
+            return found
+    first = _sums(tokenizer, texts(source, _FIRST_DOCUMENTS))
+    if first.documents == 0:
+        raise DataError(f'data.source = "{data.source}": the corpus is empty')
+    took = time.perf_counter() - started
+    return Density(**first._asdict(), seconds=took, total_documents=None)
+
+
+def _of_sample(drawn: Sample, tokenizer: Tokenizer, started: float, seconds: float) -> Density | None:
+    """None where no document begins in any of the blocks."""
+    order = list(range(len(drawn.blocks)))
+    if not drawn.exact:
+        random.Random(0).shuffle(order)  # so that those read before the time is up are as random as all
+    sums: dict[int, _Sums] = {}
+    for index in order:
+        sums[index] = _sums(tokenizer, _texts(drawn.blocks[index].documents(Skipped())))
+        if not drawn.exact and len(sums) > 16 and time.perf_counter() - started > seconds:
+            break
+    took = time.perf_counter() - started
+    blocks = [drawn.blocks[index] for index in sums]
+    if not any(found.documents for found in sums.values()):
+        return None
+    seen = Sample(tuple(blocks), drawn.size, drawn.exact)
+    documents, text_bytes, tokens = (seen.total(column) for column in zip(*sums.values(), strict=True))
+    # a block that is drawn because it is large counts for no more than a small one: totals, brought to what was read
+    read = 1.0 if drawn.exact else sum(block.size for block in blocks) / drawn.size
+    return Density(
+        documents=max(1, round(documents.value * read)),
+        text_bytes=max(1, round(text_bytes.value * read)),
+        tokens=max(1, round(tokens.value * read)),
+        seconds=took,
+        total_documents=round(documents.value),
+        total_documents_error=documents.error,
+        tokens_per_gb_error=_ratio_error(seen, list(sums.values()), 2),
+        entries_per_gb_error=_ratio_error(seen, list(sums.values()), 0),
+    )
+
+
+def _texts(documents: Iterable[Document]) -> Iterator[str]:
+    return (document.text for document in documents)
+
+
+def _sums(tokenizer: Tokenizer, found: Iterable[str]) -> _Sums:
+    """Some megabytes of text at a time."""
+    documents = text_bytes = tokens = 0
+    for batch in _batches(found):
+        _, sizes = tokenizer.encode_batch(batch)
+        documents += len(batch)
+        text_bytes += len("".join(batch).encode())
+        tokens += int(sizes.sum()) + len(batch)
+    return _Sums(documents, text_bytes, tokens)
+
+
+def _batches(found: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in found:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _ratio_error(seen: Sample, sums: list[_Sums], column: int) -> float:
+    """The standard error of a sum per 10⁹ bytes of text, from how much the blocks differ by the byte of source."""
+    if seen.exact:
+        return 0.0
+    each = [(block.draws, s[column] / block.size, s.text_bytes / block.size) for block, s in zip(seen.blocks, sums)]
+    draws = sum(times for times, _, _ in each)
+    under = math.fsum(times * b for times, _, b in each)
+    ratio = math.fsum(times * a for times, a, _ in each) / under
+    spread = math.fsum(times * (a - ratio * b) ** 2 for times, a, b in each)
+    return 1e9 * math.sqrt(spread * draws / (draws - 1)) / under

@@ -1,0 +1,108 @@
+"""Causal attention: over whole rows, or within the documents of packed ones.
+
+Shapes: R rows, H heads, T tokens, C channels a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128
+"""Tokens in a block of flex attention, which skips blocks that no query sees; a shorter row has none to skip."""
+
+
+class Documents:
+    """The documents of packed rows: made once for a forward pass, and shared by its layers.
+
+    A document is a run of equal numbers, and a token sees its document from the first token to itself. Padding is a
+    document like the others: it sees itself, which keeps its values finite, and no other token sees it.
+    """
+
+    def __init__(self, segments: Int[Tensor, "R T"]):
+        self.places = torch.arange(segments.shape[1], device=segments.device)  # T
+        changes = torch.where(segments.diff(dim=1) != 0, self.places[1:], 0)
+        self.starts = F.pad(changes, (1, 0)).cummax(dim=1).values  # R T: where the document of a token begins
+
+    @property
+    def positions(self) -> Int[Tensor, "R T"]:
+        """Of each token in its document, from 0."""
+        return self.places - self.starts
+
+    @cached_property
+    def dense(self) -> Bool[Tensor, "R 1 T T"]:
+        """Whether a query (third axis) sees a key (last axis)."""
+        seen = (self.starts[:, :, None] <= self.places) & (self.places <= self.places[:, None])
+        return seen[:, None]
+
+    @cached_property
+    def blocks(self) -> BlockMask:
+        """The same for flex attention, as `create_block_mask` would make it from a mask of R T T, only without that.
+
+        Queries of block i see the keys of the blocks from `low` to i: those from `high` on wholly, but for i itself.
+        """
+        starts, length = self.starts, len(self.places)
+        tiles = F.pad(starts[:, None].int(), (0, -length % BLOCK), value=length).unflatten(-1, (-1, BLOCK))
+        i = torch.arange(tiles.shape[2], dtype=torch.int32, device=starts.device)
+        low, high = tiles[..., 0] // BLOCK, torch.minimum((tiles[..., -1] + BLOCK - 1) // BLOCK, i)  # R 1 blocks
+        partly = torch.where(i < (high - low)[..., None], low[..., None] + i, i[:, None])  # R 1 blocks blocks
+        wholly = (high[..., None] + i).clamp(max=len(i) - 1)  # as `partly`: only so many as are counted are read
+        return BlockMask.from_kv_blocks(
+            high - low + 1,
+            partly,
+            i - high,
+            wholly,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=lambda r, _, q, k: (starts[r, q] <= k) & (k <= q),
+            seq_lengths=(length, length),
+        )
+
+
+def attend(
+    q: Float[Tensor, "R H T C"],
+    k: Float[Tensor, "R H T C"],
+    v: Float[Tensor, "R H T C"],
+    documents: Documents | None = None,
+) -> Float[Tensor, "R H T C"]:
+    """Values mixed by softmax(q k / √C), over the past of a row or of its documents."""
+    if documents is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if q.is_cuda and q.shape[2] >= BLOCK and _flex_works(q, k, v, documents.blocks):
+        return _flex()(q, k, v, block_mask=documents.blocks)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=documents.dense)
+
+
+@cache
+def _flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention)
+
+
+_tried: dict[tuple[Any, ...], bool] = {}
+"""Whether flex attention works, by device, type, heads and channels."""
+
+
+def _flex_works(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> bool:
+    """Whether forward and backward pass can be compiled: not for few channels, many in float32, or without a compiler.
+
+    It is tried at the first call, as the backward pass is compiled only when it is wanted, where it is too late to turn
+    back.
+    """
+    key = q.device, q.dtype, q.shape[1], q.shape[3]
+    if key not in _tried:
+        try:
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+                torch.autograd.grad(_flex()(*inputs, block_mask=blocks).sum(), inputs)
+            _tried[key] = True
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # of the compiler, the driver or Triton, each with types of its own
+            _tried[key] = False
+    return _tried[key]
