@@ -251,7 +251,7 @@ def main() -> None:
         "training": as_training_data(device),
     }
     with tempfile.TemporaryDirectory(dir=arguments.disk) as folder:
-        values["file"] = to_a_file(device, Path(folder), 20 if gpu else 2)
+        values["file"] = to_a_file(device, Path(folder), 4 if gpu else 1)
     record.write("hmm_sample", values, arguments.out)
 
 
