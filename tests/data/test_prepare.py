@@ -330,25 +330,14 @@ def compressed_corpus(folder: Path, tokenizer: str, **more: Any) -> Data:
     return data_of(folder, folder / "stores", tokenizer, **more)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "more", "documents", "processes"),
-    [("bytes", {"unique": True}, 850, 3), ("words:12", {}, None, 2)],
-)
-def test_several_processes_make_the_same_store(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tokenizer: str,
-    more: dict[str, Any],
-    documents: int | None,
-    processes: int,
-) -> None:
+def test_several_processes_make_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "UNIT_BYTES", 1)
-    data = compressed_corpus(tmp_path / "corpus", tokenizer, **more)
-    one = make(data, 0, documents)
+    data = compressed_corpus(tmp_path / "corpus", "words:12", unique=True)
+    one = make(data, 0, 850)
     seen: list[int] = []
     monkeypatch.setattr(passes, "PASSES", {})  # in this process, so that others do it
     elsewhere = replace(data, folder=str(tmp_path / "other"))
-    other = make(elsewhere, 0, documents, progress=seen.append, processes=processes)
+    other = make(elsewhere, 0, 850, progress=seen.append, processes=2)
     assert files_of(other.paths.folder) == files_of(one.paths.folder)
     assert not (other.paths.folder / ".work").exists()
     assert len(seen) == 5 and seen == sorted(seen)
@@ -464,11 +453,11 @@ def test_a_killed_process_leaves_neither_a_lock_nor_a_half_store(tmp_path: Path)
 
 @pytest.mark.usefixtures("small")
 def test_a_process_killed_at_any_moment_leaves_what_it_finished(tmp_path: Path, runs: list[Run]) -> None:
-    """The passes over some eighty units are cut off three times, each time a little after some more results."""
-    code = f"{SMALL}\nimport dataclasses\nprepare(dataclasses.replace(data, unique=True), 0, 2400, processes=1)"
-    corpus = write_corpus(tmp_path, [f"document {i % 1700}" for i in range(2500)])
+    """The passes over some fifty units are cut off three times, each time a little after some more results."""
+    code = f"{SMALL}\nimport dataclasses\nprepare(dataclasses.replace(data, unique=True), 0, 1400, processes=1)"
+    corpus = write_corpus(tmp_path, [f"document {i % 1000}" for i in range(1500)])
     data = data_of(corpus, tmp_path / "killed", unique=True)
-    folder = store_folder(data, 0, 2400)
+    folder = store_folder(data, 0, 1400)
     chance = random.Random(0)
 
     def results() -> list[Path]:
@@ -476,7 +465,7 @@ def test_a_process_killed_at_any_moment_leaves_what_it_finished(tmp_path: Path, 
 
     for _ in range(3):
         process = subprocess.Popen(**command(code, corpus, tmp_path / "killed"), stderr=subprocess.PIPE)
-        wanted = len(results()) + chance.randrange(4, 30)
+        wanted = len(results()) + chance.randrange(4, 24)
         while len(results()) < wanted and process.poll() is None:
             time.sleep(0.004)
         time.sleep(chance.random() * 0.01)
@@ -486,9 +475,9 @@ def test_a_process_killed_at_any_moment_leaves_what_it_finished(tmp_path: Path, 
         assert not (folder / "manifest.json").exists()
     kept = {path.name for path in results() if not path.name.startswith("again")}
     assert len(kept) > 12
-    whole = files_of(make(replace(data, folder=str(tmp_path / "whole")), 0, 2400).paths.folder)
+    whole = files_of(make(replace(data, folder=str(tmp_path / "whole")), 0, 1400).paths.folder)
     runs.clear()
-    assert files_of(make(data, 0, 2400).paths.folder) == whole
+    assert files_of(make(data, 0, 1400).paths.folder) == whole
     assert not kept & {f"{name}-{unit:05d}" for name, unit in runs}, "what was finished is not made again"
 
 
@@ -665,7 +654,7 @@ def test_only_the_first_documents_of_all_files_are_read(tmp_path: Path) -> None:
     everything = make(data)
     texts = {split: texts_of(everything, split) for split in everything.manifest.splits}
     assert sum(map(len, texts.values())) == 160
-    for documents in (1, 2, 59, 60, 61, 90, 110, 149, 160):
+    for documents in (1, 59, 60, 61, 110, 149):
         store = make(data, 0, documents)
         found = {split: texts_of(store, split) for split in store.manifest.splits}
         assert all(found[split] == texts[split][: len(found[split])] for split in texts)
@@ -870,7 +859,7 @@ def test_an_empty_corpus_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_few_long_documents_are_a_corpus(tmp_path: Path) -> None:
     data = data_of(write_corpus(tmp_path, [letter * 2_000_000 for letter in "abc"]), tmp_path / "stores")
-    for seed in range(4):
+    for seed in (0, 2):  # which read blocks in which none begins
         assert make(data, seed).manifest.source["documents"] == 3
 
 

@@ -149,3 +149,16 @@ def test_a_slower_machine_keeps_more_time_for_the_finish() -> None:
         clock.now += 3.0
         pace.took_step(3.0)
     assert pace.time_left() == pytest.approx(100.0 - 30.0 - 2 * 4.0)
+
+
+def test_a_first_step_that_compiles_does_not_end_the_run() -> None:
+    """Sixty times as long as planned: the finish is not taken to be sixty times as long."""
+    clock = Turned()
+    pace = Pace(clock, 90.0, 0.0, planned_step_seconds=0.065, finish_seconds=3.0)
+    clock.now += 4.0
+    pace.took_step(4.0)
+    assert pace.must_shorten_to(300) is None
+    for left in range(299, 0, -1):
+        clock.now += 0.065
+        pace.took_step(0.065)
+        assert pace.must_shorten_to(left) is None

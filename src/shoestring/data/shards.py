@@ -49,8 +49,9 @@ def _blocks(payload: int) -> int:
 def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], ends: NDArray[np.uint64]) -> int:
     """Write a shard atomically; returns the CRC-32 of its trailer, which stands for the whole content."""
     itemsize = tokens.dtype.itemsize
-    payload = tokens.tobytes()
-    payload += b"\0" * (-len(payload) % 8) + ends.astype("<u8").tobytes()
+    payload = np.ascontiguousarray(tokens).data.cast("B")  # no copy: large shards are written by several threads
+    if len(ends) or len(payload) % 8:
+        payload = memoryview(bytes(payload) + b"\0" * (-len(payload) % 8) + ends.astype("<u8").tobytes())
     checks = [zlib.crc32(payload[at : at + _BLOCK]) for at in range(0, len(payload), _BLOCK)]
     table = np.array(checks, dtype="<u4").tobytes()
     seal = zlib.crc32(table)

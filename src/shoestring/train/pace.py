@@ -64,9 +64,13 @@ class Pace:
 
     def time_left(self) -> float:
         late = 0.0
-        if self._planned_step and self.seconds_per_step:
+        if self._planned_step and self.seconds_per_step and self._settled:  # the first steps compile and warm up
             late = self._finish * max(0.0, self.seconds_per_step / self._planned_step - 1)
         return self._deadline - late - self._clock.elapsed()
+
+    @property
+    def _settled(self) -> bool:
+        return self._steps >= _SETTLED_STEPS and self.step_seconds >= _SETTLED_SECONDS
 
     def must_shorten_to(self, left: int) -> int | None:
         """How many of the `left` steps still fit, when that is not all of them; 0 when the time is up."""
@@ -75,9 +79,8 @@ class Pace:
             return None
         if time_left <= needed / left:
             return 0
-        settled = self._steps >= _SETTLED_STEPS and self.step_seconds >= _SETTLED_SECONDS
         last_moments = time_left < 2 * _SETTLED_SECONDS
         slack = _EARLY_SLACK if self.step_seconds < needed / 2 else _SLACK
-        if not last_moments and (not settled or needed <= time_left * (1 + slack)):
+        if not last_moments and (not self._settled or needed <= time_left * (1 + slack)):
             return None
         return min(left - 1, int(left * time_left / needed * (1 - _SLACK)))
