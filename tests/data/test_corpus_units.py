@@ -65,7 +65,7 @@ def write_corpus(path: Path, content: bytes, kind: str, reading: Reading) -> Cor
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(BODIES, st.lists(st.sampled_from(["", "\r", " ", "\n", "\n\n"]), min_size=1, max_size=3), st.integers(1, 90))
 @example(["one", "two"], [""], 1)
 @example(["a" * 70], [""], 7)
@@ -122,7 +122,7 @@ def sized(folder: Path, sizes: list[int], packed: list[bool]) -> list[Part]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=12), st.integers(1, 40))
 def test_small_parts_are_read_together_and_large_ones_in_slices(
     tmp_path_factory: pytest.TempPathFactory, files: list[tuple[int, bool]], most: int
@@ -185,7 +185,7 @@ def test_stories_are_read_in_ranges(documents: int, monkeypatch: pytest.MonkeyPa
     assert [text for unit in made for text in read(unit)] == list(texts(source, documents))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(1, 40))
 def test_limits_take_the_first_documents_of_all_units(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], documents: int

@@ -230,7 +230,7 @@ class Numbers:
         return (Document(text, "number", index) for index, text in enumerate(self._texts))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from("abcdefg"), max_size=12), st.integers(0, 12)), min_size=1, max_size=5),
     st.sampled_from([1, 2, 7, 1 << 23]),

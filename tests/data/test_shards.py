@@ -154,7 +154,7 @@ def test_damage_is_reported_exactly_where_its_block_is_read(tmp_path: Path, monk
         assert not shard.trusted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(DTYPES), st.sampled_from([16, 40, 1 << 16]), st.booleans(), st.data())
 def test_gathered_windows_are_those_of_slicing(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, block: int, checked_before: bool, data: st.DataObject

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.recipe import Data
 from shoestring.data import passes, shards, store, units
+from shoestring.data.order import step_rows
 from shoestring.data.prepare import prepare
 from shoestring.data.store import Store, StoreRows
 
@@ -355,6 +356,26 @@ def test_every_epoch_is_a_permutation_of_its_own_rows(shown: Shown, batch: int, 
     assert len({tuple(row % n for row in order[epoch * n : (epoch + 1) * n]) for epoch in range(3)}) == 3
     assert order == np.concatenate([rows.order(3, step, 1) for step in range(len(order))]).tolist()
     rows.rows(np.array(order))  # all of them are there
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 900), st.integers(1, 40)), min_size=1, max_size=6))
+def test_the_rows_of_a_step_do_not_depend_on_what_was_asked_before(
+    shown: Shown, asked: list[tuple[int, int, int]]
+) -> None:
+    rows = shown.opened.split("train", 20)
+    for seed, step, batch in asked:
+        assert rows.order(seed, step, batch).tolist() == step_rows(seed, len(rows), step, batch).tolist()
+
+
+def test_a_small_store_orders_no_thousands_of_epochs_ahead(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every epoch is a permutation of its own, so of a few rows they are slow."""
+    rows = shown.opened.split("train", 200)
+    assert len(rows) < 10
+    ordered: list[int] = []
+    monkeypatch.setattr(store, "step_rows", lambda *given: ordered.append(given[3]) or step_rows(*given))
+    rows.order(0, 0, 4)
+    assert max(ordered) < 20 * len(rows)
 
 
 def test_shifted_rows_have_no_end_but_a_beginning(shown: Shown) -> None:

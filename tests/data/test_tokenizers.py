@@ -136,6 +136,13 @@ def test_bytes_have_an_end_of_their_own() -> None:
         open_tokenizer("bytes", "</s>")
 
 
+def test_bytes_lie_in_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Path] = []
+    monkeypatch.setattr(Path, "iterdir", lambda path: looked.append(path) or iter([]))
+    open_tokenizer("bytes")
+    assert not looked
+
+
 @checked
 @given(st.lists(st.tuples(TEXTS, st.integers(1, 3)), max_size=6), st.integers(1, 12))
 def test_counts_added_up_elsewhere_give_the_same_words(texts: list[tuple[str, int]], size: int) -> None:

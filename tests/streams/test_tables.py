@@ -93,20 +93,28 @@ def telling_words(entries: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @njit
-def _each(heads: Any, tails: Any, bits: Any, rows: Any, cells: Any, words: Any) -> Any:  # pragma: no cover
+def _each(entries: Any, rows: Any, cells: Any, words: Any) -> Any:  # pragma: no cover
     found = np.empty(len(words), np.int64)
     for i in range(len(words)):
-        found[i] = loops._draw(heads, tails, bits, rows[i], cells, words[i])
+        found[i] = loops._draw(entries, rows[i], cells, words[i])
     return found
 
 
 def draw_in_a_loop(entries: NDArray[np.int64], row: int, words: NDArray[np.int64]) -> NDArray[np.int64]:
-    compact = Compact.of(torch.from_numpy(entries))
-    heads, tails = compact.heads.numpy().view(np.uint32).reshape(-1), compact.tails.numpy().reshape(-1)
-    rows = np.full(len(words), row, np.uint64)
-    bits, cells = np.uint64(compact.bits), np.uint64(entries.shape[1])
-    found: NDArray[np.int64] = _each(heads, tails, bits, rows, cells, words.astype(np.uint64))
+    rows = np.full(len(words), row, dtype=np.uint64)
+    flat = np.ascontiguousarray(entries).reshape(-1).view(np.uint64)
+    found: NDArray[np.int64] = _each(flat, rows, np.uint64(entries.shape[1]), words.astype(np.uint64))
     return found
+
+
+def draw_compactly(entries: NDArray[np.int64], row: int, words: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By the rule of `Compact`, in plain numpy."""
+    compact = Compact.of(torch.from_numpy(entries))
+    heads, tails = compact.heads.numpy().view(np.uint32)[row].astype(np.int64), compact.tails.numpy()[row].astype(int)
+    cell, place = np.divmod(words * entries.shape[1], UNIT)
+    above, threshold, low = place >> compact.bits, heads[cell] >> compact.bits, (1 << compact.bits) - 1
+    mine = (above < threshold) | ((above == threshold) & (place & low < tails[cell]))
+    return np.where(mine, cell, heads[cell] & low)
 
 
 def draw_in_torch(entries: NDArray[np.int64], row: int, words: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -234,6 +242,7 @@ def test_compact_tables_decide_as_full_ones_around_every_threshold(cells: int) -
         words = telling_words(entries[row])
         drawn = draw_in_torch(entries, row, words)
         assert np.array_equal(draw_in_a_loop(entries, row, words), drawn)
+        assert np.array_equal(draw_compactly(entries, row, words), drawn)
         table = list(zip(*(part[row].tolist() for part in parts(entries))))
         few = rng.permutation(len(words))[:2000]
         assert drawn[few].tolist() == [scalar_draw(table, word) for word in words[few].tolist()]
@@ -257,6 +266,7 @@ def test_compact_tables_decide_as_full_ones_for_any_weights(weights: list[int]) 
     expected = [scalar_draw(table, word) for word in words.tolist()]
     assert draw_in_torch(entries, 0, words).tolist() == expected
     assert draw_in_a_loop(entries, 0, words).tolist() == expected
+    assert draw_compactly(entries, 0, words).tolist() == expected
 
 
 def test_compact_tables_hold_every_bit_of_the_full_ones() -> None:

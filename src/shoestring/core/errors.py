@@ -27,9 +27,12 @@ class RecipeError(UserError):
     """A recipe with one or more mistakes; `problems` holds one line for each."""
 
     def __init__(self, where: str, problems: Sequence[str]):
-        self.problems = tuple(problems)
+        self.where, self.problems = where, tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n".join([f"{where}: {count}", *(f"  {line}" for line in self.problems)]))
+
+    def __reduce__(self) -> tuple[type, tuple[str, Sequence[str]]]:  # it may come from another process
+        return type(self), (self.where, self.problems)
 
 
 class RecordError(UserError):
@@ -56,7 +59,11 @@ class MissingExtra(UserError):
     """An optional dependency that is not installed."""
 
     def __init__(self, what: str, package: str, extra: str):
+        self.needs = (what, package, extra)
         super().__init__(f"{what} needs {package}; install it with: pip install 'shoestring[{extra}]'")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), self.needs
 
 
 class Fault(ShoestringError):

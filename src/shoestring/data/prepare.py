@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -134,7 +133,7 @@ class _Making:
     ):
         self._paths, self._source, self._data, self._documents = paths, source, data, documents
         self._progress, self._part = progress, part
-        self._processes = processes or os.cpu_count() or 1
+        self._processes = processes or len(os.sched_getaffinity(0))
         self._job = Job(folder=paths.folder, seed=seed, heldout=data.heldout, unique=data.unique)
 
     def make(self) -> bool:
@@ -187,7 +186,7 @@ class _Making:
 
     def _side_by_side(self, name: str, units: Sequence[Unit], processes: int, finished: Callable[[int], None]) -> None:
         context = multiprocessing.get_context("forkserver")
-        with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),)) as pool:
+        with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool:
             futures = [pool.submit(run_pass, name, self._job, unit) for unit in units]
             try:
                 for future in as_completed(futures):
@@ -243,17 +242,15 @@ def _joined(entries: Sequence[SplitEntry]) -> SplitEntry:
     )
 
 
-def _begin(parent: int) -> None:
+def _begin() -> None:
     """In each of several processes: one core each, also for libraries that take all there are; and none outlives the
     one that started it, however that ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=_watch, daemon=True).start()
 
 
-def _watch(parent: int) -> None:
-    while True:
-        try:
-            os.kill(parent, 0)
-        except OSError:
-            os._exit(1)
-        time.sleep(0.5)
+def _watch() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

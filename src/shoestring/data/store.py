@@ -203,10 +203,11 @@ class StoreRows:
 
     def _ordered(self, seed: int, step: int, batch: int) -> Index:
         """As `step_rows`, for many steps at a time: a permutation costs little more for thousands than for hundreds."""
-        steps = max(1, _ORDERED_ROWS // batch)
+        steps = max(1, min(_ORDERED_ROWS, 4 * self._count) // batch)
         block = (seed, batch, step // steps)
         if self._block != block:
             self._block, self._blocks = block, step_rows(seed, self._count, step // steps, steps * batch)
+            self._blocks.flags.writeable = False
         at = step % steps * batch
         return self._blocks[at : at + batch]
 

@@ -151,8 +151,8 @@ class SymbolTokenizer:
         return np.array([self._ids[word] for word in text.split()], dtype=np.uint32)
 
     def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
-        found = [self.encode(text) for text in documents]
-        return np.concatenate(found), np.array([len(ids) for ids in found], dtype=np.int64)
+        found = [np.zeros(0, dtype=np.uint32), *(self.encode(text) for text in documents)]
+        return np.concatenate(found), np.array([len(ids) for ids in found[1:]], dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
         return " ".join(self.names[i] if self.names else str(i) for i in map(int, ids))
@@ -179,7 +179,8 @@ def words_in(spec: str) -> int | None:
 def open_tokenizer(spec: str, end: str | None = None) -> Tokenizer:
     """A tokenizer that needs no corpus to fit it: bytes, or one that was made elsewhere."""
     assert words_in(spec) is None, "words are counted first"
-    return _opened(spec, end, _seen(Path(spec.partition(":")[2])))
+    place = spec.partition(":")[2]
+    return _opened(spec, end, _seen(Path(place).expanduser()) if place else ())
 
 
 def _seen(path: Path) -> tuple[tuple[str, int, int], ...]:

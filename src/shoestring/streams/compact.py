@@ -1,4 +1,4 @@
-"""Alias tables in half the bytes, for the fast forms."""
+"""Alias tables in half the bytes, for a GPU, whose caches are small beside its many threads."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _form(device: torch.device) -> Form:
     if device.type == "cpu":
         from shoestring.streams import loops  # imports Numba
 
-        return Form(CompactTables.of, loops.make, loops.shuffles)
+        return Form(PLAIN.tables, loops.make, loops.shuffles)
     if importlib.util.find_spec("triton"):
         from shoestring.streams import kernels  # imports Triton
 

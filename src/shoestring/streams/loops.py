@@ -11,13 +11,13 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from shoestring.streams.compact import CompactTables
 from shoestring.streams.permutations import KINDS, SIDE, Lookup
 from shoestring.streams.philox import KEY_A, KEY_B, MASK, ROUND_A, ROUND_B, Purpose
+from shoestring.streams.plain import Tables
 
-_U32, _TOKENS = np.uint64(MASK), int(Purpose.TOKENS)
+_U32, _ALIAS, _TOKENS = np.uint64(MASK), np.uint64(0xFFFF), int(Purpose.TOKENS)
 _A, _B, _KEY_A, _KEY_B = np.uint64(ROUND_A), np.uint64(ROUND_B), np.uint64(KEY_A), np.uint64(KEY_B)
-_HALF, _NONE, _ONE = np.uint64(32), np.uint64(0), np.uint64(1)
+_HALF, _NONE = np.uint64(32), np.uint64(0)
 
 
 @njit(inline="always")
@@ -30,15 +30,10 @@ def _philox(k0: Any, k1: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> Any:  # pra
 
 
 @njit(inline="always")
-def _draw(heads: Any, tails: Any, bits: Any, row: Any, cells: Any, word: Any) -> Any:  # pragma: no cover
+def _draw(entries: Any, row: Any, cells: Any, word: Any) -> Any:  # pragma: no cover
     scaled = word * cells
-    cell, place = scaled >> _HALF, scaled & _U32
-    head = np.uint64(heads[row * cells + cell])
-    above, threshold = place >> bits, head >> bits
-    low = (_ONE << bits) - _ONE
-    if above < threshold or (above == threshold and (place & low) < np.uint64(tails[row * cells + cell])):
-        return cell
-    return head & low
+    entry = entries[row * cells + (scaled >> _HALF)]
+    return (scaled >> _HALF) if (scaled & _U32) < (entry >> _HALF) else entry & _ALIAS
 
 
 @njit(inline="always")
@@ -58,14 +53,13 @@ def _which(kind: int, number: Any, each: Any, lowest: Any, k0: Any, k1: Any, pic
 @njit(cache=True, nogil=True, boundscheck=False)
 def _fill(
     out: Any, first: int, key: int, h: int, e: int,
-    moves: Any, moves_tail: Any, moves_bits: int, emits: Any, emits_tail: Any, emits_bits: int,
+    moves: Any, emits: Any,
     sy_kind: int, sy_each: int, sy_lowest: int, sy_pick: int, sy0: Any, sy1: Any,
     st_kind: int, st_each: int, st_lowest: int, st_pick: int, st0: Any, st1: Any,
 ) -> None:  # fmt: skip  # pragma: no cover
     rows, length = out.shape
     k0, k1 = np.uint64(key) & _U32, np.uint64(key) >> _HALF
     states, symbols = np.uint64(h), np.uint64(e)
-    move_bits, emit_bits = np.uint64(moves_bits), np.uint64(emits_bits)
     sy_a = sy_b = st_a = st_b = _NONE
     for r in range(rows):
         number = np.uint64(first + r)
@@ -81,13 +75,13 @@ def _fill(
                 w0, w1, w2, w3 = _philox(k0, k1, c0, c1, np.uint64(t >> 1), np.uint64(_TOKENS))
             else:
                 w0, w1 = w2, w3
-            state = _draw(moves, moves_tail, move_bits, state, states, w0)
+            state = _draw(moves, state, states, w0)
             emitting = state
             if st_kind == 3:
                 emitting = np.uint64(st1[st_b, emitting])
             if st_kind:
                 emitting = np.uint64(st0[st_a, emitting])
-            symbol = _draw(emits, emits_tail, emit_bits, emitting, symbols, w1)
+            symbol = _draw(emits, emitting, symbols, w1)
             if sy_kind == 3:
                 symbol = np.uint64(sy1[sy_b, symbol])
             if sy_kind:
@@ -115,13 +109,11 @@ def _shuffle(made: Any, first: int, key: int, purpose: int) -> None:  # pragma: 
             made[n, last], made[n, other] = made[n, other], made[n, last]
 
 
-def make(
-    first: int, count: int, length: int, key: int, tables: CompactTables, symbols: Lookup, states: Lookup
-) -> Tensor:
+def make(first: int, count: int, length: int, key: int, tables: Tables, symbols: Lookup, states: Lookup) -> Tensor:
     """As `plain.make`, on as many cores as torch uses, in the smallest type."""
     out = np.empty((count, length), np.uint8 if tables.symbols <= 256 else np.uint16)
-    cells = [(t.heads.numpy().view(np.uint32).reshape(-1), t.tails.numpy().reshape(-1), t.bits) for t in tables]
-    given = [*cells[0], *cells[1], *_given(symbols, out.dtype), *_given(states, out.dtype)]
+    cells = [table.numpy().reshape(-1).view(np.uint64) for table in tables]
+    given = [*cells, *_given(symbols, out.dtype), *_given(states, out.dtype)]
 
     def part(begin: int, end: int) -> None:
         _fill(out[begin:end], first + begin, key, tables.states, tables.symbols, *given)
