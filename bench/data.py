@@ -2,7 +2,7 @@
 
     python bench/data.py [--peers FOLDER] [--out FOLDER]
 
-Rows: `data_peers` reads the same 200 M tokens by every peer; its own text says what is not equal among them. litdata
+Rows: `data_peers` reads the same 50 M tokens by every peer; its own text says what is not equal among them. litdata
 and streaming come from FOLDER, datasets and torch from the environment; a peer that is missing has an error in its
 place. Tokenizing: one core, the real stories over and over, and `tokenizers` itself beside our use of it. Packing: the
 lengths of real stories, drawn again to 5 M. Where these are not beside the project, the built-in ones are taken.
@@ -34,14 +34,16 @@ from shoestring.data.subwords import load_subwords
 from shoestring.data.tokenizers import SymbolTokenizer, tokenizer_fingerprint
 
 SHARED = record.ROOT.parent / "shared/data"
-ROW_TOKENS = 200_000_000
+ROW_TOKENS = 50_000_000
 FAR_ROWS = 100_000_000
 
 
 def rows(folder: Path, peers: Path | None) -> dict[str, Any]:
     found = {}
     for name in ("gather", "shoestring", "torch", "datasets", "litdata", "streaming", "shoestring", "gather"):
-        told = data_peers.measure(name, folder, ROW_TOKENS, peers, ["--mark", "500"])
+        told = data_peers.measure(
+            name, folder, ROW_TOKENS, peers, ["--mark", "100", "--warm", "20", "--batches", "50", "--workers", "0", "2"]
+        )
         known = found.get(name)
         found[name] = told if known is None else _faster(known, told)  # ours and the bare gather first and last
         print(name, [(f["form"], round(f.get("rows_per_second", 0))) for f in told.get("forms", [])], flush=True)
@@ -162,9 +164,11 @@ def preparing(folder: Path) -> dict[str, Any]:
     """Seconds and the largest process of preparing 100 MB and 400 MB of text on all cores."""
     found = {}
     for megabytes in (100, 400):
-        _, texts = stories(megabytes * 1_000_000)
+        _, texts = stories(1)
         path = folder / f"{megabytes}.txt"
-        path.write_text("\n".join(text.replace("\n", " ") for text in texts))
+        with open(path, "w") as file:  # bit by bit: a process that is started inherits the peak of this one
+            while file.tell() < megabytes * 1_000_000:
+                file.writelines(text.replace("\n", " ") + "\n" for text in texts)
         started = time.perf_counter()
         told = subprocess.run(
             [sys.executable, "-c", PREPARE, path, folder / "stores", "words:5000"],
@@ -188,11 +192,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=record.ROOT) as temporary:
         folder = Path(temporary)
         values = {
+            "preparing": preparing(folder),
             "rows": rows(folder / "rows", arguments.peers),
             "resume_at_row_100M_seconds": resuming(folder / "far"),
             "tokenizing": tokenizing(),
             "packing": packed(),
-            "preparing": preparing(folder),
         }
     record.write("data", values, arguments.out)
 

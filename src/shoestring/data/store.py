@@ -228,10 +228,10 @@ class StoreRows:
 
     def windows(self, starts: Index, width: int) -> Rows:
         """The `width` tokens from each place of the stream on."""
+        if len(self.shards) == 1:
+            return self.shards[0].gather(starts, width).astype(np.int64)
         shards = np.searchsorted(self._starts, starts, side="right") - 1
         inside = starts + width <= self._starts[shards + 1]
-        if len(self.shards) == 1 and inside.all():
-            return self.shards[0].gather(starts, width).astype(np.int64)
         found = np.empty((len(starts), width), dtype=np.int64)
         for shard in np.unique(shards[inside]).tolist():
             here = np.flatnonzero(inside & (shards == shard))
