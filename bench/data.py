@@ -6,6 +6,13 @@ Rows: `data_peers` reads the same 50 M tokens by every peer; its own text says w
 and streaming come from FOLDER, datasets and torch from the environment; a peer that is missing has an error in its
 place. Tokenizing: one core, the real stories over and over, and `tokenizers` itself beside our use of it. Packing: the
 lengths of real stories, drawn again to 5 M. Where these are not beside the project, the built-in ones are taken.
+
+The peers that would pull another torch are unpacked without what they ask for:
+
+    pip install --no-deps -c constraints.txt --target FOLDER/litdata litdata==0.2.76 lightning-utilities boto3 botocore \\
+        jmespath s3transfer requests urllib3 certifi charset-normalizer tifffile obstore python-dateutil six
+    pip install --no-deps -c constraints.txt --target FOLDER/streaming mosaicml-streaming==0.13.0 brotli python-snappy \\
+        cramjam zstd catalogue pillow "xxhash<4"
 """
 
 from __future__ import annotations
