@@ -9,10 +9,10 @@ lengths of real stories, drawn again to 5 M. Where these are not beside the proj
 
 The peers that would pull another torch are unpacked without what they ask for:
 
-    pip install --no-deps -c constraints.txt --target FOLDER/litdata litdata==0.2.76 lightning-utilities boto3 botocore \\
-        jmespath s3transfer requests urllib3 certifi charset-normalizer tifffile obstore python-dateutil six
-    pip install --no-deps -c constraints.txt --target FOLDER/streaming mosaicml-streaming==0.13.0 brotli python-snappy \\
-        cramjam zstd catalogue pillow "xxhash<4"
+    pip install --no-deps -c constraints.txt --target FOLDER/litdata litdata==0.2.76 lightning-utilities boto3 \\
+        botocore jmespath s3transfer requests urllib3 certifi charset-normalizer tifffile obstore python-dateutil six
+    pip install --no-deps -c constraints.txt --target FOLDER/streaming mosaicml-streaming==0.13.0 brotli \\
+        python-snappy cramjam zstd catalogue pillow "xxhash<4"
 """
 
 from __future__ import annotations
