@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.seeds import derive
-from shoestring.data.order import Index, _mix
+from shoestring.data.order import Index, mix
 
 IGNORED = -100
 """The target where nothing is predicted; torch's cross entropy leaves it out."""
@@ -80,8 +80,8 @@ def mask_rows(
 
 def _draws(key: int, row_numbers: Index, positions: Index) -> NDArray[np.uint64]:
     """64 random bits for each position of each row: splitmix64, started anew for each row."""
-    rows = _mix(np.uint64(key) + row_numbers.astype(np.uint64) * _GOLDEN)
-    return _mix(rows + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    rows = mix(np.uint64(key) + row_numbers.astype(np.uint64) * _GOLDEN)
+    return mix(rows + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
 def _word_positions(starts: NDArray[np.bool_], fixed: NDArray[np.bool_]) -> Index:

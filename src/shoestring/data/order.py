@@ -28,26 +28,33 @@ def permute(places: Index, n: int, key: int) -> Index:
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = [np.uint64(derive(key, "round", r)) for r in range(_ROUNDS)]
-    values = places.astype(np.uint64)
-    outside = np.ones(values.shape, dtype=bool)
-    while outside.any():
-        values[outside] = _feistel(values[outside], half, mask, keys)
-        outside = values >= np.uint64(n)
+    values = _feistel(places.astype(np.uint64), half, mask, keys)
+    outside = np.flatnonzero(values >= np.uint64(n))
+    while len(outside):
+        values[outside] = moved = _feistel(values[outside], half, mask, keys)
+        outside = outside[moved >= np.uint64(n)]
     return values.astype(np.int64)
 
 
 def _feistel(values: NDArray[np.uint64], half: np.uint64, mask: np.uint64, keys: list[np.uint64]) -> NDArray[np.uint64]:
     left, right = values >> half, values & mask
+    spare = np.empty_like(values)
     for key in keys:
-        left, right = right, left ^ (_mix(right + key) & mask)
+        mixed = mix(right + key, spare)
+        mixed &= mask
+        left ^= mixed
+        left, right = right, left
     return (left << half) | right
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64: every input bit reaches every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def mix(x: NDArray[np.uint64], spare: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64, in place: every input bit reaches every output bit; `spare` is room to work in."""
+    spare = np.empty_like(x) if spare is None else spare
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= np.right_shift(x, np.uint64(shift), out=spare)
+        x *= np.uint64(factor)
+    x ^= np.right_shift(x, np.uint64(31), out=spare)
+    return x
 
 
 def step_rows(seed: int, n: int, step: int, batch: int) -> Index:

@@ -35,7 +35,7 @@ from shoestring.data.windows import row_count, row_start, shifted_starts
 Rows = NDArray[np.int64]
 """(rows, length + 1) token ids."""
 
-_ORDERED_ROWS = 1 << 14
+_ORDERED_ROWS = 1 << 16
 EAGER_BYTES = 1 << 30
 """Stores up to this size are checked whole when they are opened, about a second; larger ones block by block as read."""
 
