@@ -63,8 +63,8 @@ def maker(job: Job, made: list[tuple[str, int]] | None = None, die_after: int | 
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """All that lies in a folder, but for the locks of parts."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".lock-")}
+    """All that lies in a folder, but for the locks."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".lock")}
 
 
 def at_once(folder: Path, job: Job) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoestring.core.errors import DataError, MissingExtra, StorageError
 from shoestring.data import subwords
 from shoestring.data.subwords import SubwordTokenizer, load_subwords
-from shoestring.data.tokenizers import Tokenizer, tokenizer_fingerprint
+from shoestring.data.tokenizers import Tokenizer, in_batches, tokenizer_fingerprint
 
 library = pytest.importorskip("tokenizers", reason="needs the extra hf")
 
@@ -110,7 +110,7 @@ def test_a_batch_is_cut_into_pieces_of_bounded_length(hello: SubwordTokenizer, m
     documents = ["hello world " * count for count in range(20)]
     whole = hello.encode_batch(documents)
     monkeypatch.setattr(subwords, "BATCH_CHARACTERS", 300)
-    lengths = [sum(map(len, batch)) for batch in subwords._batches(documents)]
+    lengths = [sum(map(len, batch)) for batch in in_batches(documents, subwords.BATCH_CHARACTERS)]
     assert len(lengths) > 3 and max(lengths) < 300 + 12 * 20
     for part, expected in zip(hello.encode_batch(documents), whole):
         assert np.array_equal(part, expected)

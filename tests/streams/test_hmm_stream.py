@@ -143,7 +143,7 @@ MANY = random_model(4, 11)
 @given(
     st.sampled_from(KINDS),
     st.sampled_from(KINDS),
-    st.one_of(st.sampled_from([0, 2**16 - 30, 2**32 - 30]), st.integers(0, LAST - 60)),
+    st.one_of(st.sampled_from([0, 2**16 - 30, 2**32 - 30]), st.integers(0, LAST - 125)),
     st.lists(st.integers(0, 25), max_size=5),
 )
 def test_any_split_gives_the_same_rows(symbols: str, states: str, first: int, sizes: list[int]) -> None:

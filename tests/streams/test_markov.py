@@ -449,7 +449,7 @@ def test_wrong_settings_are_named(chosen: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("first", "count"), [(-1, 2), (0, -1), (2**63, 1), (2**63 - 1, 2)])
 def test_rows_that_are_not_there_are_refused(first: int, count: int) -> None:
     for ask in (stream().rows, stream().chains):
-        with pytest.raises(DataError, match="rows of a stream have the numbers 0 to"):
+        with pytest.raises(DataError, match=r"there are no negative ones|a stream has 2\^63"):
             ask(first, count)
 
 

@@ -288,14 +288,20 @@ class ShardPart:
     block: None = None
 
     def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:
-        rows = self.dataset.shard(self.dataset.num_shards, self.shard)
-        return _row_documents(rows, 0, f"{self.spec}, shard {self.shard + 1}", self.reading, skipped)
+        return self._documents(self._rows, 0, skipped)
+
+    @property
+    def _rows(self) -> Any:
+        return self.dataset.shard(self.dataset.num_shards, self.shard)
+
+    def _documents(self, rows: Any, first: int, skipped: Skipped | None) -> Iterator[Document]:
+        return _row_documents(rows, first, f"{self.spec}, shard {self.shard + 1}", self.reading, skipped)
 
     def identity(self) -> dict[str, Any]:
         return {"name": self.spec, "version": self.version, "shard": self.shard}
 
     def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:
-        raise NotImplementedError("a shard has no known size")
+        return self._documents(self._rows.skip(begin).take(end - begin), begin, skipped)
 
 
 def _row_documents(rows: Any, first: int, name: str, reading: Reading, skipped: Skipped | None) -> Iterator[Document]:

@@ -15,7 +15,7 @@ from shoestring.core.seeds import derive
 from shoestring.data.corpora import BLOCK_BYTES, Corpus, Sample, sample
 from shoestring.data.formats import Document, Skipped
 from shoestring.data.sources import texts
-from shoestring.data.tokenizers import Tokenizer, WordTokenizer, open_tokenizer, words_in
+from shoestring.data.tokenizers import Tokenizer, WordTokenizer, in_batches, open_tokenizer, words_in
 
 SAMPLE_BYTES = 1 << 26
 _FIRST_DOCUMENTS = 1000
@@ -90,25 +90,12 @@ def _texts(documents: Iterable[Document]) -> Iterator[str]:
 def _sums(tokenizer: Tokenizer, found: Iterable[str]) -> _Sums:
     """Some megabytes of text at a time."""
     documents = text_bytes = tokens = 0
-    for batch in _batches(found):
+    for batch in in_batches(found, _BATCH_CHARACTERS):
         _, sizes = tokenizer.encode_batch(batch)
         documents += len(batch)
         text_bytes += len("".join(batch).encode())
         tokens += int(sizes.sum()) + len(batch)
     return _Sums(documents, text_bytes, tokens)
-
-
-def _batches(found: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in found:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _ratio_error(seen: Sample, sums: list[_Sums], column: int) -> float:

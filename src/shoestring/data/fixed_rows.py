@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.core.files import folder_bytes, free_bytes, is_locked, locked
+from shoestring.core.files import folder_bytes, free_bytes, locked
 from shoestring.core.records import Record
 from shoestring.core.units import Bytes, Count
 from shoestring.data.shards import Shard, dtype_for, shard_bytes, write_shard
@@ -93,7 +93,7 @@ def write_rows(
     mine = [task for number, task in enumerate(tasks) if number % part[1] == part[0]]
     missing = [task for task in mine if not _whole(task, job)]
     _check_room(folder, sum(shard_bytes(task.rows * job.length, 0, itemsize) for task in missing), job, part)
-    with locked(folder / f".lock-{part[0]}-of-{part[1]}", f"part {part[0]}/{part[1]} of the store {folder}"):
+    with locked(paths.lock(part), f"part {part[0]}/{part[1]} of the store {folder}"):
         job.write(folder / "job.json")
         _write(missing, sum(task.rows for task in mine), job.length, make, progress)
         if not all(_whole(task, job) for task in tasks):
@@ -112,9 +112,7 @@ def write_rows(
         )
         manifest = dataclasses.replace(manifest, check=manifest.expected_check())
         manifest.write(paths.manifest)
-        if sum(map(is_locked, folder.glob(".lock*"))) == 1:  # nobody else is writing
-            for leftover in folder.glob(".*.tmp"):  # of processes that were killed
-                leftover.unlink(missing_ok=True)
+        paths.remove_leftovers(paths.lock(part))
         return manifest
 
 

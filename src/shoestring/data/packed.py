@@ -102,14 +102,6 @@ class PackedSource:
         return PackedRows(ids, segments)
 
 
-def segments_of(starts: Index, width: int, ends: Index) -> NDArray[np.int64]:
-    """The documents of windows of a stream in which documents end at `ends`: 1 and on in each row, (n, width)."""
-    places = starts[:, None] + np.arange(width)
-    numbers = np.searchsorted(ends, places, side="right")
-    found: NDArray[np.int64] = numbers - numbers[:, :1] + 1
-    return found
-
-
 def _load(base: Path, shard: Shard, capacity: int, pack: Pack) -> tuple[_Index, dict[str, int]]:
     """The index of a shard, made again if it is not there, of another shard, or not as it was written."""
     paths = [base.with_name(f"{base.name}.{part}.npy") for part in ("rows", "at", "size")]

@@ -32,6 +32,7 @@ from shoestring.data.units import Unit, unit_heldout
 WORK = ".work"
 SHARD_TOKENS = 1 << 26
 BATCH_CHARACTERS = 1 << 21
+ROUND_HASHES = 1 << 23
 SPLITS = ("train", "heldout")
 
 
@@ -234,13 +235,11 @@ def resolve_duplicates(job: Job, units: Sequence[Unit]) -> None:
         place, digest = np.concatenate(places), np.concatenate(hashes)
         order = np.lexsort((digest[:, 1], digest[:, 0]))  # stable: the first of equals stays first
         same = (digest[order][1:] == digest[order][:-1]).all(axis=1)
-        for number, index in place[order[1:][same]]:
-            again[number][index] = True
+        repeated = place[order[1:][same]]
+        for number in np.unique(repeated[:, 0]).tolist():
+            again[number][repeated[repeated[:, 0] == number, 1]] = True
     for unit, flags in zip(units, again, strict=True):
         _save(job.result("again", unit.number), flags)
-
-
-ROUND_HASHES = 1 << 23
 
 
 def _save(path: Path, values: NDArray[Any]) -> None:

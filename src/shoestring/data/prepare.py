@@ -19,12 +19,13 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from shoestring.core.errors import DataError, Fault, StorageError
-from shoestring.core.files import folder_bytes, free_bytes, is_locked, locked
+from shoestring.core.files import folder_bytes, free_bytes, locked
 from shoestring.core.recipe import Data, fingerprint
 from shoestring.core.units import Bytes
 from shoestring.data.corpora import Corpus
 from shoestring.data.density import measure_density
 from shoestring.data.passes import (
+    SPLITS,
     WORK,
     Job,
     UnitEntry,
@@ -89,11 +90,10 @@ def prepare(
         )
     paths = StorePaths(store_folder(data, seed, documents, source))
     if paths.manifest.is_file():
-        _clear(paths.folder)
+        _clear(paths)
     else:
         _check_room(paths.folder, source, data, seed, documents)
-        name = paths.folder / (".lock" if part == (0, 1) else f".lock-{part[0]}-of-{part[1]}")
-        with locked(name, f"the store {paths.folder}"):
+        with locked(paths.lock(part), f"the store {paths.folder}"):
             making = _Making(paths, source, data, seed, documents, progress, part, processes)
             if not paths.manifest.is_file() and not making.make():
                 return None
@@ -168,13 +168,15 @@ class _Making:
         """The results of a pass that are missing; False if those of other parts still are."""
         mine = [unit for unit in units if unit.number % self._part[1] == self._part[0]]
         missing = [unit for unit in mine if not self._job.result(name, unit.number).is_file()]
-        done = {unit.number for unit in mine} - {unit.number for unit in missing}
+        counted, waiting = name == "tokens", {unit.number for unit in missing}
+        known = [unit.number for unit in mine if counted and unit.number not in waiting]
+        documents = sum(map(self._documents_of, known))
 
         def finished(unit: int) -> None:
-            done.add(unit)
-            if name == "tokens":
-                entries = (UnitEntry.read(self._job.result(name, number)) for number in done)
-                progress(sum(split.documents for entry in entries for split in entry.splits.values()))
+            nonlocal documents
+            if counted:
+                documents += self._documents_of(unit)
+                progress(documents)
 
         processes = min(self._processes, len(missing))
         if processes <= 1:
@@ -183,6 +185,10 @@ class _Making:
         else:
             self._side_by_side(name, missing, processes, finished)
         return all(self._job.result(name, unit.number).is_file() for unit in units)
+
+    def _documents_of(self, unit: int) -> int:
+        entry = UnitEntry.read(self._job.result("tokens", unit))
+        return sum(split.documents for split in entry.splits.values())
 
     def _side_by_side(self, name: str, units: Sequence[Unit], processes: int, finished: Callable[[int], None]) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -206,7 +212,7 @@ class _Making:
         return open_tokenizer(self._data.tokenizer, self._data.end)
 
     def _finish(self, tokenizer: Tokenizer, entries: Sequence[UnitEntry]) -> None:
-        splits = {name: _joined([entry.splits[name] for entry in entries]) for name in ("train", "heldout")}
+        splits = {name: _joined([entry.splits[name] for entry in entries]) for name in SPLITS}
         count = sum(split.documents for split in splits.values())
         if count == 0:
             raise DataError(f'data.source = "{self._data.source}": the corpus is empty')
@@ -221,16 +227,13 @@ class _Making:
             ledger=merged_ledger(entries),
         )
         dataclasses.replace(manifest, check=manifest.expected_check()).write(self._paths.manifest)
-        _clear(self._paths.folder)
+        _clear(self._paths, self._paths.lock(self._part))
 
 
-def _clear(folder: Path) -> None:
-    """Remove what a whole store has no use for: results of passes, and what killed processes left."""
-    shutil.rmtree(folder / WORK, ignore_errors=True)
-    if sum(map(is_locked, folder.glob(".lock*"))) > 1:
-        return  # others are still at it
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+def _clear(paths: StorePaths, own: Path | None = None) -> None:
+    """Remove what a whole store has no use for."""
+    shutil.rmtree(paths.folder / WORK, ignore_errors=True)
+    paths.remove_leftovers(own)
 
 
 def _joined(entries: Sequence[SplitEntry]) -> SplitEntry:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, RecordError
-from shoestring.core.files import write_whole
+from shoestring.core.files import is_locked, write_whole
 from shoestring.core.recipe import fingerprint
 from shoestring.core.records import Record
 from shoestring.core.schema import encode
@@ -103,7 +103,16 @@ class StorePaths:
         self.folder = folder
         self.manifest = folder / "manifest.json"
         self.tokenizer = folder / "tokenizer.json"
-        self.lock = folder / ".lock"
+
+    def lock(self, part: tuple[int, int]) -> Path:
+        """Held by whoever makes part i of n."""
+        return self.folder / (".lock" if part == (0, 1) else f".lock-{part[0]}-of-{part[1]}")
+
+    def remove_leftovers(self, own: Path | None = None) -> None:
+        """Remove what killed processes left, unless someone is writing, with another lock than one's own."""
+        if not any(is_locked(path) for path in self.folder.glob(".lock*") if path != own):
+            for leftover in self.folder.glob(".*.tmp"):
+                leftover.unlink(missing_ok=True)
 
     def shard(self, split: str, *numbers: int) -> Path:
         """A shard by its number, or by its unit and its number there."""
@@ -186,6 +195,7 @@ class StoreRows:
         self.bytes_per_token = entry.text_bytes / entry.tokens
         self.shards, self._row, self._stride, self._shift_seed = shards, row, row or length, shift_seed
         self._starts = np.cumsum([0, *(shard.tokens for shard in shards)])
+        self._documents = np.cumsum([0, *(shard.documents for shard in shards)])
         self._count = entry.tokens // row if row else (entry.tokens - 1) // length
         self._block, self._blocks = (-1, -1, -1), np.zeros(0, dtype=np.int64)
         if shift_seed is not None:
@@ -248,10 +258,18 @@ class StoreRows:
             yield piece
             start, width, shard = start + len(piece), width - len(piece), shard + 1
 
-    def document_ends(self) -> Index:
-        """Where each document of the split ends, in tokens from its start."""
-        ends = [shard.document_ends().astype(np.int64) for shard in self.shards]
-        return np.concatenate([found + start for found, start in zip(ends, self._starts.tolist())])
+    def segments(self, starts: Index, width: int) -> NDArray[np.int64]:
+        """Which document each of the `width` tokens from each place on belongs to: 1 and on in each row, (n, width)."""
+        places = starts[:, None] + np.arange(width)
+        shards = np.searchsorted(self._starts, places, side="right") - 1
+        numbers = np.empty_like(places)
+        for shard in np.unique(shards).tolist():  # no document goes on in the next one
+            here = shards == shard
+            within = np.searchsorted(
+                self.shards[shard].document_ends(), places[here] - self._starts[shard], side="right"
+            )
+            numbers[here] = self._documents[shard] + within
+        return numbers - numbers[:, :1] + 1
 
     def stream(self) -> Iterator[NDArray[np.unsignedinteger]]:
         """All tokens of the split, shard by shard, for counting; fixed rows as such, (rows, tokens)."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, MissingExtra, storage_error
+from shoestring.data.tokenizers import in_batches
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -80,9 +81,10 @@ class SubwordTokenizer:
     def _encodings(self, documents: Sequence[str | bytes]) -> Iterator[list[Encoding]]:
         """What the library makes of the documents, part by part; the next is made while the caller reads the last."""
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=False)
+        texts = (document if isinstance(document, str) else document.decode() for document in documents)
         with ThreadPoolExecutor(1) as worker:
             coming: Future[list[Encoding]] | None = None
-            for batch in _batches(documents):
+            for batch in in_batches(texts, BATCH_CHARACTERS):
                 ready, coming = coming, worker.submit(encode, batch)
                 if ready is not None:
                     yield ready.result()
@@ -284,18 +286,3 @@ def _settings(path: Path) -> dict[str, Any]:
         return {name: value for name, value in json.loads(_read(path)).items() if value is not None}
     except (ValueError, AttributeError) as cause:
         raise DataError(f"{path}: not JSON with the settings of a tokenizer") from cause
-
-
-def _batches(documents: Sequence[str | bytes]) -> Iterator[list[str]]:
-    """The documents as text, in lists of bounded length."""
-    batch: list[str] = []
-    held = 0
-    for document in documents:
-        text = document if isinstance(document, str) else document.decode()
-        batch.append(text)
-        held += len(text)
-        if held >= BATCH_CHARACTERS:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,6 +159,20 @@ class SymbolTokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         return {"spec": self.spec, "names": None if self.names is None else list(self.names)}
+
+
+def in_batches(documents: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """The documents in lists of about so many characters."""
+    batch: list[str] = []
+    held = 0
+    for document in documents:
+        batch.append(document)
+        held += len(document)
+        if held >= characters:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def words_of(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from shoestring.core.facts import Plan
 from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
 from shoestring.data.order import Index
-from shoestring.data.packed import PackedSource, segments_of
+from shoestring.data.packed import PackedSource
 from shoestring.data.prepare import store_folder
 from shoestring.data.store import Store, StoreRows
 from shoestring.data.tokenizers import vocabulary_size
@@ -73,10 +73,10 @@ class StoreCorpus:
     def _open(self, split: str) -> Documents | StoreRows:
         data = self._data
         if data.packing != "concat":
-            return Documents(PackedSource(self._store, split, data.length, data.packing), None, data.within)
+            return Documents(PackedSource(self._store, split, data.length, data.packing), data.within)
         seed = derive(self._seed, "shift") if data.shift and split == "train" else None
         rows = self._store.split(split, data.length, seed)
-        return Documents(rows, rows.document_ends(), True) if data.within else rows
+        return Documents(rows, True) if data.within else rows
 
     def strategies(self) -> Strategies:
         counts = count(self._store.split("train", self._length).stream(), self.vocab_size)
@@ -90,8 +90,8 @@ class StoreCorpus:
 class Documents:
     """Rows of a store with the documents that they hold."""
 
-    def __init__(self, source: StoreRows | PackedSource, ends: Index | None, within: bool):
-        self._source, self._ends, self._within = source, ends, within
+    def __init__(self, source: StoreRows | PackedSource, within: bool):
+        self._source, self._within = source, within
 
     def __len__(self) -> int:
         return len(self._source)
@@ -101,13 +101,11 @@ class Documents:
 
     def rows(self, indices: Index) -> Batch:
         if isinstance(self._source, PackedSource):
-            ids, segments = map(torch.from_numpy, self._source.rows(indices))
+            ids, segments = self._source.rows(indices)
         else:
-            assert self._ends is not None
-            starts = self._source.starts(indices)
-            segments = torch.from_numpy(segments_of(starts, self._source.length + 1, self._ends))
-            ids = torch.from_numpy(self._source.rows(indices))
-        return Batch(ids, segments, self._within)
+            starts, width = self._source.starts(indices), self._source.length + 1
+            ids, segments = self._source.windows(starts, width), self._source.segments(starts, width)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(segments), self._within)
 
 
 class StreamCorpus:

@@ -1,4 +1,4 @@
-"""The stream that a recipe names, and what it costs to know nothing of it but its rows."""
+"""The stream that a recipe names, and the model behind it."""
 
 from __future__ import annotations
 

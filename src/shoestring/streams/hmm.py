@@ -21,7 +21,7 @@ from shoestring.core.seeds import derive
 from shoestring.streams import plain
 from shoestring.streams.compact import CompactTables
 from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, Lookup, shuffles
-from shoestring.streams.philox import Purpose
+from shoestring.streams.philox import Purpose, check_numbers
 from shoestring.streams.tables import alias_tables, quantise
 
 FORMAT = 1
@@ -75,7 +75,7 @@ class HmmStream:
 
     def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Tensor:
         """Rows number first to first + count, (count, L) of the stream's type."""
-        check_range(first, count)
+        check_numbers(first, count)
         device = torch.device(device)
         if not count:
             return torch.empty((0, self.length), dtype=self.dtype, device=device)
@@ -87,7 +87,7 @@ class HmmStream:
 
     def permutations(self, name: str, first: int, count: int) -> Tensor:
         """The permutations of rows, (count, E) for "symbols", (count, H) for "states"."""
-        check_range(first, count)
+        check_numbers(first, count)
         numbers = torch.arange(count) + first
         values = torch.arange(self._size(name)).repeat(count, 1)
         return self._lookup(name, first, count, torch.device("cpu")).relabel(self.key, numbers, values)
@@ -133,11 +133,3 @@ def _form(device: torch.device) -> Form:
 
         return Form(CompactTables.of, kernels.make, kernels.shuffles)
     return PLAIN
-
-
-def check_range(first: int, count: int) -> None:
-    """Rows are numbered from 0 to 2⁶³ - 1."""
-    if first < 0 or count < 0:
-        raise DataError(f"rows {first:,} to {first + count:,}: there are no negative ones")
-    if first + count > 1 << 63:
-        raise DataError(f"rows up to {first + count:,}: a stream has 2^63 = {1 << 63:,}")

@@ -31,7 +31,7 @@ from torch import Tensor
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import fingerprint
 from shoestring.core.seeds import derive
-from shoestring.streams.philox import Purpose, below, philox, words
+from shoestring.streams.philox import Purpose, below, check_numbers, philox, words
 from shoestring.streams.tables import UNIT, quantise
 
 VERSION = 1
@@ -124,7 +124,7 @@ class MarkovStream:
 
     def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Tensor:
         """Rows first to first + count, (count, length)."""
-        _check_rows(first, count)
+        check_numbers(first, count)
         made = torch.empty(count, self.length, dtype=self.dtype, device=device)
         for begin, numbers in self._chunks(first, count, device):
             self._fill(made[begin : begin + len(numbers)], numbers)
@@ -132,7 +132,7 @@ class MarkovStream:
 
     def chains(self, first: int, count: int, device: torch.device | str = "cpu") -> Chains:
         """The chains of rows first to first + count."""
-        _check_rows(first, count)
+        check_numbers(first, count)
         parts = [self._chains(numbers) for _, numbers in self._chunks(first, count, device)]
         return Chains(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
@@ -252,11 +252,6 @@ def stationary(weights: Tensor) -> Tensor:
     wanted[:, 0] = 1
     found[uneven] = torch.linalg.solve(system, wanted).clamp(min=0)
     return found
-
-
-def _check_rows(first: int, count: int) -> None:
-    if first < 0 or count < 0 or first + count > 1 << 63:
-        raise DataError(f"rows {first} to {first + count}: rows of a stream have the numbers 0 to 2^63 - 1")
 
 
 def _ranked(settings: MarkovSettings) -> Tensor:

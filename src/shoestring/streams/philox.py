@@ -11,6 +11,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from shoestring.core.errors import DataError
+
 MASK = 0xFFFFFFFF
 ROUND_A, ROUND_B = 0xD2511F53, 0xCD9E8D57
 KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
@@ -52,3 +54,11 @@ def words(key: int, number: Tensor, count: int, purpose: int) -> Tensor:
 def below(word: Tensor, bound: Tensor | int) -> Tensor:
     """A word as a number below `bound` (at most 2³¹): each has probability 1/bound to within 2⁻³²."""
     return word * bound >> 32
+
+
+def check_numbers(first: int, count: int) -> None:
+    """Rows of a stream have the numbers 0 to 2⁶³ - 1."""
+    if first < 0 or count < 0:
+        raise DataError(f"rows {first:,} to {first + count:,}: there are no negative ones")
+    if first + count > 1 << 63:
+        raise DataError(f"rows up to {first + count:,}: a stream has 2^63 = {1 << 63:,}")
