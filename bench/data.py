@@ -18,15 +18,17 @@ The peers that would pull another torch are unpacked without what they ask for:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import data_peers
 import numpy as np
@@ -46,7 +48,7 @@ FAR_ROWS = 100_000_000
 
 
 def rows(folder: Path, peers: Path | None) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("gather", "shoestring", "torch", "datasets", "litdata", "streaming", "shoestring", "gather"):
         told = data_peers.measure(
             name, folder, ROW_TOKENS, peers, ["--mark", "100", "--warm", "20", "--batches", "50", "--workers", "0", "2"]
@@ -77,7 +79,7 @@ def resuming(folder: Path) -> dict[str, float]:
         source={}, tokenizer=tokenizer.spec, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer), vocab_size=50_000,
         itemsize=2, end=None, splits={"train": split},
     )  # fmt: skip
-    data_peers.replace(manifest, check=manifest.expected_check()).write(paths.manifest)
+    replace(manifest, check=manifest.expected_check()).write(paths.manifest)
     times: dict[str, list[float]] = {"open": [], "batch": []}
     for _ in range(5):
         started = time.perf_counter()
@@ -159,33 +161,76 @@ def packed() -> dict[str, Any]:
 
 
 PREPARE = """
-import resource, sys
+import sys
 from shoestring.core.recipe import Data
 from shoestring.data.prepare import prepare
 prepare(Data(source=f"text:{sys.argv[1]}", tokenizer=sys.argv[3], folder=sys.argv[2]), 0, None)
-print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024)
 """
 
 
+class Spent(NamedTuple):
+    """What a command and all that it started took."""
+
+    seconds: float
+    largest_bytes: int
+    """The peak of its largest process, as the kernel keeps it."""
+    together_bytes: int
+    """The most that all of them held at one time when looked at, with what they share counted once."""
+
+
+def spent_by(command: Sequence[str | Path]) -> Spent:
+    """Run a command and look at its processes fifty times a second.
+
+    Not by ru_maxrss: a process inherits that of the one that started it, and it says nothing of workers which another
+    process started. VmHWM begins anew with a program, and stays: only what a process takes in its last 20 ms is missed.
+    """
+    started = time.perf_counter()
+    largest = together = 0
+    with subprocess.Popen(command) as process:
+        while process.poll() is None:
+            here = descendants(process.pid)
+            largest = max(largest, *(told_bytes(place / "status", "VmHWM:") for place in here))
+            together = max(together, sum(told_bytes(place / "smaps_rollup", "Pss:") for place in here))
+            time.sleep(0.02)
+    took = time.perf_counter() - started
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Spent(took, largest, together)
+
+
+def descendants(pid: int) -> list[Path]:
+    """Where Linux tells about a process and about all that it started and that still run."""
+    found = [Path("/proc", str(pid))]
+    for place in found:  # which grows
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            tasks = list((place / "task").iterdir())
+            found += [Path("/proc", child) for task in tasks for child in (task / "children").read_text().split()]
+    return found
+
+
+def told_bytes(path: Path, name: str) -> int:
+    """The number in a line of a file of /proc; 0 where the process has ended."""
+    with contextlib.suppress(OSError):
+        return next((1024 * int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(name)), 0)
+    return 0
+
+
 def preparing(folder: Path) -> dict[str, Any]:
-    """Seconds and the largest process of preparing 100 MB and 400 MB of text on all cores."""
+    """Seconds and memory of preparing 100 MB and 400 MB of text on all cores."""
     found = {}
     for megabytes in (100, 400):
         _, texts = stories(1)
         path = folder / f"{megabytes}.txt"
-        with open(path, "w") as file:  # bit by bit: a process that is started inherits the peak of this one
+        with open(path, "w") as file:
             while file.tell() < megabytes * 1_000_000:
                 file.writelines(text.replace("\n", " ") + "\n" for text in texts)
-        started = time.perf_counter()
-        told = subprocess.run(
-            [sys.executable, "-c", PREPARE, path, folder / "stores", "words:5000"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        took = time.perf_counter() - started
-        size = path.stat().st_size
-        found[str(megabytes)] = {"bytes": size, "seconds": took, "peak_bytes": int(told.stdout)}
+        spent = spent_by([sys.executable, "-c", PREPARE, path, folder / "stores", "words:5000"])
+        found[str(megabytes)] = {
+            "bytes": path.stat().st_size,
+            "seconds": spent.seconds,
+            "peak_bytes": spent.largest_bytes,
+            "together_bytes": spent.together_bytes,
+        }
         path.unlink()
     print(found, flush=True)
     return found

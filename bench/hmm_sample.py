@@ -204,13 +204,13 @@ def as_training_data(device: torch.device) -> dict[str, Any]:
     small = device.type == "cpu"
     batch, model = (32, Model(width=128, layers=4, heads=4)) if small else (512, Model(width=1024, layers=8, heads=8))
     stream = HmmStream(*tables(200, 200), seed=0, length=LENGTH + 1, symbols="sequence")
-    learner = Learner(build(model, 200, 0), Train(batch=batch), device)
+    learner = Learner(build(model, 200, LENGTH, 0), Train(batch=batch), device)
     source = StreamRows(stream, TRAIN, device)
     steps = 8 if small else 200
 
     def train(number: int) -> None:
         loss = learner.accumulate(torch.as_tensor(source.rows(source.order(0, number, batch))), batch)
-        learner.update(loss.predictions, 1e-4)
+        learner.update(loss, 1e-4)
 
     train(0)
     state = {"step": 0}

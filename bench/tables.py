@@ -94,6 +94,36 @@ def sample_table() -> str:
     return "".join(lines)
 
 
+def train_table() -> str:
+    lines = []
+    for r in results("train"):
+        gpu = r["machine"]["device"] != "cpu"
+        head = ["model, rows × tokens", "way", "tokens/s", *(["of the measured peak", "peak memory"] if gpu else [])]
+        lines += [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+        for name, shape in r["shapes"].items():
+            for way, found in shape["ways"].items():
+                cells = [f"{name}, {shape['rows']} × {shape['length']:,}", way]
+                if "error" in found:
+                    cells += [found["error"], *(["–", "–"] if gpu else [])]
+                else:
+                    cells.append(_rate(found["tokens_per_second"]))
+                    if gpu:
+                        share = found.get("of_measured_peak")
+                        cells += ["–" if share is None else f"{share:.0%}", f"{found['peak_bytes'] / 1e9:.1f} GB"]
+                lines.append(f"| {' | '.join(cells)} |\n")
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.")
+        if gpu:
+            shares = [shape["input_share"] for shape in r["shapes"].values() if "input_share" in shape]
+            lines.append(
+                f" The peak is the largest rate of a plain bf16 product in the same run, "
+                f"{r['product_flops'] / 1e12:.0f} TFLOP/s; FLOPs are those of matrix products, attention over all "
+                f"pairs of positions, the backward pass twice the forward pass. The host makes the rows of a step in at most "
+                f"{max(shares):.1%} of its time, beside the device's work."
+            )
+        lines.append("\n\n")
+    return "".join(lines)
+
+
 def data_table() -> str:
     lines = []
     for r in results("data"):
@@ -169,6 +199,7 @@ PARTS = {
     "hmm-table": hmm_table,
     "sample-table": sample_table,
     "data-table": data_table,
+    "train-table": train_table,
 }
 
 

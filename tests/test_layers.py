@@ -16,6 +16,7 @@ LAYERS = [  # from the top
     {"stages", "launch"},
     {"report", "probe", "train", "evaluate"},
     {"data", "models", "hmm", "streams", "plan", "laws", "track"},
+    {"parallel"},
     {"core"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

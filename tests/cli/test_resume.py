@@ -10,26 +10,27 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Command, start
+from conftest import TINY, Command, start
 
 from shoestring.core.run_folder import RunFolder
 from shoestring.train.checkpoint import Checkpoints, read
 
+pytestmark = pytest.mark.xdist_group("resume")  # what one test makes, others use
 STEPS = 150
 OPTIONS = ("--set", f"budget.steps={STEPS}", "--set", "train.checkpoint_every=50ms")
 
 
-def _weights(folder: RunFolder) -> dict[str, object]:
+def _weights(folder: RunFolder, steps: int) -> dict[str, object]:
     step = Checkpoints(folder.checkpoints, 1).steps()[0]
     tensors, state = read(folder.checkpoints / f"step-{step:09d}.safetensors")
-    assert state.step == STEPS
+    assert state.step == steps
     return tensors
 
 
-def _assert_same_run(one: RunFolder, other: RunFolder) -> None:
+def _assert_same_run(one: RunFolder, other: RunFolder, steps: int = STEPS) -> None:
     assert one.metrics.read_bytes() == other.metrics.read_bytes()
     assert one.evaluation.read_bytes() == other.evaluation.read_bytes()
-    first, second = _weights(one), _weights(other)
+    first, second = _weights(one, steps), _weights(other, steps)
     assert first.keys() == second.keys()
     assert all(first[name].equal(second[name]) for name in first)  # type: ignore[attr-defined]
 
@@ -69,20 +70,66 @@ def test_a_run_killed_at_random_steps_equals_an_uninterrupted_one_bit_for_bit(
     _assert_same_run(one, other)
 
 
-def test_a_signal_ends_the_run_saved_and_it_goes_on(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
-    options = ("--set", "budget.steps=2000", "--set", "train.checkpoint_every=1h", "--set", "evaluate.every=1.0")
-    folder = RunFolder(tmp_path / "runs" / "tiny")
-    process = start("train", tiny, *options, cwd=tmp_path)
+LONG = 300
+STOPPED = ("--set", f"budget.steps={LONG}", "--set", "train.checkpoint_every=1h", "--set", "evaluate.every=0.5")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that nothing interrupts."""
+    path = tmp_path_factory.mktemp("whole")
+    (path / "tiny.toml").write_text(TINY)
+    _, err = start("train", "tiny.toml", *STOPPED, cwd=path).communicate(timeout=120)
+    run = RunFolder(path / "runs" / "tiny")
+    assert run.done.is_file(), err
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_saved_and_it_goes_on_to_the_same_end(
+    number: signal.Signals, tiny: Path, tmp_path: Path, shoestring: Command, whole: RunFolder
+) -> None:
+    folder, command = RunFolder(tmp_path / "runs" / "tiny"), ("train", tiny, *STOPPED, "--plan", whole.plan)
+    process = start(*command, cwd=tmp_path)
     while process.poll() is None and not (folder.metrics.is_file() and folder.metrics.read_bytes().count(b"\n") > 5):
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert "stopped by SIGTERM after step" in err
-    assert "Traceback" not in err
-    saved = Checkpoints(folder.checkpoints, 1).steps()
-    assert saved
-    assert f"after step {saved[0]}," in err
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    _assert_stopped(process.returncode, err, number.name, folder)
+    again = shoestring(*command)
+    assert again.returncode == 0, again.stderr
+    assert "going on after step" in again.stdout
+    _assert_same_run(whole, folder, LONG)
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_the_session_saved_and_the_next_goes_on(
+    tiny: Path, tmp_path: Path, shoestring: Command, whole: RunFolder
+) -> None:
+    folder, command = RunFolder(tmp_path / "runs" / "tiny"), ("train", tiny, *STOPPED, "--plan", whole.plan)
+    for session in range(2):
+        stopped = shoestring(
+            *command, "--time", "2s"
+        )  # less than torch takes to load: two steps are taken all the same
+        _assert_stopped(stopped.returncode, stopped.stderr, "the time limit", folder)
+        assert ("going on after step" in stopped.stdout) == (session > 0)
+    again = shoestring(*command, "--time", "1h")
+    assert again.returncode == 0, again.stderr
+    _assert_same_run(whole, folder, LONG)
+    wrong = shoestring(*command, "--time", "soon")
+    assert wrong.returncode == 2
+    assert "soon" in wrong.stderr
+
+
+def _assert_stopped(code: int, err: str, why: str, folder: RunFolder) -> None:
+    """One clear line, and the checkpoint that it names."""
+    assert code == 1, err
+    assert f"error: stopped by {why} after step" in err
+    assert err.count("\n") == 1
+    saved = Checkpoints(folder.checkpoints, 2).steps()[0]
+    assert f"after step {saved}, saved; the same command goes on from there" in err
+    assert not folder.done.exists()
 
 
 def test_a_half_written_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command, last_json
 
-VERBS = ("demo", "measure", "plan", "prepare", "train", "evaluate", "report")
+VERBS = ("demo", "measure", "plan", "prepare", "train", "evaluate", "export", "report")
 
 
 def test_the_whole_way_verb_by_verb(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

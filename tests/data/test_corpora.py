@@ -17,8 +17,9 @@ import pytest
 
 from shoestring.core.errors import DataError, MissingExtra, StorageError
 from shoestring.data import corpora
-from shoestring.data.corpora import Block, Corpus, FilePart, Part, open_corpus, sample
+from shoestring.data.corpora import Corpus, FilePart, Part, open_corpus
 from shoestring.data.formats import Document, Reading, Skipped
+from shoestring.data.sampling import Block, sample
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import DataError, MissingExtra
-from shoestring.data import formats
-from shoestring.data.formats import FORMATS, Document, Reading, Skipped, documents, open_file
+from shoestring.data import formats, lines
+from shoestring.data.formats import FORMATS, Document, Reading, Skipped, documents
+from shoestring.data.lines import open_file
 
 TEXTS = ["one two", "drei é 日本 🎈", "a, \"b\"; 'c'", "last \\n one"]
 COMPRESSIONS = ["", ".gz", ".bz2", ".xz", ".zst"]
@@ -108,7 +109,7 @@ def test_documents_do_not_depend_on_how_the_file_is_read(
     path.write_bytes(b"\xef\xbb\xbf" + encode(kind, TEXTS) + b"\n\n")
     expected = read(path, kind)
     assert [document.text for document in expected[0]] == TEXTS, "a byte order mark is no part of it"
-    monkeypatch.setattr(formats, "_BLOCK", block)
+    monkeypatch.setattr(lines, "BLOCK", block)
     assert read(path, kind) == expected
 
 
@@ -281,7 +282,7 @@ def test_a_file_is_read_in_little_memory(tmp_path: Path, kind: str, suffix: str)
 def test_a_record_without_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "LONGEST", 1 << 18)
+    monkeypatch.setattr(lines, "LONGEST", 1 << 18)
     path = tmp_path / "corpus"
     path.write_bytes(b"text\n" + b"x" * (1 << 19))
     with pytest.raises(DataError, match=r"line 2: no end of line within 262,144 bytes; is it another format"):
@@ -322,7 +323,7 @@ def test_a_truncated_file_is_reported_wherever_it_ends(tmp_path: Path, suffix: s
 def test_a_plain_file_with_the_suffix_of_a_compression_is_broken(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"corpus.txt{suffix}"
     path.write_text("not compressed\n" * 100)
-    with pytest.raises(DataError, match=rf"{path}, after line 0: broken {formats.COMPRESSIONS[suffix]} file"):
+    with pytest.raises(DataError, match=rf"{path}, after line 0: broken {lines.COMPRESSIONS[suffix]} file"):
         read(path, "text")
 
 

@@ -15,19 +15,8 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Data
-from shoestring.data.packing import (
-    MAX_CAPACITY,
-    MAX_CAPACITY_SEARCHED,
-    Ledger,
-    Packing,
-    best_fit,
-    best_fit_decreasing,
-    concat,
-    document_pieces,
-    full_rows,
-    pack,
-    pad,
-)
+from shoestring.data.fills import MAX_CAPACITY_SEARCHED, best_fit_decreasing, full_rows
+from shoestring.data.packing import MAX_CAPACITY, Ledger, Packing, best_fit, concat, document_pieces, pack, pad
 from shoestring.data.prepare import prepare
 
 checked = settings(max_examples=80, deadline=None)

@@ -237,6 +237,11 @@ def test_rows_are_made_once_and_the_same_twice(tmp_path: Path, monkeypatch: pyte
     assert again[2:] == one[2:]
 
 
+def test_rows_made_again_are_the_same_file_byte_for_byte(tmp_path: Path) -> None:
+    made = [prepare_rows(data_in(tmp_path, folder=str(tmp_path / name)), 0, Hmm()).path for name in "abcdefgh"]
+    assert len({path.read_bytes() for path in made}) == 1
+
+
 def test_other_rows_have_another_place(tmp_path: Path) -> None:
     data, hmm = data_in(tmp_path), Hmm()
     found = [

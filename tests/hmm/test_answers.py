@@ -21,6 +21,7 @@ from shoestring.hmm.answers import (
     divergences,
     entropy_rate,
     losses_by_position,
+    losses_in_context,
     oracle_log_probs,
     oracle_predictions,
     strategy_predictions,
@@ -222,6 +223,30 @@ def test_losses_by_position_are_means_of_enumeration_and_counting(data: st.DataO
             assert loss == pytest.approx(statistics.fmean(values), rel=1e-9, abs=1e-12)
 
 
+def test_an_alpha_for_each_strategy_is_that_of_each_alone() -> None:
+    model = random_parameters(3, 5, 0, concentration=0.3)
+    tokens = sample(model, 7, 12, seed=1).tokens
+    alphas = {"unigram_in_context": 0.3, "bigram_in_context": 2.0}
+    losses, tables = losses_by_position(model, tokens, alpha=alphas), strategy_predictions(model, tokens, alpha=alphas)
+    for name, alpha in alphas.items():
+        assert torch.equal(losses[name], losses_by_position(model, tokens, alpha=alpha)[name])
+        assert torch.equal(tables[name], strategy_predictions(model, tokens, alpha=alpha)[name])
+    assert torch.equal(losses["oracle"], losses_by_position(model, tokens)["oracle"])
+
+
+@pytest.mark.parametrize("limit", [1, 1000, 2**28])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_losses_in_context_need_no_model(limit: int, dtype: torch.dtype) -> None:
+    alphas = {"unigram_in_context": 0.3, "bigram_in_context": 2.0}
+    tokens = torch.randint(0, 5, (6, 8), generator=torch.Generator().manual_seed(0))
+    found = losses_in_context(tokens.to(dtype), 5, alphas, limit)
+    assert [*found] == ["uniform", *alphas]
+    for name, losses in found.items():
+        for t, loss in enumerate(losses.tolist()):
+            guesses = [counting(name, row[:t], 5, alphas.get(name, 1.0))[row[t]] for row in tokens.tolist()]
+            assert loss == pytest.approx(statistics.fmean(-math.log(p) for p in guesses), rel=1e-12)
+
+
 def test_undisguised_losses_are_those_of_the_scores() -> None:
     model = random_parameters(5, 9, 0, concentration=0.05)
     tokens, corpus = (sample(model, n, 15, seed=n).tokens for n in (20, 50))
@@ -417,6 +442,12 @@ def test_what_has_no_answer_is_named() -> None:
         losses_by_position(model, tokens[:0])
     with pytest.raises(HmmError, match=r"alpha = 0\.0: must be above 0"):
         losses_by_position(model, tokens, alpha=0.0)
+    with pytest.raises(HmmError, match=r"alpha = 0\.0: must be above 0"):
+        losses_in_context(tokens, 3, {"unigram_in_context": 1.0, "bigram_in_context": 0.0})
+    with pytest.raises(HmmError, match="there are no sequences"):
+        losses_in_context(tokens[:0], 3)
+    with pytest.raises(HmmError, match="row 0, position 2: token 2"):
+        losses_in_context(tokens, 2)
     with pytest.raises(HmmError, match="counted over 4 symbols, the model has 3"):
         losses_by_position(model, tokens, corpus_counts=CorpusCounts(torch.ones(4).long(), torch.ones(4, 4).long()))
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shoestring.core.recipe import Model
-from shoestring.models.llama import Llama, hidden_channels, llama_cost, rotary_turns, rotate
+from shoestring.models.llama import Llama, hidden_channels, llama_cost
+from shoestring.models.rotary import frequencies, rotate, turns
 
 VOCABULARY = 19
 Weights = dict[str, np.ndarray]
@@ -15,7 +16,7 @@ Weights = dict[str, np.ndarray]
 
 def weights_of(model: Model, seed: int = 0) -> tuple[Llama, Weights]:
     """A network with weights of size 0.4 in every parameter, gains included, in float64."""
-    network = Llama(model, VOCABULARY, seed).double()
+    network = Llama(model, VOCABULARY, 16, seed).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -101,7 +102,7 @@ def test_float32_is_close_to_float64() -> None:
 
 def test_rotation_turns_pairs_of_channels_by_their_position() -> None:
     x = torch.randn(1, 1, 30, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turned = rotate(x, rotary_turns(30, 8, 100.0, torch.device("cpu")))
+    turned = rotate(x, turns(frequencies(8, 100.0), 30))
     expected = np.array([turn(vector, position, 100.0) for position, vector in enumerate(x[0, 0].numpy())])
     np.testing.assert_allclose(turned[0, 0].numpy(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(turned[..., 0, :], x[..., 0, :]), "the first position is not turned"
@@ -109,9 +110,9 @@ def test_rotation_turns_pairs_of_channels_by_their_position() -> None:
 
 def test_attention_scores_depend_on_the_distance_alone() -> None:
     generator = torch.Generator().manual_seed(1)
-    turns = rotary_turns(64, 16, 10000.0, torch.device("cpu"))
+    angles = turns(frequencies(16, 10000.0), 64)
     query, key = (torch.randn(16, generator=generator, dtype=torch.float64) for _ in range(2))
-    queries, keys = (rotate(vector.expand(1, 1, 64, 16), turns)[0, 0] for vector in (query, key))
+    queries, keys = (rotate(vector.expand(1, 1, 64, 16), angles)[0, 0] for vector in (query, key))
     scores = (queries @ keys.T).numpy()
     for distance in range(-63, 64):
         diagonal = np.diagonal(scores, distance)
@@ -122,7 +123,7 @@ def test_attention_scores_depend_on_the_distance_alone() -> None:
 def test_rotation_keeps_lengths_and_the_type() -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         x = torch.randn(2, 3, 20, 6, generator=torch.Generator().manual_seed(2)).to(dtype)
-        turned = rotate(x, rotary_turns(20, 6, 10000.0, x.device))
+        turned = rotate(x, turns(frequencies(6, 10000.0), 20))
         assert turned.dtype == dtype
         torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=tolerance, atol=tolerance)
 
@@ -133,7 +134,7 @@ def test_rotation_keeps_lengths_and_the_type() -> None:
 def test_hidden_channels_default_to_eight_thirds_of_the_width(width: int, hidden: int | None, expected: int) -> None:
     model = Model(width=width, heads=1, layers=1, hidden=hidden)
     assert hidden_channels(model) == expected
-    assert Llama(model, 5, 0).blocks[0].down.weight.shape == (width, expected)
+    assert Llama(model, 5, 8, 0).blocks[0].down.weight.shape == (width, expected)
     assert hidden is not None or 0 <= expected - 8 * width / 3 < 32
 
 
@@ -145,7 +146,7 @@ def test_the_size_of_a_known_model() -> None:
 
 def test_first_weights_have_the_documented_sizes() -> None:
     model = Model(width=128, layers=8, heads=4, tied=False)
-    network = Llama(model, 200, 0)
+    network = Llama(model, 200, 100, 0)
     for name, parameter in network.named_parameters():
         if parameter.ndim == 1:
             assert (parameter == 1).all(), name

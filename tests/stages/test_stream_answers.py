@@ -185,8 +185,7 @@ def test_scores_are_of_the_first_rows_asked_for() -> None:
     assert one != pytest.approx(two)
 
 
-def test_many_rows_are_counted_in_parts() -> None:
-    """More than are counted together."""
+def test_so_are_those_of_many_rows() -> None:
     known, rows = markov_answers(), 130
     found = known.strategies(rows)
     for name in IN_CONTEXT:
@@ -231,7 +230,7 @@ def test_held_out_rows_do_not_matter_to_what_is_chosen(
         return made if first < HELDOUT else torch.zeros_like(made)
 
     monkeypatch.setattr(type(known.stream), "rows", others)
-    after = known.predictions(ROWS)
+    after = make().predictions(ROWS)
     assert best_alpha("bigram_in_context", torch.zeros(4, LENGTH, dtype=torch.int64)) == min(ALPHAS)
     # the unigram's second prediction after the token a: (1 + alpha) / (1 + alpha E) for a
     first = [float(p["unigram_in_context"][0, 0].max()) for p in (before, after)]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from test_philox import scalar_word
 from torch import Tensor
 
-from shoestring.core.errors import DataError
+from shoestring.core.errors import DataError, RecipeError
+from shoestring.core.recipe import Stream, build
 from shoestring.streams import loops, permutations
 from shoestring.streams.hmm import HmmStream
 from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, numbers
@@ -111,8 +112,27 @@ def test_what_is_no_kind_is_refused_with_all_that_are(text: str) -> None:
 def test_kinds_that_are_too_large_are_refused() -> None:
     with pytest.raises(DataError, match='"pool:16777217": a pool holds at most 16,777,216 permutations; "sequence"'):
         Kind.parse("pool:16777217")
-    with pytest.raises(DataError, match=r"must be below 2\^63"):
-        Kind.parse(f"block:{2**63}")
+    for number in (2**63, 10**19, "9" * 10_000):
+        with pytest.raises(DataError, match=r"must be below 2\^63"):
+            Kind.parse(f"block:{number}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", "sequence", "block:4", f"block:{2**63 - 1}", f"block:{2**63}", f"pool:{2**24}", f"pool:{2**24 + 1}",
+     "pool:0", "blocks:4"],
+)  # fmt: skip
+def test_a_recipe_takes_the_kinds_that_a_stream_takes(text: str) -> None:
+    values = {"budget": {"steps": 1}, "train": {"batch": 1}, "data": {"stream": "hmm:a"}, "stream": {"symbols": text}}
+    try:
+        Kind.parse(text)
+    except DataError as refused:
+        with pytest.raises(RecipeError) as caught:
+            build(values, "test")
+        said = str(refused).partition(": ")[2]
+        assert f'stream.symbols = "{text}": {said}' in str(caught.value)
+    else:
+        assert build(values, "test").stream == Stream(symbols=text)
 
 
 @settings(max_examples=60, deadline=None)

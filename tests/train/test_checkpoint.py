@@ -2,12 +2,16 @@
 
 import errno
 import os
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from shoestring.core.errors import RunError, StorageError
 from shoestring.core.recipe import Model, Train
@@ -21,25 +25,26 @@ VOCABULARY = 11
 STATE = State(recipe="r1", data="d1", course=Course(total=40, anchor_step=2, anchor_progress=0.125))
 
 
-def make(seed: int = 0, width: int = 16) -> Learner:
+def make(seed: int = 0, width: int = 16, **settings: Any) -> Learner:
     model = Model(width=width, layers=1, heads=1, hidden=width)
-    return Learner(build(model, VOCABULARY, seed), Train(batch=4), torch.device("cpu"))
+    return Learner(build(model, VOCABULARY, 8, seed), Train(batch=4, **settings), torch.device("cpu"))
 
 
 def step(learner: Learner, number: int) -> None:
     rows = torch.randint(VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(number))
     loss = learner.accumulate(rows, 4)
-    learner.update(loss.predictions, 1e-2 / (1 + number))
+    learner.update(loss, 1e-2 / (1 + number))
 
 
 def content(learner: Learner) -> dict[str, torch.Tensor]:
-    """Every weight and all of the optimizer's state."""
+    """Every weight, all of the optimizers' state, and the running means."""
     found = {}
     for name, parameter in learner.model.named_parameters():
         found[name] = parameter.detach().clone()
-        for key, value in learner.optimizer.state.get(parameter, {}).items():
-            found[f"{name} {key}"] = value.clone()
-    return found
+        for optimizer in (learner.optimizer.adam, learner.optimizer.muon):
+            state = {} if optimizer is None else optimizer.state.get(parameter, {})
+            found |= {f"{name} {key}": value.clone() for key, value in state.items()}
+    return found | {f"{name} mean": mean.clone() for name, mean in learner.optimizer.averages.items()}
 
 
 def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
@@ -73,18 +78,30 @@ def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
     assert {key.split()[1] for key in content(other) if " " in key} == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    whole, checkpoints = make(), Checkpoints(tmp_path, 2)
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so, once
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({}, {"step", "exp_avg", "exp_avg_sq"}),
+        ({"ema": 0.9}, {"step", "exp_avg", "exp_avg_sq", "mean"}),
+        ({"optimizer": "muon", "ema": 0.5}, {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "mean"}),
+    ],
+)
+def test_a_run_goes_on_as_if_it_had_never_stopped(settings: dict[str, Any], keys: set[str], tmp_path: Path) -> None:
+    whole, checkpoints = make(**settings), Checkpoints(tmp_path, 2)
     for number in range(4):
         step(whole, number)
     checkpoints.save(whole, replace(STATE, step=4))
     for number in range(4, 9):
         step(whole, number)
-    resumed = make(7)
+    resumed = make(7, **settings)
     assert checkpoints.restore(4, resumed, "r1", "d1").step == 4
     for number in range(4, 9):
         step(resumed, number)
     assert_same(content(resumed), content(whole))
+    assert {key.split()[1] for key in content(whole) if " " in key} == keys
+    rows = torch.zeros(2, 9, dtype=torch.int64)
+    assert torch.equal(resumed.score(rows, 2), whole.score(rows, 2))
 
 
 def test_random_numbers_go_on_as_well(tmp_path: Path) -> None:
@@ -120,7 +137,7 @@ def test_a_checkpoint_before_the_first_step_has_no_optimizer_state(tmp_path: Pat
 
 @pytest.mark.parametrize(("untied", "names"), [(False, 8), (True, 9)])
 def test_tied_weights_are_stored_once(tmp_path: Path, untied: bool, names: int) -> None:
-    model = build(Model(width=4, layers=1, heads=1, hidden=4, tied=not untied), VOCABULARY, 0)
+    model = build(Model(width=4, layers=1, heads=1, hidden=4, tied=not untied), VOCABULARY, 8, 0)
     checkpoints = Checkpoints(tmp_path, 1)
     checkpoints.save(Learner(model, Train(batch=4), torch.device("cpu")), STATE)
     tensors, _ = read(checkpoints.path(0))
@@ -268,3 +285,97 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="a file of that name is in the way"):
         Checkpoints(tmp_path / "file", 1).save(make(), STATE)
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written is what was there when it was begun, and it has no name before it is whole."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        save_file(*arguments)
+
+    learner, checkpoints = make(ema=0.5), Checkpoints(tmp_path, 2)
+    step(learner, 0)
+    before = content(learner)
+    monkeypatch.setattr(checkpoint, "save_file", slowly)
+    checkpoints.save(learner, replace(STATE, step=1), wait=False)
+    assert begun.wait(60)
+    for number in range(1, 4):
+        step(learner, number)
+    assert not list(tmp_path.glob("step-*"))
+    go_on.set()
+    checkpoints.save(learner, replace(STATE, step=4))
+    assert checkpoints.steps() == [4, 1]
+    other = make(5, ema=0.5)
+    checkpoints.restore(1, other, "r1", "d1")
+    assert_same(content(other), before)
+    checkpoints.restore(4, other, "r1", "d1")
+    assert_same(content(other), content(learner))
+
+
+def test_what_went_wrong_in_the_thread_is_raised_at_the_next_save_or_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    learner, checkpoints = make(), saved(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    checkpoints.save(learner, replace(STATE, step=2), wait=False)
+    with pytest.raises(StorageError, match=r"cannot write the checkpoint .*000002.* the disk is full"):
+        checkpoints.wait()
+    checkpoints.save(learner, replace(STATE, step=3), wait=False)
+    with pytest.raises(StorageError, match=r"cannot write the checkpoint .*000003.* the disk is full"):
+        checkpoints.save(learner, replace(STATE, step=4), wait=False)
+    monkeypatch.undo()
+    checkpoints.save(learner, replace(STATE, step=5))
+    assert checkpoints.steps() == [5, 1], "told once, and then it goes on"
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import safetensors.torch
+from shoestring.train import checkpoint
+sys.path.insert(0, sys.argv[1])
+from test_checkpoint import STATE, make, step
+from dataclasses import replace
+import os, time
+
+def half(tensors, path, metadata):
+    content = safetensors.torch.save(tensors, metadata)
+    Path(path).write_bytes(content[: len(content) // 2])
+    print("half", flush=True)
+    time.sleep(60)
+
+checkpoints, learner = checkpoint.Checkpoints(Path(sys.argv[2]), 2), make()
+checkpoints.save(learner, replace(STATE, step=1))
+checkpoint.save_file = half
+checkpoints.save(learner, replace(STATE, step=2), wait=False)
+while True:
+    step(learner, 0)
+"""
+
+
+def test_a_kill_while_the_thread_writes_leaves_the_one_before(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+        process.kill()
+    assert len(list(folder.iterdir())) == 2, "the half is there"
+    checkpoints = Checkpoints(folder, 2)
+    assert checkpoints.latest() == (1, [])
+    checkpoints.save(make(), replace(STATE, step=2))
+    assert sorted(folder.iterdir()) == [checkpoints.path(1), checkpoints.path(2)]
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    checkpoints, other = saved(tmp_path, 1), make(width=8)
+    before = content(other)
+    with pytest.raises(RunError, match="belongs to another model: 8 tensors are missing or of another shape, as "):
+        checkpoints.restore(1, other, "r1", "d1")
+    assert_same(content(other), before)

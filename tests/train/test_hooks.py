@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +14,17 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault
 from shoestring.core.recipe import Model, Train
 from shoestring.models import build
-from shoestring.track import LineFile, read_lines
+from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.train import hooks
 from shoestring.train.checkpoint import Checkpoints, State
 from shoestring.train.course import Course
-from shoestring.train.learner import Learner, Sum
-from shoestring.train.loop import Report
+from shoestring.train.learner import Learner
+from shoestring.train.loop import STOPS, Agreed, Report, Sum, Wishes
 from shoestring.train.pace import Pace
 
 
-def _report(nats: float, predictions: int) -> Report:
-    return Report(loss=Sum(nats, predictions), lr=0.1, grad_norm=1.0, seconds=0.01)
+def _report(nats: float, predictions: int, begun: int = 0) -> Report:
+    return Report(loss=Sum(nats, predictions), lr=0.1, grad_norm=1.0, seconds=0.01, begun=begun)
 
 
 def _state(step: int, total: int = 10) -> State:
@@ -70,15 +71,79 @@ def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> Non
 
 
 def test_checkpoints_come_when_due_at_a_new_best_and_at_the_end(tmp_path: Path) -> None:
-    learner = Learner(build(Model(width=8, layers=1, heads=1), 10, 0), Train(batch=1), torch.device("cpu"))
+    learner = Learner(build(Model(width=8, layers=1, heads=1), 10, 8, 0), Train(batch=1), torch.device("cpu"))
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=9)
-    save = hooks.Save(checkpoints, learner, LineFile(tmp_path / "m"), Pace(Clock(0), 1e9, 0.0), every=1e9)
+
+    def write(state: State, wait: bool) -> None:
+        checkpoints.save(learner, state, wait)
+
+    save = hooks.Save(write, Wishes(), Pace(Clock(0), 1e9, 0.0), every=1e9)
     for step in range(1, 11):
-        save(replace(_state(step), best_step=4, best_loss=1.0), _report(1.0, 1))
+        save(replace(_state(step), best_step=4, best_loss=1.0), _report(1.0, 1, begun=step))
     assert checkpoints.steps() == [10, 4]
-    always = hooks.Save(checkpoints, learner, LineFile(tmp_path / "m"), Pace(Clock(0), 1e9, 0.0), every=0.0)
-    always(_state(6), _report(1.0, 1))
-    assert 6 in checkpoints.steps()
+
+
+def test_a_checkpoint_that_is_due_is_a_wish_until_all_know_of_it() -> None:
+    saved: list[int] = []
+    wishes = Wishes(alone=False)
+    save = hooks.Save(lambda state, _: saved.append(state.step), wishes, Pace(Clock(0), 1e9, 0.0), every=0.0)
+    assert not save.due(5, 10)
+    save(_state(5), _report(1.0, 1, begun=6))
+    assert wishes.save
+    assert not saved
+    save(_state(6), replace(_report(1.0, 1, begun=7), agreed=Agreed(save=True)))
+    assert not saved, "another step is under way: the weights are those of step 7"
+    assert save.due(7, 10)
+    save(_state(7), _report(1.0, 1, begun=7))
+    assert saved == [7]
+    assert not save.due(8, 10)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_stop_that_all_know_of_saves_and_ends_the_session(stop: str) -> None:
+    saved: list[tuple[int, bool]] = []
+    wishes = Wishes(alone=False)
+    save = hooks.Save(lambda state, wait: saved.append((state.step, wait)), wishes, Pace(Clock(0), 1e9, 0.0), 1e9)
+    save(_state(5), replace(_report(1.0, 1, begun=6), agreed=Agreed(stop=stop)))
+    assert save.due(6, 10)
+    with pytest.raises(Fault, match=f"stopped by {stop} after step 6, saved"):
+        save(_state(6), _report(1.0, 1, begun=6))
+    assert saved == [(6, True)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_a_wish_to_stop_as_long_as_somebody_listens(number: signal.Signals) -> None:
+    wishes, before = Wishes(), signal.getsignal(number)
+    with hooks.listening(wishes):
+        signal.raise_signal(number)
+        assert wishes.agreed() == Agreed(stop=number.name)
+        second = signal.getsignal(number)
+        assert (second == signal.SIG_DFL) == (number == signal.SIGINT), "a second Ctrl-C is meant"
+    assert signal.getsignal(number) == before
+
+
+def test_a_course_is_never_cut_below_the_steps_that_are_under_way() -> None:
+    """Else the weights that are saved at its end would be those of a step later."""
+    for alone in (True, False):
+        wishes, said = Wishes(alone=alone), []
+        pace = Pace(Clock(1e6), 1.0, 0.0)  # the time is up
+        keep = hooks.KeepPace(pace, wishes, NoLines(), said.append)
+        first = keep(_state(5), _report(1.0, 1, begun=6))
+        assert first.course.total == (6 if alone else 10)
+        assert wishes.total == 5
+        second = keep(replace(first, step=6), replace(_report(1.0, 1, begun=7 - alone), agreed=Agreed(total=5)))
+        assert second.course.total == 7 - alone
+        third = keep(replace(second, step=7 - alone), replace(_report(1.0, 1, 7 - alone), agreed=Agreed(total=5)))
+        assert third == replace(second, step=7 - alone)
+        assert len(said) == 1
+
+
+def test_the_time_limit_is_a_wish_to_stop() -> None:
+    wishes = Wishes(alone=False)
+    save = hooks.Save(lambda *_: None, wishes, Pace(Clock(0), 1e9, 0.0), 1e9, limit=lambda: True)
+    save(_state(1), _report(1.0, 1))
+    assert wishes.stops == {"the time limit"}
+    assert wishes.numbers(1) == [0, 0, 0, 0, 0, 1], "and one that any process may have"
 
 
 def test_metrics_hold_nothing_that_depends_on_the_clock(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shoestring.train import hooks
 from shoestring.train.checkpoint import State
 from shoestring.train.course import Course, learning_rate
 from shoestring.train.learner import Learner
-from shoestring.train.loop import Hook, Report, TokenSource, train
+from shoestring.train.loop import AnyHook, Loop, Report, TokenSource, Wishes
 from shoestring.train.pace import Pace
 
 VOCABULARY, LENGTH, ROWS, BATCH = 30, 8, 40, 4
@@ -48,13 +48,16 @@ class PackedRows(RandomRows):
 
 
 def _learner(settings: Train = SETTINGS) -> Learner:
-    model = build(Model(width=16, layers=1, heads=2), VOCABULARY, seed=0)
+    model = build(Model(width=16, layers=1, heads=2), VOCABULARY, 8, seed=0)
     return Learner(model, settings, torch.device("cpu"))
 
 
-def _run(learner: Learner, steps: int, *also: Hook, source: TokenSource | None = None) -> State:
+def _run(
+    learner: Learner, steps: int, *also: AnyHook, source: TokenSource | None = None, wishes: Wishes | None = None
+) -> State:
     state = State(recipe="", data="", course=Course(total=steps))
-    return train(learner, source or RandomRows(), SETTINGS, state, also, batch=BATCH, per_device=2, order_seed=0)
+    rows = source or RandomRows()
+    return Loop(learner, rows, SETTINGS, also, batch=BATCH, per_device=2, seed=0, wishes=wishes).run(state)
 
 
 def _weights(learner: Learner) -> list[torch.Tensor]:
@@ -64,15 +67,15 @@ def _weights(learner: Learner) -> list[torch.Tensor]:
 def _poison(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, apply: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Let predictions of rows that hold the token 29 go through `apply`."""
-    plain = model.token_losses
+    """Let what the network makes of rows that hold the token 29 go through `apply`."""
+    plain = model.hidden
 
-    def token_losses(batch: Batch) -> torch.Tensor:
-        bad = (batch.ids == VOCABULARY - 1).any(dim=1)
-        losses = plain(batch)
-        return torch.cat([apply(losses[bad]), losses[~bad]])[torch.argsort(torch.argsort(~bad, stable=True))]
+    def hidden(inputs: Batch) -> torch.Tensor:
+        bad = (inputs.ids == VOCABULARY - 1).any(dim=1)[:, None, None]
+        found = plain(inputs)
+        return torch.where(bad, apply(found), found) if bad.any() else found
 
-    monkeypatch.setattr(model, "token_losses", token_losses)
+    monkeypatch.setattr(model, "hidden", hidden)
 
 
 def _step_of_row_17() -> int:
@@ -83,7 +86,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_step_and_ro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     learner, seen = _learner(), []
-    _poison(learner.model, monkeypatch, lambda losses: losses * float("nan"))
+    _poison(learner.model, monkeypatch, lambda x: x * float("nan"))
 
     def remember(state: State, report: Report) -> State:
         seen[:] = _weights(learner)
@@ -99,14 +102,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_step_and_ro
 def test_a_gradient_that_is_not_finite_stops_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = _learner()
     # the root of zero is zero, and its slope is infinite
-    _poison(learner.model, monkeypatch, lambda losses: (losses - losses).sqrt())
+    _poison(learner.model, monkeypatch, lambda x: (x - x).sqrt())
     with pytest.raises(Fault, match=rf"step {_step_of_row_17()}: the gradient is not finite"):
         _run(learner, 10)
 
 
 def test_a_loss_of_packed_rows_that_is_not_finite_names_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = _learner()
-    _poison(learner.model, monkeypatch, lambda losses: losses * float("nan"))
+    _poison(learner.model, monkeypatch, lambda x: x * float("nan"))
     with pytest.raises(Fault, match=rf"step {_step_of_row_17()}: the loss is not finite; .*Rows: 17\."):
         _run(learner, 10, source=PackedRows())
 
@@ -122,7 +125,7 @@ def test_micro_batches_do_not_change_the_run(source: TokenSource, predictions: i
             return state
 
         state = State(recipe="", data="", course=Course(total=12))
-        train(learner, source, SETTINGS, state, [note], batch=BATCH, per_device=per_device, order_seed=0)
+        Loop(learner, source, SETTINGS, [note], batch=BATCH, per_device=per_device, seed=0).run(state)
         return found
 
     assert losses(1) == pytest.approx(losses(4), rel=1e-5)
@@ -166,14 +169,15 @@ def test_a_slow_machine_shortens_the_run_to_the_budget_and_the_rate_still_decays
     budget, planned = 100.0, 100
     clock, metrics, said, rates = FakeClock(), NoLines(), [], []
     pace = Pace(clock, budget, 0.0)  # type: ignore[arg-type]
-    keep = hooks.KeepPace(pace, metrics, said.append)  # type: ignore[arg-type]
+    wishes = Wishes()
+    keep = hooks.KeepPace(pace, wishes, metrics, said.append)  # type: ignore[arg-type]
 
     def tick(state: State, report: Report) -> State:
         clock.now += seconds_per_step
         rates.append(report.lr)
         return keep(state, dataclasses.replace(report, seconds=seconds_per_step))
 
-    state = _run(_learner(), planned, tick)
+    state = _run(_learner(), planned, tick, wishes=wishes)
     assert clock.now <= budget
     if seconds_per_step <= 1.0:
         assert state.step == planned

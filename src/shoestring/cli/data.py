@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoestring.cli.options import AsJson, Verbose
+
+if TYPE_CHECKING:
+    from shoestring.data.store import SplitEntry
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,19 +38,14 @@ def check(store: StoreFolder, as_json: AsJson = False, verbose: Verbose = False)
         for name, split in manifest.splits.items()
     ]
     terminal.table(f"{store} is whole", ("split", "documents", "tokens", "shards", "bytes a token"), rows)
-    left_out = {name: count for name, count in manifest.ledger.items() if name != "examples" and count}
-    if left_out:
-        terminal.say("left out: " + ", ".join(f"{count:,} {name}" for name, count in left_out.items()))
-        for example in manifest.ledger.get("examples", ()):
-            terminal.say(f"  {example}")
+    terminal.left_out(manifest.ledger)
     terminal.say(f"{Bytes(manifest.bytes).short()}, tokenizer {manifest.tokenizer}, {manifest.vocab_size:,} ids")
     if as_json:
         print_json({"store": str(store), **manifest.to_dict()})
 
 
-def _per_token(split: object) -> str:
-    text_bytes, tokens = getattr(split, "text_bytes", 0), getattr(split, "tokens", 0)
-    return f"{text_bytes / tokens:.3f}" if text_bytes and tokens else ""
+def _per_token(split: SplitEntry) -> str:
+    return f"{split.text_bytes / split.tokens:.3f}" if split.text_bytes and split.tokens else ""
 
 
 @app.command()

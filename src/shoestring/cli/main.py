@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from shoestring.cli import data, demo, evaluate, hmm, measure, plan, prepare, report, train
+from shoestring.cli import data, demo, evaluate, export, hmm, measure, plan, prepare, report, train
 from shoestring.core.errors import ShoestringError
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, measure, plan, prepare, train, evaluate, report):
+for verb in (demo, measure, plan, prepare, train, evaluate, export, report):
     app.command()(getattr(verb, verb.__name__.rpartition(".")[2]))
 app.add_typer(data.app, name="data")
 app.add_typer(hmm.app, name="hmm")
@@ -45,6 +45,9 @@ def main() -> None:
     """The entry point. Typer ends wrong usage itself, with 2; everything else that goes wrong is explained here."""
     try:
         app()
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with what is there", file=sys.stderr)
+        sys.exit(130)
     except Exception as cause:
         code = cause.exit_code if isinstance(cause, ShoestringError) else 1
         _explain(cause, sys.argv[1:], code)

@@ -45,6 +45,12 @@ def prepare(
         if as_json:
             print_json({"stream": loaded.data.stream})
         return
+    if loaded.data.label is not None:
+        check_source(loaded)
+        terminal.say("documents with a class are read into memory by training; there is nothing to prepare")
+        if as_json:
+            print_json({"label": loaded.data.label})
+        return
     made = read_plan(loaded, folder.plan) if folder.plan.is_file() else None
     store = prepare_part(loaded, made, terminal, part)
     if store is None:
@@ -57,9 +63,7 @@ def prepare(
         for name, split in store.manifest.splits.items()
     ]
     terminal.table("Store", ("split", "documents", "tokens", "rows", "tokens used"), rows)
-    left_out = {name: count for name, count in store.manifest.ledger.items() if name != "examples" and count}
-    if left_out:
-        terminal.say("left out: " + ", ".join(f"{count:,} {name}" for name, count in left_out.items()))
+    terminal.left_out(store.manifest.ledger)
     terminal.say(f"store: {store.paths.folder} ({Bytes(store.manifest.bytes).short()})")
     if as_json:
         print_json({"store": str(store.paths.folder), **store.manifest.to_dict()})

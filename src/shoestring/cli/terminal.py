@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,9 +15,9 @@ from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
-from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
+from shoestring.core.facts import Density, Evaluation, Outcome, Plan, Profile
 from shoestring.core.units import Bytes, Count, Seconds, rate
-from shoestring.report.page import plan_against_actual
+from shoestring.report.page import class_scores, plan_against_actual
 from shoestring.stages.voice import Live, Voice
 
 if TYPE_CHECKING:
@@ -63,6 +63,16 @@ class Terminal(Voice):
         ]
         self.table(f"Measured on {machine.device_name}", ("batch", "pass", "speed", "memory"), rows)
         self.say(f"stopped there: {profile.stopped}\n")
+        if profile.density is not None:
+            self.say(f"corpus: {_density(profile.density)}\n")
+
+    def left_out(self, ledger: Mapping[str, Any]) -> None:
+        """Of a corpus when its store was made, with the first examples; nothing where it is all there."""
+        counts = [f"{count:,} {name}" for name, count in ledger.items() if name != "examples" and count]
+        if counts:
+            self.say("left out: " + ", ".join(counts))
+            for example in ledger.get("examples", ()):
+                self.say(f"  {example}")
 
     def planned(self, plan: Plan) -> None:
         rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
@@ -112,12 +122,34 @@ class Terminal(Voice):
         losses = evaluation.strategies | {"this model": evaluation.loss}
         rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
         title = f"\nHeld out: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
-        self.table(title, ("strategy", "nats a token", "perplexity"), rows)
+        what = "nats a token" if evaluation.macro_f1 is None else "nats a row"
+        self.table(title, ("strategy", what, "perplexity"), rows)
+        if evaluation.macro_f1 is not None and evaluation.accuracy is not None:
+            self.say(class_scores(evaluation) + "\n")
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
         self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
         if outcome.shortened:
             self.say(f"shortened: {outcome.shortened}\n")
+
+
+def _density(density: Density) -> str:
+    """What a gigabyte of text holds, with intervals of 95 % where it was estimated from a sample."""
+    entries = _interval(density.entries_per_gb, density.entries_per_gb_error, "entries/GB")
+    tokens = _interval(density.tokens_per_gb, density.tokens_per_gb_error, "tokens/GB")
+    read = f"{Bytes(density.text_bytes).short()} of text"
+    if density.tokens_per_gb_error is None:
+        how = f"from its first {density.documents:,} entries, {read}; nobody knows how far off"
+    elif density.tokens_per_gb_error == 0:
+        how = f"all of its {read} counted"
+    else:
+        how = f"± is 95 %, from a sample of {read}"
+    return f"{entries}, {tokens} ({how})"
+
+
+def _interval(value: float, error: float | None, unit: str) -> str:
+    """A value and 1.96 standard errors, as in 1.42M ± 28.3k entries/GB."""
+    return f"{rate(value, '')}± {rate(1.96 * error, unit)}" if error else rate(value, unit)
 
 
 def _progress(live: Live) -> Text:

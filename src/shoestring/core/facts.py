@@ -191,6 +191,13 @@ class Evaluation(Record):
     """Of the source: what the best predictor loses in the long run. None where nobody knows."""
     entropy_rate_error: float | None = None
     """Its standard error."""
+    accuracy: float | None = None
+    """Share of the rows whose class was found; None where tokens are predicted."""
+    macro_f1: float | None = None
+    """The mean over the classes of each one's F1."""
+    majority_accuracy: float | None = None
+    """Of always taking the class that is the most frequent in training."""
+    majority_macro_f1: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as cause:
         raise storage_error("write", path, cause) from cause
     finally:
@@ -40,9 +40,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` last through a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make what a file holds, or the names in a folder, last through a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from shoestring.core.contradictions import contradictions
 from shoestring.core.errors import RecipeError, storage_error
+from shoestring.core.kinds import PermutationKind
 from shoestring.core.schema import AtLeast, Between, Matches, MoreThan, decode, encode, nearest
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
 Whole = Annotated[int, AtLeast(1)]
+_NUMBER = r"[0-9]+(\.[0-9]+)?"
+ROTARY_SCALING = rf"linear:{_NUMBER}|llama3:{_NUMBER}:{_NUMBER}:{_NUMBER}:[1-9][0-9]*"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +90,13 @@ class Data:
     ] = "concat"
     within: Annotated[bool, "attention, positions and predictions stay within documents"] = False
     shift: Annotated[bool, "training rows start at another random place each epoch (concat)"] = False
+    masked: Annotated[
+        float, Between(0, 1, open_low=True), "masked_lm: share of the tokens that are to be predicted"
+    ] = 0.15
+    whole_words: Annotated[bool, "masked_lm: the tokens of a word are hidden all or none"] = False
+    label: Annotated[
+        str | None, "masked_lm: column with the class of a document, 0 and on, to be predicted in place of tokens"
+    ] = None
     documents: Annotated[Count | None, AtLeast(1), "read no more than this many; default: what the plan needs"] = None
     heldout: Annotated[float, Between(0, 0.5, open_low=True), "fraction of the documents kept for evaluation"] = 0.02
     folder: Annotated[str, "folder that holds token stores"] = "stores"
@@ -95,15 +106,44 @@ class Data:
 class Model:
     """The network. Its vocabulary comes from the tokenizer."""
 
-    family: Annotated[Literal["llama"], "kind of network"] = "llama"
+    family: Annotated[
+        Literal["llama", "gpt2", "perceiver_ar", "masked_lm", "hf"],
+        "kind of network; masked_lm is BERT's encoder, hf any model of transformers",
+    ] = "llama"
+    name: Annotated[
+        str | None, "hf: a model's hub name, its folder, or the folder of a config.json alone (random weights)"
+    ] = None
+    init: Annotated[
+        str | None, "weights to start from: a run's folder, or a folder or hub name of transformers; default: random"
+    ] = None
     width: Annotated[int, AtLeast(1), "channels of the residual stream"] = 256
     layers: Annotated[int, AtLeast(1), "blocks"] = 6
     heads: Annotated[int, AtLeast(1), "attention heads; must divide width into even parts"] = 8
-    hidden: Annotated[int | None, AtLeast(1), "channels of the SwiGLU; default: 8/3 width, up to a multiple of 32"] = (
+    kv_heads: Annotated[
+        int | None, AtLeast(1), "llama: heads of keys and values; must divide heads; default: heads"
+    ] = None
+    hidden: Annotated[
+        int | None,
+        AtLeast(1),
+        "channels of the MLP; default: 4 width, llama (SwiGLU): 8/3 width, up to a multiple of 32",
+    ] = None
+    tied: Annotated[bool, "output matrix is the embedding matrix"] = True
+    bias: Annotated[bool, "llama: products of attention and MLP add a bias"] = False
+    dropout: Annotated[float, Between(0, 1, open_high=True), "share of activations left out in training"] = 0.0
+    rotary_base: Annotated[float, MoreThan(0), "llama: base of the rotary frequencies"] = 10000.0
+    rotary_scaling: Annotated[
+        str | None,
+        Matches(ROTARY_SCALING, '"linear:FACTOR" or "llama3:FACTOR:LOW:HIGH:LENGTH"'),
+        "llama: positions divided by a factor, all of them (linear) or by frequency as Llama 3 (llama3)",
+    ] = None
+    positions: Annotated[int | None, AtLeast(1), "gpt2, masked_lm: positions in their table; default: data.length"] = (
         None
     )
-    tied: Annotated[bool, "output matrix is the embedding matrix"] = True
-    rotary_base: Annotated[float, MoreThan(0), "base of the rotary frequencies"] = 10000.0
+    classes: Annotated[int | None, AtLeast(2), "masked_lm: classes of data.label"] = None
+    latents: Annotated[int | None, AtLeast(1), "perceiver_ar: last positions of a row, which are predicted"] = None
+    prefix_dropout: Annotated[
+        float, Between(0, 1, open_high=True), "perceiver_ar: share of the positions before the latents left out"
+    ] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +153,9 @@ class Train:
     batch: Annotated[int | None, AtLeast(1), "effective batch in rows; this or tokens"] = None
     tokens: Annotated[Count | None, AtLeast(1), "effective batch in tokens: a multiple of data.length"] = None
     per_device: Annotated[int | None, AtLeast(1), "rows at a time on a device; default: the fastest that fits"] = None
-    optimizer: Annotated[Literal["adamw"], "update rule"] = "adamw"
+    optimizer: Annotated[
+        Literal["adamw", "muon"], "update rule; muon is for the matrices of the blocks, and adamw for the others"
+    ] = "adamw"
     lr: Annotated[float, MoreThan(0), "peak learning rate"] = 3e-4
     schedule: Annotated[
         Literal["cosine", "linear", "constant"], "shape after the warm-up, by fraction of the budget"
@@ -127,6 +169,14 @@ class Train:
     precision: Annotated[Literal["auto", "fp32", "bf16"], "of the products; weights stay fp32. auto: bf16 on a GPU"] = (
         "auto"
     )
+    compile: Annotated[bool | None, "let torch compile the blocks; default: on a GPU"] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        "what the backward pass computes again to save memory: nothing, the MLPs, or whole blocks",
+    ] = "none"
+    ema: Annotated[
+        float | None, Between(0, 1, open_low=True, open_high=True), "score a running mean of the weights, of this decay"
+    ] = None
     checkpoint_every: Annotated[
         Seconds | None, MoreThan(0), "default: a twentieth of the time budget, 1 s to 10 min"
     ] = None
@@ -153,10 +203,7 @@ class Hmm:
     tolerance: Annotated[float | None, MoreThan(0), "stop when an epoch lowers the loss by less than this share"] = None
 
 
-_KINDS = Matches(
-    "none|sequence|block:[1-9][0-9]{0,17}|pool:[1-9][0-9]{0,6}",
-    '"none", "sequence", "block:N" with N below 10^18 or "pool:P" with P below 10^7',
-)
+_KINDS = PermutationKind()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +231,15 @@ class Evaluate:
     """What is scored on held-out rows, and how often."""
 
     rows: Annotated[int, AtLeast(1), "held-out rows, or all where there are fewer"] = 256
+    per_device: Annotated[int | None, AtLeast(1), "rows at a time; default: as many as in training"] = None
     every: Annotated[float, Between(0, 1, open_low=True), "fraction of the planned steps between evaluations"] = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """How several devices share the work, under torchrun; without this section each has a copy of the model."""
+
+    shard: Annotated[bool, "divide weights, gradients and optimizer state over the devices (FSDP)"] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +254,7 @@ class Recipe:
     evaluate: Evaluate = field(default_factory=Evaluate)
     hmm: Hmm | None = None
     stream: Stream | None = None
+    parallel: Parallel | None = None
 
     @property
     def batch(self) -> int:
@@ -211,11 +267,19 @@ class Recipe:
         return self.train.batch
 
     @property
+    def streaming(self) -> Stream:
+        """How a stream's rows are made, where the recipe says nothing about it too."""
+        return self.stream or Stream()
+
+    @property
     def fingerprint(self) -> str:
         """Of everything that decides the result: all but where it is kept."""
         parts = encode(self)
         for section, name in _PLACES:
             del parts[section][name]
+        for section, name, default in _LATER:
+            if parts[section][name] == default:
+                del parts[section][name]
         given = {section: fields for section, fields in parts.items() if fields is not None}
         # what is not given says nothing, so a field that is new tomorrow leaves this fingerprint as it is
         return fingerprint({s: {n: v for n, v in fields.items() if v is not None} for s, fields in given.items()})
@@ -228,11 +292,23 @@ class Recipe:
         stored = self.data.source if self.data.source.startswith("store:") else self.data.tokenizer
         symbols = stored if self.data.stream is None else self.data.stream
         parts = [encode(self.model), symbols, self.data.length, self.data.within, self.train.precision]
-        return fingerprint([*parts, self.train.optimizer, self.batch, self.train.per_device])
+        if self.model.family in ("masked_lm", "hf"):
+            parts += [self.data.masked, self.data.packing, self.data.label is not None]
+        parts += [self.train.optimizer, self.batch, self.train.per_device, self.train.compile, self.train.recompute]
+        return fingerprint([*parts, self.train.ema is not None, encode(self.parallel)])
 
 
 HMM_ROWS = 1 << 16
 _PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))
+_LATER = (
+    ("data", "masked", 0.15),
+    ("data", "whole_words", False),
+    ("model", "bias", False),
+    ("model", "dropout", 0.0),
+    ("model", "prefix_dropout", 0.5),
+    ("train", "recompute", "none"),
+)
+"""Fields that came after the first recipes, which did what their defaults say."""
 
 
 def fingerprint(value: Any) -> str:
@@ -256,80 +332,10 @@ def build(values: Mapping[str, Any], where: str, problems: list[str] | None = No
     before = len(problems)
     recipe: Recipe | None = decode(Recipe, values, "", problems)
     if len(problems) == before and recipe is not None:
-        problems += _contradictions(recipe)
+        problems += contradictions(recipe)
     if problems or recipe is None:
         raise RecipeError(where, problems)
     return recipe
-
-
-def _contradictions(recipe: Recipe) -> list[str]:
-    """Problems between fields that are right each on its own."""
-    found = [] if recipe.hmm is None else _hmm_contradictions(recipe)
-    found += _stream_contradictions(recipe) + _packing_contradictions(recipe.data)
-    budget, data, model, train = recipe.budget, recipe.data, recipe.model, recipe.train
-    if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
-        found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
-    if recipe.hmm is not None:
-        pass
-    elif train.batch is None and train.tokens is None:
-        found.append("train: no effective batch; give batch (in rows) or tokens")
-    elif train.batch is not None and train.tokens is not None:
-        found.append(f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two")
-    elif train.tokens is not None and int(train.tokens) % data.length:
-        found.append(f"train.tokens = {train.tokens}: must be a multiple of data.length = {data.length}")
-    elif train.per_device is not None and recipe.batch % train.per_device:
-        found.append(f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows")
-    if model.width % model.heads or (model.width // model.heads) % 2:
-        found.append(f"model.heads = {model.heads}: must divide model.width = {model.width} into even parts")
-    if not recipe.run.name or recipe.run.name in (".", "..") or set("/\0") & set(recipe.run.name):
-        found.append(f'run.name = "{recipe.run.name}": must be the name of a folder, without "/"')
-    return found
-
-
-def _hmm_contradictions(recipe: Recipe) -> list[str]:
-    found = []
-    if not recipe.data.tokenizer.startswith("words:"):
-        found.append(f'data.tokenizer = "{recipe.data.tokenizer}": an HMM takes "words:N", its alphabet of N words')
-    given = {name: getattr(recipe.budget, name) for name in ("flops", "tokens", "steps")}
-    found += [f"budget.{n} = {v}: the budget of an HMM is time or epochs" for n, v in given.items() if v is not None]
-    if recipe.data.source == "stories" and recipe.data.documents is None:
-        found.append('data.source = "stories" has no end: an HMM reads a fixed set; give data.documents')
-    if recipe.data.length < 2:
-        found.append(f"data.length = {recipe.data.length}: a row of an HMM holds at least 2 tokens")
-    return found
-
-
-def _packing_contradictions(data: Data) -> list[str]:
-    found = []
-    if data.shift and data.packing != "concat":
-        found.append(f'data.shift: rows of data.packing = "{data.packing}" hold whole documents and cannot be shifted')
-    if data.stream is not None and (data.within or data.shift or data.packing != "concat"):
-        found.append("data.packing, within and shift: the rows of a stream are no documents, and are never read twice")
-    if data.unique and data.stream is not None:
-        found.append("data.unique: no two rows of a stream are the same one")
-    return found
-
-
-def _stream_contradictions(recipe: Recipe) -> list[str]:
-    data, stream = recipe.data, recipe.stream or Stream()
-    if data.stream is None:
-        return [] if recipe.stream is None else ['stream: needs data.stream, such as stream = "hmm:runs/icll-hmm"']
-    found = []
-    if recipe.hmm is not None:
-        found.append(f'data.stream = "{data.stream}": an HMM is fitted to a source; a network is trained on a stream')
-    if data.source != "stories":
-        found.append(f'data.source = "{data.source}" and data.stream = "{data.stream}": give one of the two')
-    if data.documents is not None:
-        found.append(f"data.documents = {data.documents}: a stream has rows, not documents")
-    if recipe.budget.epochs is not None:
-        found.append("budget.epochs: a stream never comes to an end, so an epoch has no length")
-    if data.stream.startswith("markov:"):
-        symbols = int(data.stream.removeprefix("markov:"))
-        if stream.fewest > stream.most:
-            found.append(f"stream.fewest = {stream.fewest}: must be at most stream.most = {stream.most}")
-        if not stream.most <= symbols <= 1 << 16:
-            found.append(f'data.stream = "{data.stream}": must have stream.most = {stream.most} to 65536 symbols')
-    return found
 
 
 def _read(path: Path, seen: tuple[Path, ...], problems: list[str]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from shoestring.core.errors import DataError
 from shoestring.core.facts import Density
 from shoestring.core.recipe import Data
 from shoestring.core.seeds import derive
-from shoestring.data.corpora import BLOCK_BYTES, Corpus, Sample, sample
+from shoestring.data.corpora import BLOCK_BYTES, Corpus
 from shoestring.data.formats import Document, Skipped
+from shoestring.data.sampling import Sample, sample
 from shoestring.data.sources import texts
 from shoestring.data.tokenizers import Tokenizer, WordTokenizer, in_batches, open_tokenizer, words_in
 

@@ -7,29 +7,16 @@ of the file, each as its number and its text, or why it has none; `documents` st
 
 from __future__ import annotations
 
-import bz2
-import codecs
-import contextlib
 import csv
-import gzip
 import io
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shoestring.core.errors import DataError, MissingExtra
+from shoestring.data.lines import BLOCK, LONGEST, Broken, of_content, read_lines, usable
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
-LONGEST = 1 << 26
-"""Bytes of the longest record; without a limit, a file in another format would be read into memory as one record."""
-
-_BLOCK = 1 << 17  # a larger one and its lines leave the cache
-_ZSTD_BLOCK = 1 << 12  # unpacked at once, to 128 MiB at most
-_ZSTD_WINDOW = 1 << 31  # what is packed with --long needs more than the default
 _ROWS = 256
 _EXAMPLES = 5
 _NAMES = 8
@@ -46,10 +33,6 @@ class Document(NamedTuple):
     def place(self) -> str:
         """As in "corpus.jsonl, line 12"; put together only where it is wanted."""
         return f"{self.where} {self.number}"
-
-
-class Broken(Exception):
-    """Why a record cannot be used."""
 
 
 Records = Iterator[tuple[int, str | Broken]]
@@ -113,139 +96,12 @@ def documents(records: Records, where: str, reading: Reading, skipped: Skipped) 
             yield new(Document, (text, where, number))
 
 
-def open_file(path: Path) -> io.BufferedIOBase:
-    """The bytes of a file, decompressed as its suffix says."""
-    match path.suffix.lower():
-        case ".gz":
-            return gzip.open(path)
-        case ".bz2":
-            return bz2.open(path)
-        case ".xz":
-            return lzma.open(path)
-        case ".zst":
-            return io.BufferedReader(_ZstdFile(path), _BLOCK)
-    return open(path, "rb")
-
-
-class _ZstdFile(io.RawIOBase):
-    """A zstd file of any number of frames. One that breaks off raises EOFError, as other compressed files do."""
-
-    def __init__(self, path: Path):
-        try:
-            import zstandard
-        except ImportError as cause:
-            raise MissingExtra(f"reading {path}", "zstandard", "data") from cause
-        self._error = zstandard.ZstdError
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._packed = b""
-        self._plain = memoryview(b"")
-        self._file = open(path, "rb")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._plain:
-            if not (packed := self._packed or self._file.read(_ZSTD_BLOCK)):
-                if self._frame is not None:
-                    raise EOFError("it ends in the middle of a frame")
-                return 0
-            self._decompress(packed)
-        count = min(len(buffer), len(self._plain))
-        buffer[:count] = self._plain[:count]
-        self._plain = self._plain[count:]
-        return count
-
-    def _decompress(self, packed: bytes) -> None:
-        frame = self._frame or self._decompressor.decompressobj()
-        try:
-            self._plain = memoryview(frame.decompress(packed))
-        except self._error as cause:
-            raise OSError(str(cause)) from cause
-        self._frame = None if frame.eof else frame
-        self._packed = frame.unused_data if frame.eof else b""
-
-    def close(self) -> None:
-        if not self.closed and hasattr(self, "_file"):
-            self._file.close()
-        super().close()
-
-
-def of_content(error: Exception) -> bool:
-    """Whether an error speaks of a file's bytes, and not of the disk, whose errors have a number."""
-    return not isinstance(error, OSError) or error.errno is None
-
-
-class _Lines(NamedTuple):
-    """Consecutive lines of a file, without their newlines."""
-
-    first: int
-    """Number of the first line, from 1."""
-    texts: list[str]
-    broken: dict[int, Broken]
-    """Those that cannot be used, by their number."""
-
-
-def _lines(file: io.BufferedIOBase, name: str) -> Iterator[_Lines]:
-    """All lines, a block of them at a time: only a newline ends one. A byte order mark at the beginning is dropped."""
-    number, pieces, size = 1, [b""], 0
-    while block := _read(file, name, number - 1):
-        cut = block.rfind(b"\n")
-        if cut >= 0:
-            lines = _decode(b"".join([*pieces, block[:cut]]), number)
-            yield lines
-            number += len(lines.texts)
-            pieces, size = [], 0
-        pieces.append(block[cut + 1 :])
-        size += len(pieces[-1])
-        if size > LONGEST:
-            raise DataError(f"{name}, line {number}: no end of line within {LONGEST:,} bytes; is it another format?")
-    if rest := b"".join(pieces):
-        yield _decode(rest, number)
-
-
-def _read(file: io.BufferedIOBase, name: str, lines: int) -> bytes:
-    try:
-        return file.read(_BLOCK)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as cause:
-        if not of_content(cause):
-            raise
-        kind = COMPRESSIONS.get(Path(name).suffix.lower(), "compressed")
-        raise DataError(f"{name}, after line {lines}: broken {kind} file ({cause})") from cause
-
-
-def _decode(block: bytes, first: int) -> _Lines:
-    """The lines of a block: decoded at once, or one by one where there is a broken one."""
-    if first == 1:
-        block = block.removeprefix(codecs.BOM_UTF8)
-    if b"\0" not in block:
-        with contextlib.suppress(UnicodeDecodeError):
-            return _Lines(first, block.decode().split("\n"), {})
-    lines = _Lines(first, [], {})
-    for number, raw in enumerate(block.split(b"\n"), first):
-        lines.texts.append(raw.decode(errors="replace"))
-        try:
-            _usable(raw.decode())
-        except UnicodeDecodeError as cause:
-            lines.broken[number] = Broken(f"not UTF-8 text ({cause.reason})")
-        except Broken as cause:
-            lines.broken[number] = cause
-    return lines
-
-
-def _usable(text: str) -> str:
-    if "\0" in text:
-        raise Broken("holds a NUL character")
-    return text
-
-
 def _text_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Records:
     """One document a line; with `end_line`, all lines up to that one."""
     if reading.end_line is not None:
         yield from _groups(file, name, reading.end_line)
         return
-    for first, texts, broken in _lines(file, name):
+    for first, texts, broken in read_lines(file, name):
         for number, line in enumerate(texts, first):
             yield number, broken[number] if number in broken else line.strip()
 
@@ -260,7 +116,7 @@ def _groups(file: io.BufferedIOBase, name: str, end_line: str | None) -> Records
     group: list[str] = []
     first = size = 0
     bad: tuple[int, Broken] | None = None
-    for start, texts, broken in _lines(file, name):
+    for start, texts, broken in read_lines(file, name):
         for number, line in enumerate(texts, start):
             if number in broken:
                 bad = bad or (number, broken[number])
@@ -286,7 +142,7 @@ def ends_group(line: str, end_line: str | None) -> bool:
 def _jsonl_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Records:
     """One JSON object a line; blank lines are no records."""
     column = reading.column
-    for first, texts, broken in _lines(file, name):
+    for first, texts, broken in read_lines(file, name):
         for number, line in enumerate(texts, first):
             if number in broken:
                 yield number, broken[number]
@@ -325,7 +181,7 @@ def _json_text(line: str, column: str) -> str:
 def _text(value: object, column: str) -> str:
     if not isinstance(value, str):
         raise Broken(f'the field "{column}" holds {"null" if value is None else type(value).__name__}, not text')
-    return _usable(value)
+    return usable(value)
 
 
 def _names(names: Iterable[str]) -> str:
@@ -358,7 +214,7 @@ def _csv_rows(file: io.BufferedIOBase, name: str, delimiter: str) -> Iterator[tu
     broken: dict[int, Broken] = {}
 
     def lines() -> Iterator[str]:
-        for block in _lines(file, name):
+        for block in read_lines(file, name):
             broken.update(block.broken)
             yield from [f"{text}\n" for text in block.texts]
 
@@ -390,7 +246,7 @@ def _parquet_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Re
     number = 1
     try:
         # with its own default for either, it holds the column of a whole row group in memory
-        with parquet.ParquetFile(file, buffer_size=_BLOCK, pre_buffer=False) as table:
+        with parquet.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False) as table:
             check_column(table.schema_arrow, name, reading.column)
             for batch in table.iter_batches(_ROWS, columns=[reading.column], use_threads=False):
                 yield from arrow_records(batch.column(0), number, reading.column)

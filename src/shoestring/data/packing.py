@@ -15,9 +15,6 @@ token predicts nothing: it is in no row, and counts as cropped.
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +23,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
+from shoestring.data.fills import Fill, Plan, fewest_rows, tokens_in
 from shoestring.data.order import Index
 
 Lengths = NDArray[np.integer]
@@ -33,15 +31,6 @@ Lengths = NDArray[np.integer]
 
 MAX_CAPACITY = 2**31 - 1
 """Sizes of pieces are int32."""
-
-ENOUGH = 0.001
-"""`best_fit` looks no further once it needs at most this part more rows than the tokens would fill."""
-
-SIZES_AT_A_TIME = (32, 24, 256)
-"""How many sizes are tried together to fill a row up: a plan for each number, as none is best for all lengths."""
-
-MAX_CAPACITY_SEARCHED = 2**17
-"""Longer rows are packed best-fit decreasing only; a search for full rows takes 12 bytes for each place of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +92,17 @@ def best_fit(lengths: Lengths, capacity: int) -> Packing:
     """Documents kept whole where they fit, in no more rows than best-fit decreasing needs.
 
     Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling") fills rows well where there
-    are short documents. Where it pads more than `ENOUGH`, other plans are made that look for full rows, the longest
-    documents first, and the plan of the fewest rows is kept. What no plan avoids is padding where the lengths do not
-    add up to a row, above all where a row holds one document or two. The rows are those of best-fit decreasing where
-    nothing needs fewer.
+    are short documents. Where it pads more than `fills.ENOUGH`, other plans are made that look for full rows, the
+    longest documents first, and the plan of the fewest rows is kept. What no plan avoids is padding where the lengths
+    do not add up to a row, above all where a row holds one document or two. The rows are those of best-fit decreasing
+    where nothing needs fewer.
 
     The first rows hold the longest documents, and want a shuffled order. Linear in the documents; the search takes at
     most about half a second and 0.2 s per million documents, by a count of its steps and not by a clock, so the same
     lengths have the same rows. Beyond the result, memory grows with the rows and the capacity only (and a copy of
     `lengths` is made where they are not int64).
     """
-    return pack(lengths, capacity, _fewest_rows)
+    return pack(lengths, capacity, fewest_rows)
 
 
 def document_pieces(packing: Packing, lengths: Lengths) -> Packing:
@@ -134,19 +123,6 @@ def document_pieces(packing: Packing, lengths: Lengths) -> Packing:
     return Packing(starts[packing.row_starts], at, size, packing.ledger)
 
 
-class Fill(NamedTuple):
-    """Rows `first` to `last` take `each` pieces of `size` tokens."""
-
-    size: int
-    first: int
-    last: int
-    each: int
-
-
-Plan = Callable[[Index, int], list[Fill]]
-"""From counts[size] pieces of each size (2 or more) and the capacity of a row to fills, those of large sizes first."""
-
-
 def pack(lengths: Lengths, capacity: int, plan: Plan) -> Packing:
     """The rows that a plan makes of documents; the pieces of one size go to its fills in the order of the stream."""
     lengths = _checked(lengths, capacity)
@@ -163,157 +139,6 @@ def pack(lengths: Lengths, capacity: int, plan: Plan) -> Packing:
     first_fill = np.searchsorted(-size, -np.arange(len(counts)))  # of each size
     _place(lengths, capacity, first_fill, fills, row_starts[:-1].copy(), at, sizes)
     return Packing(row_starts, at, sizes, _ledger(lengths, counts, rows * capacity))
-
-
-def _fewest_rows(counts: Index, capacity: int) -> list[Fill]:
-    """Best-fit decreasing, or the plan of full rows that needs fewer."""
-    best = best_fit_decreasing(counts, capacity)
-    enough = int(-(-_tokens(counts) // capacity) * (1 + ENOUGH))
-    steps = 100_000_000 + 40 * int(counts[2:].sum())  # of about 4 ns
-    for at_a_time in SIZES_AT_A_TIME:
-        if _rows(best) <= enough or steps <= 0 or capacity > MAX_CAPACITY_SEARCHED:
-            break
-        fills, steps = full_rows(counts, capacity, at_a_time, steps)
-        best = min(best, fills, key=_rows)
-    return best
-
-
-def _rows(fills: list[Fill]) -> int:
-    return max((fill.last for fill in fills), default=0)
-
-
-def _tokens(counts: Index) -> int:
-    return int(counts[2:] @ np.arange(2, len(counts)))
-
-
-def best_fit_decreasing(counts: Index, capacity: int) -> list[Fill]:
-    """Every piece, longest first, to the row with the least room that holds it, of equal rows the lowest, or a new one.
-
-    Pieces of one size fill a row until no more fits, and then the next row with as much room. So neighbouring rows with
-    equal room are kept together as a span: a size divides one span at most, and moves the others whole. Every move
-    takes more than half of a span's room, which makes O(capacity · log capacity) fills, however many pieces there are.
-    """
-    fills: list[Fill] = []
-    spans: dict[int, list[tuple[int, int]]] = {}  # by room: a heap of (first, last)
-    rooms: list[int] = []  # the keys of `spans`, ascending
-    rows = 0
-
-    def put(room: int, first: int, last: int) -> None:
-        if first < last:
-            if room not in spans:
-                spans[room] = []
-                insort(rooms, room)
-            heapq.heappush(spans[room], (first, last))
-
-    def fill(size: int, room: int, first: int, last: int, each: int) -> int:
-        if first < last:
-            fills.append(Fill(size, first, last, each))
-            put(room - each * size, first, last)
-        return (last - first) * each
-
-    for size in (np.flatnonzero(counts[2:])[::-1] + 2).tolist():
-        left = int(counts[size])
-        while left:
-            place = bisect_left(rooms, size)
-            if place < len(rooms):
-                room = rooms[place]
-                first, last = heapq.heappop(spans[room])
-                if not spans[room]:
-                    del spans[room], rooms[place]
-            else:
-                room, first = capacity, rows
-                rows = last = first - -left // (capacity // size)
-            each = room // size
-            full = min(last, first + left // each)
-            left -= fill(size, room, first, full, each)
-            if left and full < last:
-                left -= fill(size, room, full, full + 1, left)
-                full += 1
-            put(room, full, last)
-    return fills
-
-
-def full_rows(counts: Index, capacity: int, at_a_time: int, steps: int) -> tuple[list[Fill], int]:
-    """A row of the longest piece left and those that best fill it up, as often as the pieces allow, and so on.
-
-    What is left when it fits into one row, or when the steps are spent, is packed best-fit decreasing. With the fills
-    goes the number of steps left.
-    """
-    counts = np.concatenate([[0, 0], counts[2:]])
-    left = _tokens(counts)
-    size_of, each_of, totals = np.zeros((3, capacity + 1), dtype=np.int32)
-    fills: list[Fill] = []
-    rows, longest = 0, len(counts) - 1
-    while left > capacity and steps > 0:
-        while not counts[longest]:
-            longest -= 1
-        reached, largest, spent = _fill_up(counts, longest, capacity, at_a_time, steps, size_of, each_of, totals)
-        row: dict[int, int] = {}
-        total = largest
-        while total:
-            size, each = int(size_of[total]), int(each_of[total])
-            row[size] = row.get(size, 0) + each
-            total -= size * each
-        size_of[totals[:reached]] = 0
-        last = rows + min(int(counts[size]) // each for size, each in row.items())
-        for size, each in row.items():
-            fills.append(Fill(size, rows, last, each))
-            counts[size] -= (last - rows) * each
-        left -= (last - rows) * largest
-        steps -= spent
-        rows = last
-    rest = best_fit_decreasing(counts, capacity)
-    fills += [Fill(size, rows + first, rows + last, each) for size, first, last, each in rest]
-    return sorted(fills, key=lambda fill: -fill.size), steps
-
-
-@njit(cache=True, nogil=True)
-def _fill_up(
-    counts: Index,
-    longest: int,
-    capacity: int,
-    at_a_time: int,
-    steps: int,
-    size_of: NDArray[np.int32],
-    each_of: NDArray[np.int32],
-    totals: NDArray[np.int32],
-) -> tuple[int, int, int]:
-    """Write which totals a row with a piece of `longest` tokens reaches; how many, the largest, and the steps spent.
-
-    Size after size, pieces are added to all `totals` reached by the sizes before. Each total has the size that reached
-    it first, `size_of` (0: not reached), and how many pieces of it, `each_of`; without them it is a total reached
-    before. The search ends at the first row that is full but for half of `ENOUGH`.
-
-    One size of each stretch of neighbouring sizes is tried, the large ones first, and then another of each. Its place
-    differs from stretch to stretch, as the totals of evenly spaced sizes fall together.
-    """
-    full = capacity - int(ENOUGH / 2 * capacity)
-    size_of[longest], each_of[longest], totals[0] = longest, 1, longest
-    reached, largest = 1, longest
-    sizes = np.flatnonzero(counts[: min(longest, capacity - longest) + 1])[::-1]
-    stretch = -(-len(sizes) // at_a_time)
-    spent = 5_000 + (capacity - longest) // 4
-    for turn in range(stretch):
-        for number in range(at_a_time):
-            place = number * stretch + (turn + number * number) % stretch
-            if place >= len(sizes):
-                continue
-            if largest >= full or spent > steps:
-                return reached, largest, spent
-            size = sizes[place]
-            most = counts[size] - 1 if size == longest else counts[size]
-            spent += reached
-            for before in range(reached):
-                total = totals[before]
-                for each in range(1, most + 1):
-                    total += size
-                    if total > capacity or size_of[total]:
-                        break
-                    size_of[total], each_of[total], totals[reached] = size, each, total
-                    reached += 1
-                    spent += 1
-                    largest = max(largest, total)
-    return reached, largest, spent
 
 
 @njit(cache=True, nogil=True)
@@ -398,7 +223,7 @@ def _split(
 
 def _ledger(lengths: Index, counts: Index, places: int) -> Ledger:
     """The ledger of documents cut into `counts` pieces, laid into `places` places."""
-    tokens, cropped, placed = int(lengths.sum()), int(counts[1]), _tokens(counts)
+    tokens, cropped, placed = int(lengths.sum()), int(counts[1]), tokens_in(counts)
     return Ledger(
         tokens=tokens,
         used=tokens - cropped,

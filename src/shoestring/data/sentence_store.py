@@ -23,7 +23,7 @@ from shoestring.data.sources import open_source, texts
 from shoestring.data.tokenizers import words_in
 from shoestring.data.units import is_heldout
 
-_FORMAT = 1
+_FORMAT = 2
 
 Rows = NDArray[np.unsignedinteger]
 """(rows, length) ids."""
@@ -73,19 +73,20 @@ def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
         }
         arrays = {name: np.ascontiguousarray(split.rows) for name, split in splits.items()}
         text = json.dumps({"alphabet": list(alphabet), "ledger": {n: encode(s.ledger) for n, s in splits.items()}})
-        write_whole(path, save(arrays, {"content": text, "check": str(_check(text, arrays))}))
+        about = json.dumps({"content": text, "check": _check(text, arrays)})
+        write_whole(path, save(arrays, {"about": about}))  # one key: safetensors writes several in any order
     return _read(path)
 
 
 def _read(path: Path) -> SentenceStore:
     try:
         with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
+            about = json.loads((file.metadata() or {})["about"])
             arrays = {name: file.get_tensor(name) for name in ("heldout", "train")}
-        if metadata["check"] != str(_check(metadata["content"], arrays)):
+        if about["check"] != _check(about["content"], arrays):
             raise ValueError("its content does not match its checksum")
-        content = json.loads(metadata["content"])
-    except (OSError, SafetensorError, KeyError, ValueError) as cause:
+        content = json.loads(about["content"])
+    except (OSError, SafetensorError, KeyError, TypeError, AttributeError, ValueError) as cause:
         raise DataError(f"{path}: damaged ({cause}); remove the file and run the same command again") from cause
     return SentenceStore(arrays["train"], arrays["heldout"], tuple(content["alphabet"]), content["ledger"], path)
 

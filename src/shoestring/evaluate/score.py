@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.facts import Evaluation
+from shoestring.evaluate.classes import ClassScores
 
 
 class Rate(Protocol):
@@ -41,9 +42,11 @@ def evaluation(
     bytes_per_token: float | None,
     others: Others,
     predicted: NDArray[np.bool_] | None = None,
+    classes: tuple[ClassScores, ClassScores] | None = None,
 ) -> Evaluation:
     """`losses` is (rows, length) in nats, of which all count, or those `predicted`; `bytes_per_token` is None for a
-    tokenizer that does not keep every byte."""
+    tokenizer that does not keep every byte. `classes` are the model's scores and those of the majority class."""
+    own, majority = classes or (None, None)
     counted = np.ones(losses.shape, dtype=bool) if predicted is None else predicted
     loss = float(losses[counted].mean())
     sums, counts = np.where(counted, losses, 0.0).sum(axis=0), counted.sum(axis=0)
@@ -59,4 +62,8 @@ def evaluation(
         strategies_by_position=dict(others.by_position),
         entropy_rate=None if others.rate is None else others.rate.nats,
         entropy_rate_error=None if others.rate is None else others.rate.error,
+        accuracy=None if own is None else own.accuracy,
+        macro_f1=None if own is None else own.macro_f1,
+        majority_accuracy=None if majority is None else majority.accuracy,
+        majority_macro_f1=None if majority is None else majority.macro_f1,
     )

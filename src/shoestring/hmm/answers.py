@@ -14,14 +14,14 @@ worked on together. What is returned lies on the parameters' device. All losses 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from shoestring.hmm.contexts import CorpusCounts, best_prior, from_corpus, in_context
+from shoestring.hmm.contexts import Alpha, CorpusCounts, Strategy, best_prior, from_corpus, in_context
 from shoestring.hmm.inference import Tokens, check_tokens, forward, token_log_probs
 from shoestring.hmm.parameters import HmmError, Parameters
 from shoestring.hmm.score import LIMIT_BYTES
@@ -100,7 +100,7 @@ def losses_by_position(
     symbols: Symbols = None,
     states: States = None,
     corpus_counts: CorpusCounts | None = None,
-    alpha: float = 1.0,
+    alpha: Alpha = 1.0,
     limit_bytes: int = LIMIT_BYTES,
 ) -> dict[str, Float[Tensor, " L"]]:
     """The mean loss at each position of those that only count the tokens as shown, and of the oracle, in float64.
@@ -118,16 +118,28 @@ def losses_by_position(
             raise HmmError(f"the corpus was counted over {len(corpus_counts.tokens)} symbols, "
                            f"the model has {parameters.symbols}")  # fmt: skip
         strategies |= from_corpus(corpus_counts, best_prior(corpus_counts), parameters.device)
-    positions = tokens.shape[1]
-    sums = {
-        name: torch.zeros(positions, dtype=torch.float64, device=parameters.device) for name in [*strategies, "oracle"]
-    }
-    together = limit_bytes // (_filter_bytes(parameters, positions) + _counting_bytes(parameters, positions))
-    for _, rows in _chunks(parameters, tokens, symbols, states, together):
-        for name, strategy in strategies.items():
-            for t, guess in enumerate(strategy(rows.shown)):
-                sums[name][t] -= guess.log_p.expand(len(rows.shown), -1).gather(1, rows.shown[:, t : t + 1]).sum()
+    sums = _no_losses([*strategies, "oracle"], tokens.shape[1], parameters.device)
+    for _, rows in _chunks(parameters, tokens, symbols, states, _together(parameters, tokens.shape[1], limit_bytes)):
+        _add_losses(sums, strategies, rows.shown)
         sums["oracle"] -= _log_probs(parameters, rows).sum(0)
+    return {name: total / len(tokens) for name, total in sums.items()}
+
+
+def losses_in_context(
+    tokens: Tokens, symbols: int, alpha: Alpha = 1.0, limit_bytes: int = LIMIT_BYTES
+) -> dict[str, Float[Tensor, " L"]]:
+    """The mean loss at each position of those that know nothing but the row so far, whatever drew it, in float64.
+
+    "uniform", "unigram_in_context" and "bigram_in_context", as `losses_by_position` has them.
+    """
+    check_tokens(tokens, symbols)
+    if not len(tokens):
+        raise HmmError("there are no sequences to score")
+    positions = tokens.shape[1]
+    strategies = in_context(symbols, alpha, tokens.device)
+    sums = _no_losses(strategies, positions, tokens.device)
+    for some in _slices(len(tokens), limit_bytes // _counting_bytes(symbols, positions)):
+        _add_losses(sums, strategies, tokens[some].long())
     return {name: total / len(tokens) for name, total in sums.items()}
 
 
@@ -161,7 +173,7 @@ def strategy_predictions(
     tokens: Tokens,
     symbols: Symbols = None,
     states: States = None,
-    alpha: float = 1.0,
+    alpha: Alpha = 1.0,
     limit_bytes: int = LIMIT_BYTES,
 ) -> dict[str, Float[Tensor, "N L E"]]:
     """What "unigram_in_context", "bigram_in_context" and "oracle" expect, in float32 over the tokens as shown.
@@ -169,15 +181,13 @@ def strategy_predictions(
     [:, t] is the distribution of the token at position t given those before it. Takes 12 · N · L · E bytes.
     """
     _check(parameters, tokens, symbols, states)
-    positions = tokens.shape[1]
     strategies = in_context(parameters.symbols, alpha, parameters.device)
     del strategies["uniform"]
     shape = (*tokens.shape, parameters.symbols)
     found = {
         name: torch.empty(shape, dtype=torch.float32, device=parameters.device) for name in [*strategies, "oracle"]
     }
-    together = limit_bytes // (_filter_bytes(parameters, positions) + _counting_bytes(parameters, positions))
-    for some, rows in _chunks(parameters, tokens, symbols, states, together):
+    for some, rows in _chunks(parameters, tokens, symbols, states, _together(parameters, tokens.shape[1], limit_bytes)):
         for name, strategy in strategies.items():
             for t, guess in enumerate(strategy(rows.shown)):
                 found[name][some, t] = guess.p.float()
@@ -251,10 +261,25 @@ def _filter_bytes(parameters: Parameters, positions: int) -> int:
     return numbers * parameters.emission.element_size() + 5 * 8 * positions
 
 
-def _counting_bytes(parameters: Parameters, positions: int) -> int:
+def _counting_bytes(symbols: int, positions: int) -> int:
     """What a strategy takes for one row: counts of pairs, and what it expects at one position."""
-    symbols = parameters.symbols
     return min(positions, symbols) * symbols * 4 + 8 * 8 * symbols
+
+
+def _together(parameters: Parameters, positions: int, limit_bytes: int) -> int:
+    """Rows for which there is room for the oracle and a strategy."""
+    return limit_bytes // (_filter_bytes(parameters, positions) + _counting_bytes(parameters.symbols, positions))
+
+
+def _no_losses(names: Iterable[str], positions: int, device: torch.device) -> dict[str, Float[Tensor, " L"]]:
+    return {name: torch.zeros(positions, dtype=torch.float64, device=device) for name in names}
+
+
+def _add_losses(sums: dict[str, Tensor], strategies: Mapping[str, Strategy], shown: Int[Tensor, "n L"]) -> None:
+    """Add to the sums of each strategy what it loses on the rows, position by position."""
+    for name, strategy in strategies.items():
+        for t, guess in enumerate(strategy(shown)):
+            sums[name][t] -= guess.log_p.expand(len(shown), -1).gather(1, shown[:, t : t + 1]).sum()
 
 
 def _log_probs(parameters: Parameters, rows: _Rows) -> Float[Tensor, "n L"]:

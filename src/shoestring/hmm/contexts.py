@@ -7,7 +7,7 @@ turn what it expects there. It reads the token of a position only after that. No
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,12 @@ from shoestring.hmm.inference import Lengths, Tokens, check_tokens
 from shoestring.hmm.parameters import HmmError
 
 PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+IN_CONTEXT = ("unigram_in_context", "bigram_in_context")
+"""The strategies that add `alpha` to every count."""
 _TOKENS_AT_A_TIME = 2**22
+
+Alpha = float | Mapping[str, float]
+"""One for all of `IN_CONTEXT`, or one for each by its name."""
 
 
 class Guess(NamedTuple):
@@ -61,18 +66,20 @@ def count_corpus(tokens: Tokens, symbols: int, lengths: Lengths = None) -> Corpu
     return CorpusCounts(singles, pairs.view(symbols, symbols))
 
 
-def in_context(symbols: int, alpha: float, device: torch.device) -> dict[str, Strategy]:
+def in_context(symbols: int, alpha: Alpha, device: torch.device) -> dict[str, Strategy]:
     """The strategies that know nothing but the row so far; `alpha` is added to every count.
 
     An alpha of 1 is the best there is if every distribution is as likely as any other (Laplace's rule).
     """
-    if not 0 < alpha < float("inf"):
-        raise HmmError(f"alpha = {alpha}: must be above 0, or a token not yet seen would be impossible")
+    unigram, bigram = (alpha[name] if isinstance(alpha, Mapping) else alpha for name in IN_CONTEXT)
+    for value in (unigram, bigram):
+        if not 0 < value < float("inf"):
+            raise HmmError(f"alpha = {value}: must be above 0, or a token not yet seen would be impossible")
     uniform = _guess(torch.full((1, symbols), 1 / symbols, dtype=torch.float64, device=device))
     return {
         "uniform": partial(_always, guess=uniform),
-        "unigram_in_context": partial(_unigram_in_context, symbols=symbols, alpha=alpha),
-        "bigram_in_context": partial(_bigram_in_context, uniform=uniform, alpha=alpha),
+        "unigram_in_context": partial(_unigram_in_context, symbols=symbols, alpha=unigram),
+        "bigram_in_context": partial(_bigram_in_context, uniform=uniform, alpha=bigram),
     }
 
 

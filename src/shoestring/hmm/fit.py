@@ -27,7 +27,8 @@ from shoestring.hmm.maximize import log_prior, maximize
 from shoestring.hmm.parameters import TOLERANCE, HmmError, Parameters, check, is_symmetric, random_parameters
 from shoestring.hmm.resume import Epoch, Progress, Tally, Trial
 from shoestring.hmm.sampling import stationary
-from shoestring.hmm.schedule import FitSettings, Team, order, share, step, updates_per_epoch
+from shoestring.hmm.schedule import FitSettings, order, share, step, summed, updates_per_epoch
+from shoestring.parallel.team import Team
 
 __all__ = ["Epoch", "FitSettings", "Fitted", "fit"]
 
@@ -284,7 +285,7 @@ def _count(trial: Trial, work: _Work) -> tuple[Counts, int]:
         )
     lengths = _maybe(work.lengths, everything)
     seen = (part.stop - part.start) * positions if lengths is None else int(lengths.sum())
-    return work.team.sum(counts), seen
+    return summed(counts, work.team), seen
 
 
 def _of(table: Tensor, picked: slice | Tensor) -> Tensor:

@@ -7,25 +7,21 @@ processes sees the same updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor
 
-from shoestring.core.errors import ShoestringError
 from shoestring.core.seeds import derive
 from shoestring.hmm.expect import Counts
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import HmmError
+from shoestring.parallel.team import Team
 
 Update = Literal["all", "every", "online"]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,42 +120,10 @@ def order(rows: int, seed: int, epoch: int) -> Int[Tensor, " rows"]:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(derive(seed, "hmm", "order", epoch)))
 
 
-class Team(NamedTuple):
-    """The processes that fit one model together."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    @classmethod
-    def of(cls, device: torch.device) -> Team:
-        """All processes of `torch.distributed`, or this one alone."""
-        together = dist.is_available() and dist.is_initialized()
-        return cls(dist.get_rank() if together else 0, dist.get_world_size() if together else 1, device)
-
-    def sum(self, counts: Counts) -> Counts:
-        """The counts of all processes added up, in float64."""
-        if self.world == 1:
-            return counts
-        tables = [table for table in counts if table is not None]
-        flat = torch.cat([table.double().reshape(-1) for table in tables])  # one message, not eight
-        dist.all_reduce(flat)
-        parts = iter(flat.split([table.numel() for table in tables]))
-        summed = (None if table is None else next(parts).reshape(table.shape) for table in counts)
-        return Counts(*summed)  # type: ignore[arg-type]
-
-    def first(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the first process makes, or the error it meets, on all of them."""
-        if self.world == 1:
-            return make(*args, **kwargs)
-        message: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                message[0] = make(*args, **kwargs)
-            except ShoestringError as cause:
-                message[1] = cause
-        dist.broadcast_object_list(message, src=0, device=self.device if dist.get_backend() == "nccl" else None)
-        if message[1] is not None:
-            raise message[1]
-        result: T = message[0]
-        return result
+def summed(counts: Counts, team: Team) -> Counts:
+    """The counts of all processes added up, in float64."""
+    if team.world == 1:
+        return counts
+    found = [None if table is None else table.double().clone() for table in counts]
+    team.add_up([table for table in found if table is not None])
+    return Counts(*found)  # type: ignore[arg-type]

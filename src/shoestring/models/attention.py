@@ -1,6 +1,6 @@
 """Causal attention: over whole rows, or within the documents of packed ones.
 
-Shapes: R rows, H heads, T tokens, C channels a head.
+Shapes: R rows, H heads, K of keys and values, T tokens, C channels a head.
 """
 
 from __future__ import annotations
@@ -67,16 +67,18 @@ class Documents:
 
 def attend(
     q: Float[Tensor, "R H T C"],
-    k: Float[Tensor, "R H T C"],
-    v: Float[Tensor, "R H T C"],
+    k: Float[Tensor, "R K T C"],
+    v: Float[Tensor, "R K T C"],
     documents: Documents | None = None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "R H T C"]:
-    """Values mixed by softmax(q k / √C), over the past of a row or of its documents."""
+    """Values mixed by softmax(q k / √C), over the past of a row or of its documents; H / K queries share a key."""
+    shared = q.shape[1] != k.shape[1]
     if documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    if q.is_cuda and q.shape[2] >= BLOCK and _flex_works(q, k, v, documents.blocks):
-        return _flex()(q, k, v, block_mask=documents.blocks)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=documents.dense)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=shared)
+    if q.is_cuda and q.shape[2] >= BLOCK and not dropout and _flex_works(q, k, v, documents.blocks):
+        return _flex()(q, k, v, block_mask=documents.blocks, enable_gqa=shared)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=documents.dense, dropout_p=dropout, enable_gqa=shared)
 
 
 @cache
@@ -85,7 +87,7 @@ def _flex() -> Callable[..., Tensor]:
 
 
 _tried: dict[tuple[Any, ...], bool] = {}
-"""Whether flex attention works, by device, type, heads and channels."""
+"""Whether flex attention works, by device, type, heads of both kinds and channels."""
 
 
 def _flex_works(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> bool:
@@ -94,12 +96,13 @@ def _flex_works(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> bool:
     It is tried at the first call, as the backward pass is compiled only when it is wanted, where it is too late to turn
     back.
     """
-    key = q.device, q.dtype, q.shape[1], q.shape[3]
+    key = q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3]
     if key not in _tried:
         try:
             with torch.enable_grad():
                 inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-                torch.autograd.grad(_flex()(*inputs, block_mask=blocks).sum(), inputs)
+                mixed = _flex()(*inputs, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])
+                torch.autograd.grad(mixed.sum(), inputs)
             _tried[key] = True
         except torch.OutOfMemoryError:
             raise

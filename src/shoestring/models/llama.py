@@ -1,19 +1,25 @@
-"""A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, causal attention, no biases.
+"""A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, causal attention, grouped keys and values.
 
-Shapes: R rows, T positions, D width, H heads, C = D / H channels a head, F hidden, V vocabulary.
+Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D / H channels a head, F hidden.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from shoestring.core.facts import Cost
 from shoestring.core.recipe import Model
+from shoestring.models.add_norm import add_norm
 from shoestring.models.attention import Documents, attend
-from shoestring.models.protocol import Batch, LanguageModel, Rows
+from shoestring.models.blocks import Block, RMSNorm, as_stream, run
+from shoestring.models.gated import gated_linear
+from shoestring.models.protocol import Batch, LanguageModel, Output
+from shoestring.models.rotary import Turns, frequencies, turns, turns_at
+from shoestring.models.short_attention import fits, short_attention
+from shoestring.models.turned_heads import turned_heads
 
 
 def hidden_channels(model: Model) -> int:
@@ -21,63 +27,73 @@ def hidden_channels(model: Model) -> int:
     return model.hidden or -(-8 * model.width // (3 * 32)) * 32
 
 
+def _products(model: Model) -> dict[str, list[tuple[int, int]]]:
+    """The matrices of one block, (into, from) channels."""
+    d, f = model.width, hidden_channels(model)
+    shared = d // model.heads * (model.kv_heads or model.heads)
+    return {"attention": [(d + 2 * shared, d), (d, d)], "mlp": [(2 * f, d), (d, f)]}
+
+
 def llama_cost(model: Model, vocab_size: int, length: int) -> Cost:
     """Parameters by group and forward FLOPs a token, by the convention of `Cost`."""
-    d, f, n = model.width, hidden_channels(model), model.layers
-    products = {"attention": n * 4 * d * d, "mlp": n * 3 * d * f, "head": vocab_size * d}
+    d, n = model.width, model.layers
+    products = {name: n * sum(i * o for o, i in shapes) for name, shapes in _products(model).items()}
+    biases = {name: n * model.bias * sum(o for o, _ in shapes) for name, shapes in _products(model).items()}
     pairs = n * 2 * 2 * length * d  # queries with keys, and weights with values, each 2 T D a token and layer
     parameters = {
         "embedding": vocab_size * d,
-        "attention": products["attention"],
-        "mlp": products["mlp"],
+        **{name: products[name] + biases[name] for name in products},
         "norm": (2 * n + 1) * d,
-        "head": 0 if model.tied else products["head"],
+        "head": 0 if model.tied else vocab_size * d,
     }
-    return Cost(parameters=parameters, forward_flops_per_token=2.0 * sum(products.values()) + pairs)
+    return Cost(parameters=parameters, forward_flops_per_token=2.0 * (sum(products.values()) + vocab_size * d) + pairs)
 
 
 class Llama(LanguageModel):
     """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
 
-    def __init__(self, model: Model, vocab_size: int, seed: int):
+    frequencies: Tensor
+
+    def __init__(self, model: Model, vocab_size: int, length: int, seed: int):  # noqa: ARG002 (other families need it)
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, model.width)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
-        self.norm = nn.RMSNorm(model.width, eps=1e-5)
+        self.blocks = nn.ModuleList(LlamaBlock(model) for _ in range(model.layers))
+        self.norm = RMSNorm(model.width, eps=1e-5)
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.channels = model.width // model.heads
-        self.rotary_base = model.rotary_base
+        self.dropout = model.dropout
+        turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
+        self.register_buffer("frequencies", turning, persistent=False)
         self._draw_weights(seed, model.layers)
 
     @torch.no_grad()
     def _draw_weights(self, seed: int, layers: int) -> None:
-        """Normal, deviation 0.02; the two matrices of a block that write to the residual stream by 1/√(2 layers)."""
+        """Normal, deviation 0.02; the two matrices of a block that write to the residual stream by 1/√(2 layers).
+
+        Biases start at zero."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 scale = (2 * layers) ** -0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
                 parameter.normal_(0.0, 0.02 * scale, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
 
-    def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
-        batch = Batch.of(batch)
-        logits = self.logits(batch.inputs())
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets().flatten(), reduction="none")
-        return losses.view(len(batch.ids), -1)
-
-    def logits(self, batch: Batch | Rows) -> Float[Tensor, "rows tokens vocabulary"]:
-        batch = Batch.of(batch)
-        x = self.embedding(batch.ids)  # R T D
-        turns = rotary_turns(batch.ids.shape[1], self.channels, self.rotary_base, x.device)
+    def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
+        x = as_stream(F.dropout(self.embedding(inputs.ids), self.dropout, self.training))
+        angles = turns(self.frequencies, inputs.ids.shape[1])
         documents = None
-        if batch.within and batch.segments is not None:
-            documents = Documents(batch.segments)
-            turns = turns_at(documents.positions, turns)
+        if inputs.within and inputs.segments is not None:
+            documents = Documents(inputs.segments)
+            angles = turns_at(documents.positions, angles)
+        change = torch.zeros_like(x)
         for block in self.blocks:
-            x = block(x, turns, documents)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+            x, change = run(block, x, change, angles, documents)
+        return add_norm(x, change, self.norm)[1]
+
+    def output(self) -> Output:
+        return Output(self.head.weight)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         groups: dict[str, list[nn.Parameter]] = {name: [] for name in ("embedding", "attention", "mlp", "norm", "head")}
@@ -90,52 +106,48 @@ _GROUPS = {"qkv": "attention", "out": "attention", "gate_up": "mlp", "down": "ml
 _GROUPS |= {name: name for name in ("embedding", "norm", "head")}
 
 
-class Block(nn.Module):
-    """Attention, then SwiGLU, each on a normalised copy of the stream and added to it."""
+class LlamaBlock(Block):
+    """Attention, then SwiGLU, each on a normalised copy of the stream and added to it.
+
+    The last change is handed on, not added yet: adding it is one pass with the norm of the next block.
+    """
 
     def __init__(self, model: Model):
         super().__init__()
-        d, f = model.width, hidden_channels(model)
-        self.heads = model.heads
-        self.norm1 = nn.RMSNorm(d, eps=1e-5)
-        self.qkv = nn.Linear(d, 3 * d, bias=False)
-        self.out = nn.Linear(d, d, bias=False)
-        self.norm2 = nn.RMSNorm(d, eps=1e-5)
-        self.gate_up = nn.Linear(d, 2 * f, bias=False)
-        self.down = nn.Linear(f, d, bias=False)
+        self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
+        self.channels, self.dropout = model.width // model.heads, model.dropout
+        (qkv, d), _ = _products(model)["attention"]
+        (gate_up, _), (_, f) = _products(model)["mlp"]
+        self.norm1 = RMSNorm(d, eps=1e-5)
+        self.qkv = nn.Linear(d, qkv, bias=model.bias)
+        self.out = nn.Linear(d, d, bias=model.bias)
+        self.norm2 = RMSNorm(d, eps=1e-5)
+        self.gate_up = nn.Linear(d, gate_up, bias=model.bias)
+        self.down = nn.Linear(f, d, bias=model.bias)
 
     def forward(
-        self, x: Float[Tensor, "R T D"], turns: Turns, documents: Documents | None = None
+        self, x: Float[Tensor, "R T D"], change: Float[Tensor, "R T D"], angles: Turns, documents: Documents | None
+    ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
+        x, normed = add_norm(x, change, self.norm1)
+        x, normed = add_norm(x, self._dropped(self.attention(normed, angles, documents)), self.norm2)
+        return x, self._dropped(self.part(self.mlp, normed))
+
+    def attention(
+        self, x: Float[Tensor, "R T D"], angles: Turns, documents: Documents | None
     ) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
-        qkv = self.qkv(self.norm1(x)).view(r, t, 3, self.heads, d // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each R H T C
-        mixed = attend(rotate(q, turns), rotate(k, turns), v, documents)
-        x = x + self.out(mixed.transpose(1, 2).reshape(r, t, d))
-        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)  # R T F
-        change: Tensor = self.down(F.silu(gate) * up)
-        return x + change
+        qkv = self.qkv(x).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
+        dropout = self.dropout if self.training else 0.0
+        if documents is None and not dropout and fits(qkv, self.heads):
+            mixed = short_attention(qkv, *angles, self.heads)  # R T H C
+        else:
+            q, k, v = (each.transpose(1, 2) for each in turned_heads(qkv, angles, self.heads))  # each R H T C
+            mixed = attend(q, k, v, documents, dropout).transpose(1, 2)
+        mixed_in: Tensor = self.out(mixed.reshape(r, t, d))
+        return mixed_in
 
+    def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        return gated_linear(self.gate_up(x), self.down.weight, self.down.bias)
 
-Turns = tuple[Tensor, Tensor]
-"""Cosine and sine of position × frequency, in float32: each (T, C/2), or (R, 1, T, C/2) where rows differ."""
-
-
-def rotary_turns(length: int, channels: int, base: float, device: torch.device) -> Turns:
-    """Of the positions from 0 on."""
-    frequencies = base ** (-torch.arange(0, channels, 2, device=device, dtype=torch.float32) / channels)
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def turns_at(positions: Int[Tensor, "R T"], turns: Turns) -> Turns:
-    """Of these positions, the same for all heads."""
-    cos, sin = turns
-    return cos[positions][:, None], sin[positions][:, None]
-
-
-def rotate(x: Float[Tensor, "R H T C"], turns: Turns) -> Float[Tensor, "R H T C"]:
-    """Turn the channel pairs (c, c + C/2) by their position's angle."""
-    cos, sin = turns
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x

@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shoestring.models.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
+
 Rows = Int[Tensor, "rows tokens"]
 """Token ids; a row of `length + 1` tokens makes up to `length` predictions."""
 
-IGNORED = -100
-"""The target where nothing is predicted; torch's cross entropy leaves it out."""
-
 
 class Batch(NamedTuple):
-    """Rows, and the documents that they hold. Its own slices are those of a tuple: rows are taken by `part`."""
+    """Rows, and what of them is predicted. Its own slices are those of a tuple: rows are taken by `part`."""
 
     ids: Int[Tensor, "rows tokens"]
     segments: Int[Tensor, "rows tokens"] | None = None
@@ -29,6 +29,14 @@ class Batch(NamedTuple):
     The tokens of a document lie side by side. Padding holds any id of the vocabulary, and comes last in its row."""
     within: bool = False
     """Whether attention, positions and predictions stay within documents."""
+    wanted: Int[Tensor, "rows predictions"] | None = None
+    """What is to be predicted, `IGNORED` where nothing is: hidden tokens, or the class of a row in a single column.
+
+    None: at every token the next one is predicted."""
+    last: int | None = None
+    """Only so many of a row's last predictions are made; None: all."""
+    most: int | None = None
+    """No more predictions than this are made in all, known on the host; None: not counted."""
 
     @classmethod
     def of(cls, rows: Batch | Tensor | NDArray[np.integer]) -> Batch:
@@ -36,38 +44,62 @@ class Batch(NamedTuple):
         return rows if isinstance(rows, Batch) else cls(torch.as_tensor(rows))
 
     def to(self, device: torch.device) -> Batch:
-        return self._each(lambda x: x.to(device, non_blocking=device.type == "cuda"))
+        """On a device; on a GPU this returns while the copy is still under way, from memory that cannot be swapped."""
+        if device.type != "cuda":
+            return self._each(lambda x: x.to(device))
+        counted = None if self.wanted is None or self.wanted.is_cuda else self.predictions()
+        moved = self._each(lambda x: (x if x.is_cuda else x.pin_memory()).to(device, non_blocking=True))
+        return moved._replace(most=counted)
 
     def part(self, first: int, last: int) -> Batch:
         """Rows `first` to `last`, the latter not included."""
         return self._each(lambda x: x[first:last])
+
+    def take(self, numbers: Int[Tensor, " n"]) -> Batch:
+        """Rows by number."""
+        return self._each(lambda x: x[numbers.to(x.device)])
 
     def split(self, rows: int) -> list[Batch]:
         """Parts of so many rows; the last one may have fewer, and there is always one, as with a tensor."""
         return [self.part(first, first + rows) for first in range(0, max(1, len(self.ids)), rows)]
 
     def inputs(self) -> Batch:
-        """What the predictions are made from: every row without its last token."""
+        """What predictions are made from: every row without its last token, or all of it where targets are given."""
+        if self.wanted is not None:
+            return self._replace(wanted=None)
         return self._each(lambda x: x[:, :-1])
 
     def targets(self) -> Int[Tensor, "rows predictions"]:
-        """The token after each of the inputs, `IGNORED` where it is not predicted."""
+        """What each prediction should be, `IGNORED` where none is made."""
+        if self.wanted is not None:
+            return self.wanted
         after = self.ids[:, 1:]
-        return after if self.segments is None else after.masked_fill(~self.predicted(), IGNORED)
+        whole = self.segments is None and self.last is None
+        return after if whole else after.masked_fill(~self.predicted(), IGNORED)
 
     def predicted(self) -> Bool[Tensor, "rows predictions"]:
-        """Whether the token after each of the inputs is predicted; padding is not, nor `within` a document's first."""
+        """Whether each prediction is made; padding is not predicted, nor `within` a document's first token."""
+        if self.wanted is not None:
+            return self.wanted != IGNORED
         if self.segments is None:
-            return torch.ones_like(self.ids[:, 1:], dtype=torch.bool)
-        before, after = self.segments[:, :-1], self.segments[:, 1:]
-        return (after != 0) & (after == before) if self.within else after != 0
+            found = torch.ones_like(self.ids[:, 1:], dtype=torch.bool)
+        else:
+            before, after = self.segments[:, :-1], self.segments[:, 1:]
+            found = (after != 0) & (after == before) if self.within else after != 0
+        if self.last is not None:
+            found[:, : -self.last] = False
+        return found
 
     def predictions(self) -> int:
-        """How many; segments on a device are waited for."""
-        return self.ids[:, 1:].numel() if self.segments is None else int(self.predicted().sum())
+        """How many; segments and targets on a device are waited for."""
+        if self.wanted is None and self.segments is None:
+            length = self.ids.shape[1] - 1
+            return len(self.ids) * (length if self.last is None else min(self.last, length))
+        return int(self.predicted().sum())
 
     def _each(self, apply: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(apply(self.ids), None if self.segments is None else apply(self.segments), self.within)
+        segments, wanted = (None if x is None else apply(x) for x in (self.segments, self.wanted))
+        return self._replace(ids=apply(self.ids), segments=segments, wanted=wanted)
 
 
 class Loss(NamedTuple):
@@ -78,19 +110,55 @@ class Loss(NamedTuple):
     predictions: int
 
 
+class Output(NamedTuple):
+    """The product that turns what the network made of a position into a logit for every id."""
+
+    weight: Float[Tensor, "vocabulary width"]
+    bias: Float[Tensor, " vocabulary"] | None = None
+
+
 class LanguageModel(nn.Module, ABC):
-    """Base of every family."""
+    """Base of every family.
+
+    The output product is kept apart from the rest, so that losses can be made without all logits in memory at once.
+    """
+
+    blocks: nn.ModuleList
+    """The layers, one after another: what is compiled, recomputed and sharded one by one."""
 
     @abstractmethod
-    def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
-        """The loss of every prediction, in nats; 0 where there is none."""
+    def hidden(self, inputs: Batch) -> Float[Tensor, "rows positions width"]:
+        """What the output product reads: of every position, or of the last ones, or of one a row."""
 
     @abstractmethod
-    def logits(self, batch: Batch | Rows) -> Float[Tensor, "rows tokens vocabulary"]:
-        """Of the token after each position."""
+    def output(self) -> Output:
+        """The output product."""
 
     def loss(self, batch: Batch | Rows) -> Loss:
-        return Loss(self.token_losses(batch).sum(), Batch.of(batch).predictions())
+        """Of all predictions, with its gradient; `predictions` waits for a device that holds segments or targets."""
+        return Loss(self(batch), Batch.of(batch).predictions())
+
+    def forward(self, batch: Batch | Rows) -> Float[Tensor, ""]:
+        """The summed loss in nats, with its gradient."""
+        hidden, targets = self._hidden_and_targets(Batch.of(batch))
+        return linear_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten())
+
+    @torch.no_grad()
+    def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
+        """The loss of every prediction, in nats and float32; 0 where there is none."""
+        batch = Batch.of(batch)
+        hidden, targets = self._hidden_and_targets(batch)
+        losses = token_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten()).view(targets.shape)
+        return F.pad(losses, (batch.targets().shape[1] - targets.shape[1], 0))
+
+    def logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows positions vocabulary"]:
+        """Of what comes after each position that `hidden` gives."""
+        weight, bias = self.output()
+        return F.linear(self.hidden(Batch.of(inputs)), weight, bias)
+
+    def _hidden_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        hidden = self.hidden(batch.inputs())
+        return hidden, batch.targets()[:, -hidden.shape[1] :]
 
     @abstractmethod
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:

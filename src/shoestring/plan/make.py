@@ -71,6 +71,7 @@ def make_plan(
     spent: float = 0.0,
     free_disk: int | None = None,
     ready: Ready | None = None,
+    devices: int = 1,
 ) -> Plan:
     """`spent` seconds of the time budget are gone already, and `free_disk` bytes may be written where that is known.
 
@@ -78,7 +79,7 @@ def make_plan(
     """
     supply = ready or profile.density
     assert supply is not None, "a profile is planned with together with its corpus"
-    split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory)
+    split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory, devices)
     tokens_per_step = recipe.batch * recipe.data.length
     fixed = _fixed_seconds(recipe, profile, spent)
     steps, binding = _steps(recipe, profile, supply, split, fixed)
@@ -160,7 +161,17 @@ def _rows_there_are(recipe: Recipe, density: Density) -> float | None:
     documents = available_documents(recipe, density)
     if documents is None:
         return None
-    return documents * (1 - recipe.data.heldout) * density.tokens_per_document / recipe.data.length
+    return documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
+
+
+def _rows_per_document(recipe: Recipe, density: Density) -> float:
+    """Rows that a document fills, of average length.
+
+    Where it has rows of its own, at least one; the last row of a document that takes several is half full on average.
+    """
+    if recipe.data.packing == "pad":
+        return max(1.0, (density.tokens_per_document - 1) / recipe.data.length + 0.5)
+    return density.tokens_per_document / recipe.data.length
 
 
 def _steps_in_time(
@@ -192,12 +203,12 @@ def available_documents(recipe: Recipe, density: Density) -> int | None:
 
 def _documents_for(recipe: Recipe, density: Density, steps: int) -> float:
     """Documents that give every step of one epoch rows of its own."""
-    return steps * recipe.batch * recipe.data.length / density.tokens_per_document / (1 - recipe.data.heldout)
+    return steps * recipe.batch / _rows_per_document(recipe, density) / (1 - recipe.data.heldout)
 
 
 def _least_documents(recipe: Recipe, density: Density) -> int:
     """Enough for the held-out rows, and for one step of training."""
-    heldout = recipe.evaluate.rows * recipe.data.length / density.tokens_per_document / recipe.data.heldout
+    heldout = recipe.evaluate.rows / _rows_per_document(recipe, density) / recipe.data.heldout
     return math.ceil(max(heldout, _documents_for(recipe, density, 1))) + 1
 
 
@@ -245,11 +256,11 @@ def _corpus(
         if size(documents) > room:
             reason = f"as many as {name} holds; then repeated"
             documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
-    tokens = documents * (1 - recipe.data.heldout) * density.tokens_per_document
+    rows = documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
     all_there_are = density.total_documents is not None and documents >= density.total_documents
     return _Corpus(
         reason=reason,
-        rows=max(1, int(tokens / recipe.data.length)),
+        rows=max(1, int(rows)),
         bytes=size(documents),
         documents=documents,
         text_bytes=documents * density.text_bytes / density.documents,
@@ -324,14 +335,26 @@ def _corpus_lines(recipe: Recipe, corpus: _Corpus, plan: Plan) -> list[tuple[str
     read = f"{(plan.steps or 0) * recipe.batch:,} rows"
     if corpus.rows is None:
         return [("rows", "no end", corpus.reason), ("epochs", "less than 1", f"{read}, each read once")]
-    epochs = ("epochs", f"{plan.epochs or 0:.2f}", f"{read} read of {corpus.rows:,}")
+    epochs = ("epochs", f"{plan.epochs or 0:.2f}", f"{read} read of {corpus.rows:,}{_latents(recipe)}")
     if corpus.documents is None or corpus.tokens_per_document is None:
         return [("rows", Count(corpus.rows).short(), corpus.reason), epochs]
+    own = ", which has rows of its own" if recipe.data.packing == "pad" else ""
     return [
         ("documents", Count(corpus.documents).short(), corpus.reason),
-        ("rows", Count(corpus.rows).short(), f"for training, {corpus.tokens_per_document:.0f} tokens a document"),
+        ("rows", Count(corpus.rows).short(), f"for training, {corpus.tokens_per_document:.0f} tokens a document{own}"),
         epochs,
     ]
+
+
+def _latents(recipe: Recipe) -> str:
+    """Of a row only the latents are predicted."""
+    latents, length = recipe.model.latents, recipe.data.length
+    if latents is None or recipe.hmm is not None:
+        return ""
+    share = f"; {latents} of {length} tokens of a row are predicted"
+    if not recipe.data.shift:
+        return f"{share}, the same ones every epoch: data.shift moves them"
+    return f"{share}, other ones every epoch: {math.ceil(length / latents)} epochs for each token once on average"
 
 
 def _steps_reason(recipe: Recipe, binding: str) -> str:

@@ -96,7 +96,9 @@ def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     if outcome.segments > 1:
         text += f" over {outcome.segments} sessions"
     if evaluation:
-        text += f"; held-out loss {evaluation.loss:.3f} nats a token"
+        text += f"; held-out loss {evaluation.loss:.3f} nats a {'token' if evaluation.macro_f1 is None else 'row'}"
+        if evaluation.macro_f1 is not None:
+            text += f", macro-F1 {evaluation.macro_f1:.3f}"
         if "bigram" in evaluation.strategies:
             text += f", where counting pairs of tokens reaches {evaluation.strategies['bigram']:.3f}"
     return escape(text + ".")
@@ -115,7 +117,16 @@ def _scores(evaluation: Evaluation) -> str:
         f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
         f"perplexity {evaluation.perplexity:.2f}{bits}"
     )
-    return f"<table class=scores>{rows}</table><p>{about}.</p>{_possible(evaluation)}"
+    classes = f"<p>{escape(class_scores(evaluation))}</p>" if evaluation.macro_f1 is not None else ""
+    return f"<table class=scores>{rows}</table><p>{about}.</p>{classes}{_possible(evaluation)}"
+
+
+def class_scores(evaluation: Evaluation) -> str:
+    """What a classifier finds, beside the most frequent class."""
+    return (
+        f"Accuracy {evaluation.accuracy or 0:.1%}, macro-F1 {evaluation.macro_f1 or 0:.3f}; always taking the most "
+        f"frequent class has {evaluation.majority_accuracy or 0:.1%} and {evaluation.majority_macro_f1 or 0:.3f}."
+    )
 
 
 def _possible(evaluation: Evaluation) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,8 +15,14 @@ from torch import Tensor
 
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe, Stream
-from shoestring.hmm.answers import EntropyRate, entropy_rate, losses_by_position, strategy_predictions
-from shoestring.hmm.contexts import count_corpus, in_context
+from shoestring.hmm.answers import (
+    EntropyRate,
+    entropy_rate,
+    losses_by_position,
+    losses_in_context,
+    strategy_predictions,
+)
+from shoestring.hmm.contexts import IN_CONTEXT, count_corpus, in_context
 from shoestring.hmm.parameters import Parameters, Saved
 from shoestring.stages.streams import hmm_of, model_stream, open_stream
 from shoestring.streams.hmm import HmmStream
@@ -76,18 +83,23 @@ class MarkovAnswers:
 
     def strategies(self, rows: int) -> Strategies:
         shown = self.stream.rows(HELDOUT, rows).long()
-        found = _in_context(self.stream, shown)
+        found = losses_in_context(shown, self.stream.symbols, self._alphas)
         found["oracle"] = -oracle_log_probs(shown, self.stream.chains(HELDOUT, rows)).mean(0)
         return _strategies(found, None)
 
     def predictions(self, rows: int) -> Mapping[str, Tensor]:
         rows = _few(rows, self.stream)
         shown = self.stream.rows(HELDOUT, rows).long()
+        strategies = in_context(self.stream.symbols, self._alphas, shown.device)
         found = {}
-        for name, alpha in _alphas(self.stream).items():
-            guesses = in_context(self.stream.symbols, alpha, shown.device)[name](shown)
-            found[name] = torch.stack([guess.p.expand(rows, -1) for guess in guesses], dim=1)[:, 1:].float()
+        for name in IN_CONTEXT:
+            expected = [guess.p.expand(rows, -1) for guess in strategies[name](shown)]
+            found[name] = torch.stack(expected, dim=1)[:, 1:].float()
         return found
+
+    @cached_property
+    def _alphas(self) -> dict[str, float]:
+        return _alphas(self.stream)
 
 
 class HmmAnswers:
@@ -102,17 +114,18 @@ class HmmAnswers:
         counts = None
         if self.stream.symbols <= COUNTED_SYMBOLS:
             counts = count_corpus(self.stream.rows(TRAIN, COUNTED_ROWS).long(), self.stream.symbols)
-        found = losses_by_position(self._parameters, shown, *self._disguise(rows), corpus_counts=counts)
-        return _strategies(found | _in_context(self.stream, shown), self.rate())
+        found = losses_by_position(self._parameters, shown, *self._disguise(rows), counts, self._alphas)
+        return _strategies(found, self.rate())
 
     def predictions(self, rows: int) -> Mapping[str, Tensor]:
         rows = _few(rows, self.stream)
         shown = self.stream.rows(HELDOUT, rows).long()
-        found: dict[str, Tensor] = {}
-        for name, alpha in _alphas(self.stream).items():
-            made = strategy_predictions(self._parameters, shown, *self._disguise(rows), alpha=alpha)
-            found |= {which: p[:, 1:] for which, p in made.items() if which in (name, "oracle")}
-        return found
+        found = strategy_predictions(self._parameters, shown, *self._disguise(rows), self._alphas)
+        return {name: p[:, 1:] for name, p in found.items()}
+
+    @cached_property
+    def _alphas(self) -> dict[str, float]:
+        return _alphas(self.stream)
 
     def rate(self) -> EntropyRate | None:
         """Of the model itself: a row's permutations are learned once, at a cost that a long row forgets.
@@ -145,32 +158,10 @@ def _few(rows: int, stream: HmmStream | MarkovStream) -> int:
 
 
 def _alphas(stream: HmmStream | MarkovStream) -> dict[str, float]:
-    """By strategy."""
+    """By strategy, that of `ALPHAS` which is best on training rows."""
     rows = stream.rows(TRAIN, WATCHED_ROWS).long()
-    losses = {alpha: _losses_in_context(rows, stream.symbols, alpha) for alpha in ALPHAS}
-    names = ("unigram_in_context", "bigram_in_context")
-    return {name: min(ALPHAS, key=lambda alpha: float(losses[alpha][name].mean())) for name in names}
-
-
-def _in_context(stream: HmmStream | MarkovStream, rows: Tensor) -> dict[str, Tensor]:
-    """Losses of the strategies that know nothing but the row so far."""
-    found = _losses_in_context(rows, stream.symbols, 1.0)
-    for name, alpha in _alphas(stream).items():
-        found[name] = _losses_in_context(rows, stream.symbols, alpha)[name]
-    return found
-
-
-def _losses_in_context(rows: Tensor, symbols: int, alpha: float) -> dict[str, Tensor]:
-    """A few rows at a time, for the counts of pairs are many."""
-    sums: dict[str, Tensor] = {}
-    for some in rows.split(max(1, min(64, CHUNK_BYTES // (4 * min(rows.shape[1], symbols) * symbols)))):
-        for name, strategy in in_context(symbols, alpha, rows.device).items():
-            losses = [
-                -guess.log_p.expand(len(some), -1).gather(1, some[:, t : t + 1]).sum()
-                for t, guess in enumerate(strategy(some))
-            ]
-            sums[name] = sums.get(name, 0) + torch.stack(losses)
-    return {name: total / len(rows) for name, total in sums.items()}
+    losses = {alpha: losses_in_context(rows, stream.symbols, alpha) for alpha in ALPHAS}
+    return {name: min(ALPHAS, key=lambda alpha: float(losses[alpha][name].mean())) for name in IN_CONTEXT}
 
 
 def _strategies(by_position: Mapping[str, Tensor], rate: EntropyRate | None) -> Strategies:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.core.errors import RunError
@@ -16,11 +18,14 @@ from shoestring.core.seeds import derive
 from shoestring.data.order import Index
 from shoestring.data.packed import PackedSource
 from shoestring.data.prepare import store_folder
+from shoestring.data.special_tokens import special_tokens
 from shoestring.data.store import Store, StoreRows
-from shoestring.data.tokenizers import vocabulary_size
+from shoestring.data.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, words_in
 from shoestring.evaluate.strategies import count, strategy_losses
 from shoestring.models import Batch
-from shoestring.stages.answers import WATCHED_ROWS, Strategies, open_answers
+from shoestring.stages.answers import COUNTED_ROWS, WATCHED_ROWS, Strategies, open_answers
+from shoestring.stages.labelled import LabelledCorpus
+from shoestring.stages.masked_rows import MaskedRows, Masking, check_hidden, hidden_losses, is_encoder
 from shoestring.stages.prepare import given_store, planned_documents
 from shoestring.stages.streams import hmm_of
 from shoestring.streams.source import HELDOUT, TRAIN, StreamRows
@@ -35,12 +40,14 @@ class Corpus(Protocol):
     bytes: int
     """On disk."""
     bytes_per_token: float | None
-    """Of held-out text; None where a token does not keep every byte of it."""
+    """Of held-out text; None where a token does not keep every byte of it, or not every token is predicted."""
+    class_counts: NDArray[np.int64] | None
+    """How many training rows each class has, (classes,); None where tokens are predicted."""
 
     def training(self, device: torch.device) -> TokenSource: ...
 
     def heldout(self) -> Batch:
-        """The rows that every evaluation of a run scores, (rows, length + 1) on the CPU."""
+        """The rows that every evaluation of a run scores, on the CPU."""
         ...
 
     def strategies(self) -> Strategies:
@@ -48,27 +55,31 @@ class Corpus(Protocol):
         ...
 
     def predictions(self) -> Mapping[str, Tensor]:
-        """What strategies expect of the first held-out rows, each (rows, length, vocabulary); empty for a text."""
+        """What strategies expect of the first held-out rows, each (rows, predictions, vocabulary); empty for a text."""
         ...
 
 
 class StoreCorpus:
     """A token store."""
 
+    class_counts: NDArray[np.int64] | None = None
+
     def __init__(self, recipe: Recipe, store: Store):
         self.fingerprint, self.bytes = store.manifest.fingerprint, store.manifest.bytes
-        self.vocab_size = store.manifest.vocab_size
+        self.vocab_size, self._masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
         self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
-        self._data, self._seed = recipe.data, recipe.run.seed
+        self._data, self._seed, self._last = recipe.data, recipe.run.seed, recipe.model.latents
         exact = not store.manifest.tokenizer.startswith(("words:", "symbols:"))  # others keep every byte of a text
-        self.bytes_per_token = store.split("heldout", self._length).bytes_per_token if exact else None
+        known = exact and self._masks is None
+        self.bytes_per_token = store.split("heldout", self._length).bytes_per_token if known else None
 
     def training(self, device: torch.device) -> TokenSource:
-        return self._open("train")
+        return self._wanted(self._open("train"), "train")
 
     def heldout(self) -> Batch:
         source = self._open("heldout")
-        return Batch.of(source.rows(np.arange(min(self._rows, len(source)))))
+        batch = Batch.of(self._wanted(source, "heldout").rows(np.arange(min(self._rows, len(source)))))
+        return batch if self._masks is None else check_hidden(batch)
 
     def _open(self, split: str) -> Documents | StoreRows:
         data = self._data
@@ -78,13 +89,41 @@ class StoreCorpus:
         rows = self._store.split(split, data.length, seed)
         return Documents(rows, True) if data.within else rows
 
+    def _wanted(self, source: Documents | StoreRows, split: str) -> TokenSource:
+        """The rows with what the model predicts of them."""
+        if self._masks is not None:
+            return MaskedRows(source, self._masks[split], len(source), self._data.shift and split == "train")
+        return source if self._last is None else LastPredictions(source, self._last)
+
     def strategies(self) -> Strategies:
         counts = count(self._store.split("train", self._length).stream(), self.vocab_size)
         batch = self.heldout()
+        if self._masks is not None:
+            return Strategies(hidden_losses(batch, counts.tokens, self._masks["heldout"].special))
         return Strategies(strategy_losses(batch.ids.numpy(), counts, batch.predicted().numpy()))
 
     def predictions(self) -> Mapping[str, Tensor]:
         return {}
+
+
+def masks(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Masking] | None:
+    """By split; None for a model that predicts the next token."""
+    if not is_encoder(recipe.model):
+        return None
+    return {split: Masking.of(recipe, tokenizer, split) for split in ("train", "heldout")}
+
+
+class LastPredictions:
+    """Rows of which only the last predictions are made."""
+
+    def __init__(self, source: TokenSource, last: int):
+        self._source, self._last = source, last
+
+    def order(self, seed: int, step: int, batch: int) -> Index:
+        return self._source.order(seed, step, batch)
+
+    def rows(self, indices: Index) -> Batch:
+        return Batch.of(self._source.rows(indices))._replace(last=self._last)
 
 
 class Documents:
@@ -109,33 +148,55 @@ class Documents:
 
 
 class StreamCorpus:
-    """A stream: held-out rows are of a range of their own, and the answers are known."""
+    """A stream: held-out rows are of a range of their own, and the answers are known, if not for hidden tokens."""
 
     bytes = 0
     bytes_per_token: float | None = None
+    class_counts: NDArray[np.int64] | None = None
 
     def __init__(self, recipe: Recipe):
         self._rows, self._answers = recipe.evaluate.rows, open_answers(recipe)
-        self._stream = self._answers.stream
-        self.fingerprint, self.vocab_size = self._stream.fingerprint, self._stream.symbols
+        self._stream, self._last = self._answers.stream, recipe.model.latents
+        tokenizer = SymbolTokenizer(self._stream.symbols)
+        self.fingerprint, self.vocab_size = self._stream.fingerprint, vocabulary(recipe, tokenizer)
+        self._masks = masks(recipe, tokenizer)
 
     def training(self, device: torch.device) -> TokenSource:
-        return StreamRows(self._stream, TRAIN, device)
+        if self._masks is not None:  # masks are made on the CPU
+            return MaskedRows(StreamRows(self._stream, TRAIN, torch.device("cpu")), self._masks["train"], None)
+        rows = StreamRows(self._stream, TRAIN, device)
+        return rows if self._last is None else LastPredictions(rows, self._last)
 
     def heldout(self) -> Batch:
-        return Batch(self._stream.rows(HELDOUT, self._rows).long())
+        if self._masks is not None:
+            rows = StreamRows(self._stream, HELDOUT, torch.device("cpu"))
+            return check_hidden(MaskedRows(rows, self._masks["heldout"], None).rows(np.arange(self._rows)))
+        return Batch(self._stream.rows(HELDOUT, self._rows).long(), last=self._last)
 
     def strategies(self) -> Strategies:
-        return self._answers.strategies(self._rows)
+        if self._masks is not None:
+            shown = self._stream.rows(TRAIN, COUNTED_ROWS).flatten().long()
+            counts = torch.bincount(shown, minlength=self.vocab_size).numpy()
+            return Strategies(hidden_losses(self.heldout(), counts, self._masks["heldout"].special))
+        found = self._answers.strategies(self._rows)
+        if self._last is None:
+            return found
+        losses = {name: float(np.mean(values[-self._last :])) for name, values in found.by_position.items()}
+        return replace(found, losses=losses)
 
     def predictions(self) -> Mapping[str, Tensor]:
-        return self._answers.predictions(min(self._rows, WATCHED_ROWS))
+        if self._masks is not None:
+            return {}
+        found = self._answers.predictions(min(self._rows, WATCHED_ROWS))
+        return found if self._last is None else {name: p[:, -self._last :] for name, p in found.items()}
 
 
 def open_corpus(recipe: Recipe, plan: Plan, store: Store | None = None) -> Corpus:
-    """What a run of this plan reads: a stream, or a store that has been prepared and may be given."""
+    """What a run of this plan reads: a stream, documents with a class, or a store that was prepared or is given."""
     if recipe.data.stream is not None:
         return StreamCorpus(recipe)
+    if recipe.data.label is not None:
+        return LabelledCorpus(recipe)
     store = store or given_store(recipe)
     if store is None:
         folder = store_folder(recipe.data, recipe.run.seed, planned_documents(recipe, plan))
@@ -145,10 +206,19 @@ def open_corpus(recipe: Recipe, plan: Plan, store: Store | None = None) -> Corpu
     return StoreCorpus(recipe, store)
 
 
-def vocabulary(recipe: Recipe) -> int:
-    """How many ids a recipe's rows have; known before the rows are."""
-    if recipe.data.stream is not None:
-        name = recipe.data.stream
-        return hmm_of(recipe).parameters.symbols if name.startswith("hmm:") else int(name.removeprefix("markov:"))
-    store = given_store(recipe)
-    return vocabulary_size(recipe.data.tokenizer, recipe.data.end) if store is None else store.manifest.vocab_size
+def vocabulary(recipe: Recipe, tokenizer: Tokenizer | None = None) -> int:
+    """How many ids a recipe's rows have, the mask among them; known before the rows are, and before any word is."""
+    tokenizer = tokenizer or _tokenizer(recipe)
+    return special_tokens(tokenizer).vocab_size if is_encoder(recipe.model) else tokenizer.vocab_size
+
+
+def _tokenizer(recipe: Recipe) -> Tokenizer:
+    """The recipe's, or one of as many ids."""
+    data, store = recipe.data, given_store(recipe)
+    if data.stream is not None:
+        markov = data.stream.removeprefix("markov:")
+        return SymbolTokenizer(int(markov) if markov != data.stream else hmm_of(recipe).parameters.symbols)
+    if store is not None:
+        return store.tokenizer
+    words = words_in(data.tokenizer)
+    return open_tokenizer(data.tokenizer, data.end) if words is None else WordTokenizer(words, ())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError, UserError
@@ -27,9 +24,9 @@ from shoestring.hmm.fit import Epoch, FitSettings, fit
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, Saved, load, save
-from shoestring.hmm.schedule import Team
 from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
+from shoestring.parallel.team import Team, join
 from shoestring.plan.make import RESERVE_SECONDS
 from shoestring.probe.machine import describe_machine, peak_bytes, pick_device
 from shoestring.report.page import draw, write_page
@@ -45,7 +42,7 @@ def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished | None:
     and the others return None."""
     if recipe.hmm is None:
         raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
-    folder, team = RunFolder.of(recipe), _join()
+    folder, team = RunFolder.of(recipe), join(pick_device())
     with contextlib.ExitStack() as stack:
         if team.rank == 0:
             stack.enter_context(folder.lock())
@@ -54,18 +51,6 @@ def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished | None:
             return read_finished(folder) if team.rank == 0 else None
         rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
         return _fit(recipe, folder, plan, rows, voice, clock, team)
-
-
-def _join() -> Team:
-    """The processes that torchrun started, or this one alone."""
-    device = pick_device()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(dist.destroy_process_group)
-    return Team.of(device)
 
 
 def _begin(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> Plan | None:

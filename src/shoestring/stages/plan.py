@@ -9,6 +9,8 @@ from shoestring.core.facts import Plan, Profile
 from shoestring.core.files import free_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
+from shoestring.data.labels import count_labelled
+from shoestring.data.packed import PackedSource
 from shoestring.data.prepare import estimate_bytes
 from shoestring.data.sentence_store import prepare_rows
 from shoestring.plan.hmm import plan_hmm
@@ -16,7 +18,7 @@ from shoestring.plan.make import Ready, make_plan
 from shoestring.stages.prepare import given_store
 
 
-def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
+def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0, devices: int = 1) -> Plan:
     """The plan, with `spent` seconds of the time budget gone already; an HMM's needs its rows, and makes them."""
     if recipe.hmm is not None:
         rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
@@ -25,17 +27,26 @@ def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0) -> Plan:
     def store_bytes(tokens: float, documents: float) -> int:
         return estimate_bytes(tokens, documents, recipe.data)
 
-    return make_plan(recipe, profile, store_bytes, spent, free_bytes(Path(recipe.run.folder)), ready_rows(recipe))
+    free = free_bytes(Path(recipe.run.folder))
+    return make_plan(recipe, profile, store_bytes, spent, free, ready_rows(recipe), devices)
 
 
 def ready_rows(recipe: Recipe) -> Ready | None:
     """Rows that need no preparing."""
     if recipe.data.stream is not None:
         return Ready(None, 0, "computed as they are read; nothing is prepared")
+    if recipe.data.label is not None:
+        assert recipe.model.classes is not None, "checked when the recipe was read"
+        rows, _ = count_labelled(recipe.data, recipe.run.seed, recipe.model.classes)
+        return Ready(rows, 0, "for training, one a document, read into memory; nothing is prepared")
     store = given_store(recipe)
     if store is None:
         return None
-    rows = len(store.split("train", recipe.data.length))
+    data = recipe.data
+    if data.packing == "concat":
+        rows = len(store.split("train", data.length))
+    else:
+        rows = len(PackedSource(store, "train", data.length, data.packing))
     return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shoestring.core.clock import Clock
-from shoestring.core.errors import RunError, UserError
+from shoestring.core.errors import PlanError, RunError, UserError
 from shoestring.core.facts import Evaluation, Outcome, Plan
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.slurm import allocation_end
 from shoestring.stages.measure import ensure_profile
 from shoestring.stages.plan import plan_recipe, read_plan
 from shoestring.stages.prepare import check_source, prepare_recipe
@@ -17,6 +22,8 @@ from shoestring.stages.voice import Voice
 
 MEASURE_SHARE = 0.04
 """Of the time budget, spent on measuring."""
+SLURM_RESERVE = 10.0
+"""Seconds before the end of an allocation: what is killed then has long ended."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +36,87 @@ class Finished:
     evaluation: Evaluation
 
 
-def run(recipe: Recipe, voice: Voice, clock: Clock, plan_file: Path | None = None) -> Finished:
-    """Measure, plan, prepare, train, evaluate and report; what is there already is not done again."""
+def run(
+    recipe: Recipe, voice: Voice, clock: Clock, plan_file: Path | None = None, limit: float | None = None
+) -> Finished | None:
+    """Measure, plan, prepare, train, evaluate and report; what is there already is not done again.
+
+    Under torchrun all processes call this; the first one writes, and the others return None. After `limit` seconds, or
+    before a Slurm allocation ends, the session stops, saved.
+    """
     if recipe.hmm is not None:
         raise UserError("this recipe has an [hmm] section; fit it with: shoestring hmm fit RECIPE")
-    check_source(recipe)  # a missing file is found before anything is written
-    given = read_plan(recipe, plan_file) if plan_file else None
+    devices = int(os.environ.get("WORLD_SIZE", "1"))
+    if devices == 1:
+        return _run(recipe, voice, clock, plan_file, limit, lambda begin: begin())
+    from shoestring.parallel.team import sharing_work
+    from shoestring.probe.machine import pick_device
+
+    with sharing_work(pick_device()) as team:
+        voice = voice if team.rank == 0 else Voice()
+        finished = _run(recipe, voice, clock, plan_file, limit, team.first, devices)
+        return finished if team.rank == 0 else None
+
+
+def _run(
+    recipe: Recipe,
+    voice: Voice,
+    clock: Clock,
+    plan_file: Path | None,
+    limit: float | None,
+    first: Callable[[Callable[[], Plan | None]], Plan | None],
+    devices: int = 1,
+) -> Finished | None:
+    """As `run`, in one process of a team; `first` does something in the first one, for all."""
     folder = RunFolder.of(recipe)
-    with folder.lock():
-        folder.claim(recipe)
-        if folder.done.is_file():
-            voice.say(f"{folder.path} is finished; its page is {folder.report}")
+    with contextlib.ExitStack() as stack:
+        plan = first(partial(_begin, recipe, folder, voice, clock, plan_file, devices, stack))
+        if plan is None:
             return read_finished(folder)
-        plan = _ensure_plan(recipe, folder, voice, clock, given)
-        store = prepare_recipe(recipe, plan, voice) if recipe.data.stream is None else None
         # with torch, which measuring, planning and preparing do without
+        from shoestring.parallel.team import join
+        from shoestring.probe.machine import pick_device
         from shoestring.stages.corpus import open_corpus
         from shoestring.stages.session import train
 
-        outcome, evaluation = train(recipe, folder, plan, open_corpus(recipe, plan, store), voice, clock)
-        return Finished(folder, plan, outcome, evaluation)
+        corpus = join(pick_device()).each(open_corpus, recipe, plan)
+        found = train(recipe, folder, plan, corpus, voice, clock, _end(clock, limit))
+        return None if found is None else Finished(folder, plan, *found)
+
+
+def _end(clock: Clock, limit: float | None) -> float | None:
+    """When the session is to end: by its own limit or that of a Slurm allocation, whichever comes first."""
+    allocated = allocation_end(clock)
+    ends = [limit, None if allocated is None else allocated - SLURM_RESERVE]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _begin(
+    recipe: Recipe,
+    folder: RunFolder,
+    voice: Voice,
+    clock: Clock,
+    plan_file: Path | None,
+    devices: int,
+    stack: contextlib.ExitStack,
+) -> Plan | None:
+    """The plan of a run whose data is ready; None where the run is finished. The run is locked until `stack` closes."""
+    if recipe.batch % devices:
+        raise PlanError(
+            f"an effective batch of {recipe.batch} rows does not divide over {devices} processes; start another "
+            f"number of them, or change train.batch"
+        )
+    check_source(recipe)  # a missing file is found before anything is written
+    given = read_plan(recipe, plan_file) if plan_file else None
+    stack.enter_context(folder.lock())
+    folder.claim(recipe)
+    if folder.done.is_file():
+        voice.say(f"{folder.path} is finished; its page is {folder.report}")
+        return None
+    plan = _ensure_plan(recipe, folder, voice, clock, given, devices)
+    if recipe.data.stream is None and recipe.data.label is None:
+        prepare_recipe(recipe, plan, voice)
+    return plan
 
 
 def read_finished(folder: RunFolder) -> Finished:
@@ -61,7 +129,9 @@ def measuring_seconds(recipe: Recipe) -> float:
     return min(20.0, max(0.5, MEASURE_SHARE * float(recipe.budget.time or 50)))
 
 
-def _ensure_plan(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock, given: Plan | None) -> Plan:
+def _ensure_plan(
+    recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock, given: Plan | None, devices: int = 1
+) -> Plan:
     """The plan is made once, before the first step, and kept: two runs of one plan are the same run."""
     if folder.plan.is_file():
         plan = read_plan(recipe, folder.plan)
@@ -70,7 +140,7 @@ def _ensure_plan(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock, 
     else:
         if given is None:
             profile = ensure_profile(recipe, folder, voice, measuring_seconds(recipe))
-            plan = plan_recipe(recipe, profile, clock.elapsed())
+            plan = plan_recipe(recipe, profile, clock.elapsed(), devices)
         else:
             plan = given
         plan.write(folder.plan)

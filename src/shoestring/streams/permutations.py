@@ -13,19 +13,17 @@ other, and 512 shuffles serve 65,536 rows.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoestring.core.errors import DataError
+from shoestring.core.kinds import PermutationKind
 from shoestring.streams.philox import Purpose, below, philox, words
 
 SIDE = 256
 KINDS = ("none", "block", "pool", "sequence")
-PATTERN = r"none|sequence|(block|pool):[1-9][0-9]*"
-ALLOWED = '"none", "sequence", "block:N" or "pool:P"'
 
 
 class Kind(NamedTuple):
@@ -36,13 +34,11 @@ class Kind(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Kind:
-        if not re.fullmatch(PATTERN, text):
-            raise DataError(f'"{text}" is no kind of permutation: must be {ALLOWED}')
+        rule = PermutationKind()
+        if (problem := rule.problem(text)) is not None:
+            what = "" if rule.has_form(text) else " is no kind of permutation"
+            raise DataError(f'"{text[:40]}"{what}: {problem}')
         name, _, number = text.partition(":")
-        if len(number) > 19 or int(number or 0) >= 1 << 63:
-            raise DataError(f'"{text[:40]}": must be below 2^63')
-        if name == "pool" and int(number) > 1 << 24:
-            raise DataError(f'"{text}": a pool holds at most {1 << 24:,} permutations; "sequence" has no limit')
         return cls(name, int(number or 0))
 
     def span(self, first: int, count: int) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 """Metrics as JSON lines."""
 
-from shoestring.track.lines import LineFile, read_lines
+from shoestring.track.lines import LineFile, NoLines, read_lines
 
-__all__ = ["LineFile", "read_lines"]
+__all__ = ["LineFile", "NoLines", "read_lines"]

@@ -1,19 +1,23 @@
-"""Checkpoints: one file each, whole or absent, checked when read.
+"""Checkpoints: whole or absent, checked when read, written while the run goes on.
 
-A checkpoint is a safetensors file with everything a run needs to go on as if it had never stopped: weights, optimizer
-state, random state, and as metadata the `State` and a CRC-32 of every tensor.
+A checkpoint holds everything a run needs to go on as if it had never stopped: weights, optimizer state, random state,
+and the `State`. It is a safetensors file with a CRC-32 of every tensor; of a sharded model it is a folder to which
+every process writes its part (see `sharded_checkpoint`). Either kind can be read by one process or any number of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
+import shutil
+import time
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +25,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoestring.core.errors import RecordError, RunError, StorageError, storage_error
-from shoestring.core.files import folder_bytes, make_folder, sync_folder
+from shoestring.core.files import folder_bytes, make_folder, sync
 from shoestring.core.records import Record
+from shoestring.parallel.team import Team
+from shoestring.train import sharded_checkpoint
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner
+from shoestring.train.sharding import local_part, own_part
+
+_THREAD = ThreadPoolExecutor(1, "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,71 +64,169 @@ class Checkpoints:
         self.keep = keep
         self.peak_bytes = 0
         """The most that checkpoints took on disk at once."""
+        self.slowest = 0.0
+        """Seconds that one took, from the first copy until it was on disk."""
+        self._writing: Future[None] | None = None
 
     def path(self, step: int) -> Path:
+        """Of a checkpoint that is one file."""
         return self.folder / f"step-{step:09d}.safetensors"
+
+    def parts(self, step: int) -> Path:
+        """Of a checkpoint that is a folder."""
+        return self.folder / f"step-{step:09d}.parts"
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, latest first."""
-        names = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.safetensors"))
-        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+        self.wait()
+        return self._steps()
 
-    def save(self, learner: Learner, state: State) -> None:
-        """Write a checkpoint, then remove those that are not kept. Only the finished file has the checkpoint's name."""
-        make_folder(self.folder)
-        for leftover in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
-            leftover.unlink(missing_ok=True)
-        path = self.path(state.step)
-        tensors = _tensors(learner)
-        text = json.dumps(state.to_dict())
+    def _steps(self) -> list[int]:
+        names = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.*"))
+        return sorted({int(name) for name in names if name.isdecimal()}, reverse=True)
+
+    def save(self, learner: Learner, state: State, wait: bool = True) -> None:
+        """Save what is there now, all processes together; a thread writes it, and it is on disk if they `wait`.
+
+        What went wrong with the one before is raised here.
+        """
+        team, started = learner.team, time.perf_counter()
+        team.each(self._begin, team)
+        if learner.sharded or team.rank == 0:
+            tensors, text = copied(learner), json.dumps(state.to_dict())
+            likes = {name: _like(name, learner) for name in tensors}
+
+            def write(path: Path) -> None:
+                if learner.sharded:
+                    sharded_checkpoint.write(path, tensors, likes, text, team)
+                else:
+                    save_file(tensors, path, {"state": text, "check": str(_check(text, tensors))})
+                    sync(path)
+
+            path = self.parts(state.step) if learner.sharded else self.path(state.step)
+            self._writing = _THREAD.submit(self._write, path, write, state, team.rank == 0, started)
+        if wait:
+            team.each(self.wait)
+
+    def wait(self) -> None:
+        """Until the last one is on disk; raises what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _begin(self, team: Team) -> None:
+        self.wait()
+        if team.rank == 0:
+            make_folder(self.folder)
+            for leftover in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
+                remove(leftover)
+
+    def _write(self, path: Path, write: Callable[[Path], None], state: State, first: bool, started: float) -> None:
+        """Write a checkpoint; the first process names it when it is whole, and removes those that are not kept."""
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            save_file(tensors, temporary, {"state": text, "check": str(_check(text, tensors))})
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, path)
-            sync_folder(self.folder)
+            write(temporary)
+            if first:
+                self._name(temporary, path, state)
         except OSError as cause:
             raise storage_error("write the checkpoint", path, cause) from cause
         except SafetensorError as cause:
             raise storage_error("write the checkpoint", path, _as_oserror(cause)) from cause
         finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            if first:
+                remove(temporary)
+        self.slowest = max(self.slowest, time.perf_counter() - started)
+
+    def _name(self, temporary: Path, path: Path, state: State) -> None:
+        if path.is_dir():  # damaged, or its step would not be taken again
+            remove(path)
+        os.replace(temporary, path)
+        sync(self.folder)
+        for other in {self.path(state.step), self.parts(state.step)} - {path}:
+            remove(other)
         self.peak_bytes = max(self.peak_bytes, folder_bytes(self.folder))
-        kept = {*self.steps()[: self.keep], state.best_step}
-        for step in self.steps():
+        kept = {*self._steps()[: self.keep], state.best_step}
+        for step in self._steps():
             if step not in kept:
-                self.path(step).unlink(missing_ok=True)
+                remove(self.path(step))
+                remove(self.parts(step))
 
     def latest(self) -> tuple[int | None, list[str]]:
         """The step of the newest whole checkpoint, and a line for every newer one that is damaged."""
         damaged: list[str] = []
         for step in self.steps():
             try:
-                read(self.path(step))
+                self._open(step, _ALONE)
                 return step, damaged
             except StorageError as cause:
                 damaged.append(str(cause))
         return None, damaged
 
     def restore(self, step: int, learner: Learner, recipe: str, data: str) -> State:
-        """Put a checkpoint's tensors into the learner; refuses one that belongs to another recipe or other data."""
-        path = self.path(step)
-        tensors, state = read(path)
-        if state.recipe != recipe:
-            raise RunError(f"{path} belongs to another recipe ({state.recipe}, not {recipe})")
-        if state.data != data:
-            raise RunError(f"{path} was trained on another token store ({state.data}, not {data})")
-        _restore(learner, tensors)
+        """Put a checkpoint's tensors into the learner, all processes together; whoever saved it, and how many.
+
+        Refuses one that belongs to another recipe, other data or another model, before anything is changed.
+        """
+        state, tensors = learner.team.each(self._read, step, learner, recipe, data)
+        _put(learner, tensors)
         return state
+
+    def _read(self, step: int, learner: Learner, recipe: str, data: str) -> tuple[State, dict[str, Tensor]]:
+        opened = self._open(step, learner.team)
+        if opened.state.recipe != recipe:
+            raise RunError(f"{opened.path} belongs to another recipe ({opened.state.recipe}, not {recipe})")
+        if opened.state.data != data:
+            raise RunError(f"{opened.path} was trained on another token store ({opened.state.data}, not {data})")
+        wrong = [name for name, p in learner.parameters.items() if opened.shapes.get(f"model/{name}") != p.shape]
+        if wrong:
+            raise RunError(
+                f"{opened.path} belongs to another model: {len(wrong)} tensors are missing or of another shape, as "
+                f"{wrong[0]}"
+            )
+        return opened.state, opened.read({name: _like(name, learner) for name in opened.shapes})
+
+    def _open(self, step: int, team: Team) -> Opened:
+        """A checkpoint that is whole; of a folder, as far as it is this process' turn to look."""
+        path = self.parts(step)
+        if not path.is_dir():
+            tensors, state = read(self.path(step))
+            shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            return Opened(
+                self.path(step),
+                state,
+                shapes,
+                lambda likes: {name: own_part(tensor, likes[name]) for name, tensor in tensors.items()},
+            )
+        try:
+            state = State.from_dict(json.loads(sharded_checkpoint.check(path, team)), str(path))
+            shapes = {name: entry.size for name, entry in sharded_checkpoint.shapes(path).items()}
+        except (OSError, KeyError, ValueError, RuntimeError, RecordError) as cause:
+            raise StorageError(f"{path}: damaged or not a checkpoint ({cause})") from cause
+        return Opened(path, state, shapes, lambda likes: sharded_checkpoint.read(path, likes))
+
+
+class Opened(NamedTuple):
+    """A checkpoint that is there, and how its tensors are read: whole, or the parts of this process."""
+
+    path: Path
+    state: State
+    shapes: dict[str, torch.Size]
+    read: Callable[[sharded_checkpoint.Likes], dict[str, Tensor]]
+
+
+_ALONE = Team(0, 1, torch.device("cpu"))
+
+
+def remove(path: Path) -> None:
+    """A file, a folder, or nothing."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], State]:
-    """A checkpoint's tensors, on the CPU, and its state; raises StorageError if a byte of it is not as written."""
+    """A file's tensors, on the CPU, and its state; raises StorageError if a byte of it is not as written."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -147,29 +254,46 @@ def _check(state: str, tensors: dict[str, Tensor]) -> int:
     return check
 
 
-def _tensors(learner: Learner) -> dict[str, Tensor]:
-    """Everything to save, by name, on the CPU. Tied weights appear once."""
+def tensors_of(learner: Learner) -> dict[str, Tensor]:
+    """Everything to save, by name, as it lies on the device; of a sharded model the parts here. Tied weights: once."""
+    found = {f"model/{name}": tensor.detach() for name, tensor in learner.optimizer.masters.items()}
+    frozen = {name: p for name, p in learner.parameters.items() if not p.requires_grad}
+    found |= {f"model/{name}": local_part(p).detach() for name, p in frozen.items()}
+    return found | learner.optimizer.tensors() | random_states(learner.device)
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    found = {"random/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["random/cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def copied(learner: Learner) -> dict[str, Tensor]:
+    """Everything to save, in memory of its own: the run may go on while it is written."""
     found = {}
-    for name, parameter in learner.model.named_parameters():
-        found[f"model/{name}"] = parameter.detach()
-        for key, value in learner.optimizer.state.get(parameter, {}).items():
-            found[f"optimizer/{key}/{name}"] = value
-    found["random/cpu"] = torch.get_rng_state()
+    for name, tensor in tensors_of(learner).items():
+        here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        found[name] = here.copy_(tensor, non_blocking=True)
     if learner.device.type == "cuda":
-        found["random/cuda"] = torch.cuda.get_rng_state(learner.device)
-    return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+        torch.cuda.synchronize(learner.device)
+    return found
 
 
 @torch.no_grad()
-def _restore(learner: Learner, tensors: dict[str, Tensor]) -> None:
-    for name, parameter in learner.model.named_parameters():
-        parameter.copy_(tensors[f"model/{name}"])
-        suffix = f"/{name}"
-        saved = {key: value for key, value in tensors.items() if key.startswith("optimizer/") and key.endswith(suffix)}
-        learner.optimizer.state[parameter] = {
-            key.removeprefix("optimizer/").removesuffix(suffix): value.to(parameter.device)
-            for key, value in saved.items()
-        }
+def _put(learner: Learner, tensors: dict[str, Tensor]) -> None:
+    """Whole tensors, or the parts of them that lie here, in their places."""
+    for name, p in learner.parameters.items():
+        local_part(p).copy_(tensors[f"model/{name}"])
+    learner.optimizer.restore(tensors)
     torch.set_rng_state(tensors["random/cpu"])
     if learner.device.type == "cuda" and "random/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random/cuda"], learner.device)
+
+
+def _like(key: str, learner: Learner) -> Tensor | None:
+    """The parameter that a saved tensor belongs to, and is divided as."""
+    if not learner.sharded:
+        return None
+    kind, _, name = key.partition("/")
+    return learner.parameters.get(name.partition("/")[2] if kind == "optimizer" else name)

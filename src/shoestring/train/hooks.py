@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -13,9 +14,8 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault
 from shoestring.core.units import Seconds
 from shoestring.track import LineFile
-from shoestring.train.checkpoint import Checkpoints, State
-from shoestring.train.learner import Learner
-from shoestring.train.loop import Report
+from shoestring.train.checkpoint import State
+from shoestring.train.loop import Report, Wishes
 from shoestring.train.pace import Pace
 
 
@@ -50,8 +50,11 @@ class Evaluate:
         self._score, self._metrics, self._pace = score, metrics, pace
         self._steps = {math.ceil(planned * every * k) for k in range(1, math.ceil(1 / every) + 1)}
 
+    def due(self, step: int, total: int) -> bool:
+        return step in self._steps or step == total
+
     def __call__(self, state: State, report: Report) -> State:
-        if state.step not in self._steps and state.step != state.course.total:
+        if not self.due(state.step, state.course.total):
             return state
         started = time.perf_counter()
         scores = self._score()
@@ -68,51 +71,85 @@ class Evaluate:
 class KeepPace:
     """Shortens the course when the machine is slower than planned, and says so."""
 
-    def __init__(self, pace: Pace, metrics: LineFile, say: Callable[[str], None]):
-        self._pace, self._metrics, self._say = pace, metrics, say
+    def __init__(self, pace: Pace, wishes: Wishes, metrics: LineFile, say: Callable[[str], None]):
+        self._pace, self._wishes, self._metrics, self._say = pace, wishes, metrics, say
 
     def __call__(self, state: State, report: Report) -> State:
         self._pace.took_step(report.seconds)
-        left = state.course.total - state.step
-        fits = self._pace.must_shorten_to(left)
-        if fits is None:
-            return state
-        total = state.step + fits
+        fits = self._pace.must_shorten_to(state.course.total - state.step)
+        if fits is not None:
+            self._wishes.total = state.step + fits
+        wanted = self._wishes.total if self._wishes.alone else report.agreed.total
+        total = max(wanted, report.begun)
+        return self._shorten(state, total) if wanted and total < state.course.total else state
+
+    def _shorten(self, state: State, total: int) -> State:
         pace = Seconds(self._pace.seconds_per_step or 0.0).short()
         reason = f"at step {state.step} a step took {pace}, so {total} of {state.course.total} steps fit the budget"
         self._metrics.add(step=state.step, event="shortened", total=total, was=state.course.total)
         self._say(f"slower than planned: {reason}; the learning rate now falls faster, to end with the run")
-        course = state.course.shortened(state.step, total) if fits else replace(state.course, total=total)
+        left = total > state.step
+        course = state.course.shortened(state.step, total) if left else replace(state.course, total=total)
         return replace(state, course=course, shortened=reason)
 
 
+@contextmanager
+def listening(wishes: Wishes) -> Iterator[None]:
+    """Take SIGTERM, SIGUSR1 and Ctrl-C as a wish to stop after the step, saved; a second Ctrl-C ends at once."""
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        wishes.stops.add(signal.Signals(number).name)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    kept = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
 class Save:
-    """A checkpoint every so many seconds, at each new best, at the end, and when a signal asks the run to stop."""
+    """A checkpoint every so many seconds, at each new best, at the end, and when the session is to stop."""
 
-    def __init__(self, checkpoints: Checkpoints, learner: Learner, metrics: LineFile, pace: Pace, every: float):
-        self._checkpoints, self._learner, self._metrics, self._pace = checkpoints, learner, metrics, pace
-        self._every = every
+    def __init__(
+        self,
+        save: Callable[[State, bool], None],
+        wishes: Wishes,
+        pace: Pace,
+        every: float,
+        limit: Callable[[], bool] = lambda: False,
+    ):
+        """`save` takes the state, and whether to wait until it is on disk; `limit` says that the time is up."""
+        self._save, self._wishes, self._pace = save, wishes, pace
+        self._every, self._limit = every, limit
         self._last = time.monotonic()
-        self._signal: int | None = None
+        self._stop: str | None = None
+        self._wanted = False
 
-    def listen(self) -> None:
-        """Take SIGTERM and Ctrl-C as a wish to stop after the step, saved."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number
-        signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
+    def due(self, step: int, total: int) -> bool:
+        return self._wanted or step == total
 
     def __call__(self, state: State, report: Report) -> State:
-        due = time.monotonic() - self._last >= self._every
-        if due or self._signal or state.step in (state.course.total, state.best_step):
+        self._listen(report)
+        last = state.step >= state.course.total
+        settled = report.begun == state.step  # the weights are those after this step
+        if settled and (self._wanted or last or state.step == state.best_step):
             started = time.perf_counter()
-            self._metrics.sync()
-            self._checkpoints.save(self._learner, state)
+            self._save(state, last or self._stop is not None)
             self._pace.took_overhead(time.perf_counter() - started)
-            self._last = time.monotonic()
-        if self._signal:
-            name = signal.Signals(self._signal).name
-            raise Fault(f"stopped by {name} after step {state.step}, saved; the same command goes on from there")
+            self._last, self._wanted, self._wishes.save = time.monotonic(), False, False
+            if self._stop is not None and not last:
+                said = f"stopped by {self._stop} after step {state.step}, saved"
+                raise Fault(f"{said}; the same command goes on from there")
         return state
+
+    def _listen(self, report: Report) -> None:
+        """What this process wishes goes to all, and what they agreed on is wanted here."""
+        self._wishes.save = time.monotonic() - self._last >= self._every
+        if self._limit():
+            self._wishes.stops.add("the time limit")
+        heard = self._wishes.agreed() if self._wishes.alone else report.agreed
+        self._stop = self._stop or heard.stop
+        self._wanted = self._wanted or heard.save or heard.stop is not None

@@ -1,0 +1,311 @@
+"""Training speed: ours beside `transformers`, compiled and not, and its `Trainer`, on the same rows in one run.
+
+    python bench/train.py [--only NAME …] [--profile] [--out FOLDER]
+
+A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
+time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
+first steps, which compile, the median of the following steps counts. FLOPs are those of `shoestring.core.facts.Cost`: matrix
+products, attention over every pair of positions without a discount for the causal mask, the backward pass twice the
+forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
+against the 989 TFLOP/s of the vendor.
+
+Curves: the losses of 200 steps as trained here, and of the same steps in fp32 without compilation, on built-in stories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.recipe import Model, Train
+from shoestring.models import build, cost
+from shoestring.probe.machine import pick_device
+from shoestring.train.checkpoint import State
+from shoestring.train.course import Course
+from shoestring.train.learner import Learner
+from shoestring.train.loop import Loop, Report
+
+VENDOR_FLOPS = 989e12
+CHILD_SECONDS = 120
+LLAMA = {"family": "llama", "tied": False}
+SHAPES: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    # name: model, vocabulary, length, rows
+    "llama-1024x8": ({**LLAMA, "width": 1024, "layers": 8, "heads": 8, "hidden": 4096}, 200, 100, 512),
+    "llama-768x12": ({**LLAMA, "width": 768, "layers": 12, "heads": 12, "hidden": 3072}, 50304, 1024, 32),
+    "gpt2-124m": ({"family": "gpt2", "width": 768, "layers": 12, "heads": 12}, 50257, 1024, 64),
+    "perceiver-512x9": (
+        {"family": "perceiver_ar", "width": 512, "layers": 9, "heads": 8, "latents": 512}, 32000, 2048, 32,
+    ),
+    "llama-512x9": ({**LLAMA, "tied": True, "width": 512, "layers": 9, "heads": 8, "hidden": 2048}, 32000, 2048, 32),
+    "demo": ({"family": "llama", "width": 128, "layers": 4, "heads": 4}, 603, 128, 16),
+}  # fmt: skip
+PEERS = ("transformers compiled", "Trainer")
+ON_GPU = {
+    "llama-1024x8": ("ours", *PEERS),
+    "llama-768x12": ("ours", *PEERS),
+    "gpt2-124m": ("ours", *PEERS),
+    "perceiver-512x9": ("ours", "ours recomputing"),
+    "llama-512x9": ("ours",),
+}
+ON_CPU = {"demo": ("ours", "ours compiled", "transformers", "transformers compiled")}
+
+
+class RandomRows:
+    """Rows of random tokens in memory, gathered anew every step."""
+
+    def __init__(self, vocabulary: int, length: int):
+        self._rows = np.random.default_rng(0).integers(0, vocabulary, (1 << 13, length + 1), dtype=np.int64)
+
+    def order(self, seed: int, step: int, batch: int) -> NDArray[np.int64]:
+        return np.random.default_rng([seed, step]).integers(0, len(self._rows), batch)
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._rows[indices]
+
+
+def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
+    spec, vocabulary, length, rows = SHAPES[name]
+    device, model = pick_device(), Model(**spec)
+    recompute = "full" if way == "ours recomputing" else "none"
+    compiles = True if way == "ours compiled" else None
+    settings = Train(batch=rows, lr=1e-4, recompute=recompute, compile=compiles)  # type: ignore[arg-type]
+    learner = Learner(build(model, vocabulary, length, 0), settings, device)
+    times: list[float] = []
+
+    def note(state: State, report: Report) -> State:
+        times.append(report.seconds)
+        return state
+
+    loop = Loop(learner, RandomRows(vocabulary, length), settings, [note], batch=rows, per_device=rows, seed=0)
+    started = time.perf_counter()
+    loop.run(State(recipe="", data="", course=Course(total=steps)))
+    took = time.perf_counter() - started
+    if profile:
+        show_profile(lambda: loop.run(State(recipe="", data="", course=Course(total=4))))
+    found = {"seconds": statistics.median(times[steps // 2 :]), "first_steps_seconds": took - sum(times[steps // 2 :])}
+    return found | {"flops_per_token": cost(model, vocabulary, length).train_flops_per_token}
+
+
+def show_profile(work: Callable[[], object]) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        work()
+    print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=60, max_name_column_width=90))
+
+
+def peer_model(name: str) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    spec, vocabulary, length, _ = SHAPES[name]
+    if spec["family"] == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_positions=length, attn_pdrop=0.0, embd_pdrop=0.0,
+                                          resid_pdrop=0.0))  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocabulary, hidden_size=spec["width"], num_hidden_layers=spec["layers"],
+        num_attention_heads=spec["heads"], num_key_value_heads=spec["heads"], max_position_embeddings=max(length, 2048),
+        intermediate_size=spec.get("hidden") or -(-8 * spec["width"] // 96) * 32, attn_implementation="sdpa",
+        tie_word_embeddings=spec.get("tied", True),
+    ))  # fmt: skip
+
+
+def peer(name: str, way: str, steps: int) -> dict[str, Any]:
+    """`transformers` with torch's fused AdamW."""
+    _, vocabulary, length, rows = SHAPES[name]
+    device = pick_device()
+    model = peer_model(name).to(device)
+    called = torch.compile(model) if way.endswith("compiled") else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    source = RandomRows(vocabulary, length)
+    times = []
+    for step in range(steps):
+        if step == steps // 2 and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        ids = torch.from_numpy(source.rows(source.order(0, step, rows)))[:, :length].to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            loss = called(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+        times.append(time.perf_counter() - started)
+    return {"seconds": statistics.median(times[steps // 2 :])}
+
+
+def trainer(name: str, steps: int) -> dict[str, Any]:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    _, vocabulary, length, rows = SHAPES[name]
+    source = RandomRows(vocabulary, length)
+    times: list[float] = []
+
+    class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+        def __len__(self) -> int:
+            return 1 << 20
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            ids = torch.from_numpy(source._rows[index % len(source._rows)][:length])
+            return {"input_ids": ids, "labels": ids}
+
+    class Note(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.perf_counter())
+            if len(times) == steps // 2 and torch.cuda.is_available():
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder, per_device_train_batch_size=rows, max_steps=steps, bf16=torch.cuda.is_available(),
+            torch_compile=True, optim="adamw_torch_fused", report_to=[], logging_strategy="no", save_strategy="no",
+            dataloader_num_workers=4, dataloader_pin_memory=True, disable_tqdm=True,
+        )  # fmt: skip
+        Trainer(model=peer_model(name), args=arguments, train_dataset=Rows(), callbacks=[Note()]).train()
+    return {"seconds": (times[-1] - times[steps // 2]) / (steps - 1 - steps // 2)}
+
+
+def one(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
+    torch.set_float32_matmul_precision("high")
+    if way.startswith("ours"):
+        found = ours(name, way, steps, profile)
+    else:
+        found = trainer(name, steps) if way == "Trainer" else peer(name, way, steps)
+    _, _, length, rows = SHAPES[name]
+    found["tokens_per_second"] = rows * length / found["seconds"]
+    if torch.cuda.is_available():
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    return found
+
+
+def product_flops() -> float:
+    """The largest rate of a plain bf16 product."""
+    rates = []
+    for m, k, n in ((8192, 8192, 8192), (16384, 8192, 8192), (51200, 1024, 8192), (51200, 4096, 1024)):
+        a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+        for _ in range(3):
+            a @ b
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(20):
+            a @ b
+        torch.cuda.synchronize()
+        rates.append(2 * m * k * n * 20 / (time.perf_counter() - started))
+    return max(rates)
+
+
+def curves(steps: int = 200) -> dict[str, list[float]]:
+    """Losses on the built-in stories, as trained here and in fp32 without compilation."""
+    from shoestring.data.sources import Stories
+
+    device, rows, length = pick_device(), 64, 256
+    text = "\n".join(document.text for document, _ in zip(Stories(0).documents(), range(6000)))
+    ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+    starts = np.random.default_rng(0).integers(0, len(ids) - length - 1, (steps, rows))
+    model, found = Model(width=256, layers=6, heads=8, hidden=768), {}
+    for name, settings in (
+        ("as trained", Train(batch=rows, lr=1e-3)),
+        ("fp32, not compiled", Train(batch=rows, lr=1e-3, precision="fp32", compile=False)),
+    ):
+        torch.backends.cuda.matmul.allow_tf32 = False
+        learner, losses = Learner(build(model, 256, length, 0), settings, device), []
+        for step in range(steps):
+            batch = torch.from_numpy(ids[starts[step][:, None] + np.arange(length + 1)])
+            tally = learner.accumulate(batch, rows)
+            learner.update(tally, settings.lr * min(1.0, (step + 1) / 20))
+            losses.append(tally.nats / tally.predictions)
+        found[name] = torch.stack(losses).tolist()
+    return found
+
+
+def input_share(name: str, seconds: float) -> float:
+    """Of a step: the host's time for order, rows and their way to the device, which runs beside the device's work."""
+    _, vocabulary, length, rows = SHAPES[name]
+    source = RandomRows(vocabulary, length)
+    from shoestring.models import Batch
+
+    times = []
+    for step in range(30):
+        started = time.perf_counter()
+        Batch.of(source.rows(source.order(0, step, rows))).to(pick_device())
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) / seconds
+
+
+def in_a_process(*arguments: str) -> dict[str, Any]:
+    try:
+        told = subprocess.run(
+            [sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=CHILD_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {CHILD_SECONDS} s"}
+    if told.returncode:
+        lines = told.stderr.strip().splitlines() or ["no message"]
+        return {"error": lines[-1][:300]}
+    *shown, last = told.stdout.strip().splitlines()
+    print("\n".join(shown))
+    found: dict[str, Any] = json.loads(last)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--ways", nargs="*")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", nargs=2)
+    parser.add_argument("--curves", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(one(*arguments.one, arguments.steps, arguments.profile)))
+        return
+    if arguments.curves:
+        print(json.dumps(curves()))
+        return
+    gpu = torch.cuda.is_available()
+    values: dict[str, Any] = {"steps": arguments.steps, "shapes": {}}
+    if gpu:
+        values |= {"product_flops": product_flops(), "vendor_flops": VENDOR_FLOPS}
+    more = ["--profile"] if arguments.profile else []
+    ways = ON_GPU if gpu else ON_CPU
+    for name in ways:
+        spec, vocabulary, length, rows = SHAPES[name]
+        values["shapes"][name] = {"model": spec, "vocabulary": vocabulary, "length": length, "rows": rows, "ways": {}}
+    for way in dict.fromkeys(way for each in ways.values() for way in each):  # ours of all shapes first
+        for name, shape in values["shapes"].items():
+            left_out = (arguments.only and name not in arguments.only) or (arguments.ways and way not in arguments.ways)
+            if way not in ways[name] or left_out:
+                continue
+            found = in_a_process("--one", name, way, "--steps", str(arguments.steps), *more)
+            shape["ways"][way] = found
+            if way == "ours" and gpu and "seconds" in found:
+                shape["flops_per_token"] = found["flops_per_token"]
+                shape["input_share"] = input_share(name, found["seconds"])
+            if gpu and "seconds" in found and "flops_per_token" in shape:
+                rate = shape["flops_per_token"] * found["tokens_per_second"]
+                found |= {"of_measured_peak": rate / values["product_flops"], "of_vendor_peak": rate / VENDOR_FLOPS}
+            print(name, way, json.dumps(found), flush=True)
+        if way == "ours" and not arguments.only:
+            values["curves"] = in_a_process("--curves")
+        record.write("train", values, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

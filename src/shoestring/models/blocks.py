@@ -1,0 +1,62 @@
+"""What the layers of all families share: norms for a stream of half precision, and passes that are computed again.
+
+Shapes: R rows, T positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class Block(nn.Module):
+    """A layer. Its backward pass may compute again what the forward pass made: all of it, or some parts."""
+
+    recompute: Recompute = "none"
+
+    def part(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """A part that is large and cheap: computed again in the backward pass where `recompute` is "selective"."""
+        if self.recompute != "selective" or not torch.is_grad_enabled():
+            return function(*inputs)
+        found: Tensor = checkpoint(function, *inputs, use_reentrant=False)
+        return found
+
+
+def run(block: nn.Module, *inputs: object) -> Any:
+    """The output of a layer; nothing inside it is kept for the backward pass where `recompute` is "full"."""
+    if getattr(block, "recompute", "none") != "full" or not torch.is_grad_enabled():
+        return block(*inputs)
+    return checkpoint(block, *inputs, use_reentrant=False)
+
+
+def as_stream(x: Tensor) -> Tensor:
+    """The first value of the residual stream: in the type of the products, which autocast would leave at float32."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+class RMSNorm(nn.RMSNorm):
+    """Computed in float32 at least, returned in the type of the stream."""
+
+    def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        return F.rms_norm(_wide(x), self.normalized_shape, self.weight, self.eps).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Computed in float32 at least, returned in the type of the stream."""
+
+    def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        return F.layer_norm(_wide(x), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)

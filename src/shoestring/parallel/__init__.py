@@ -1,0 +1,1 @@
+"""Processes that work on one thing together."""

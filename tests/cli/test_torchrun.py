@@ -1,0 +1,261 @@
+"""The command line under torchrun, two processes on a CPU: one run, one writer, one voice, and nothing ever hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+from shoestring.core.facts import Plan
+from shoestring.core.recipe import load
+from shoestring.core.run_folder import RunFolder
+from shoestring.track import read_lines
+from shoestring.train.checkpoint import Checkpoints
+
+PACKED = ("--set", "data.packing=best_fit", "--set", "data.within=true", "--set", "train.per_device=1")
+SHARDED = ("--set", "parallel.shard=true")
+SECONDS = 120
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("torchrun")]  # what one test makes, others use
+
+
+def start(*arguments: str | Path, cwd: Path, script: str | None = None) -> subprocess.Popen[str]:
+    """`shoestring …` in two processes; a script may change something in them before it begins."""
+    if script is None:
+        what: tuple[str | Path, ...] = ("-m", "shoestring")
+    else:
+        what = (cwd / "changed.py",)
+        (cwd / "changed.py").write_text(script + "\nfrom shoestring.cli.main import main\nmain()\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *what]
+    return subprocess.Popen(
+        [str(part) for part in (*command, *arguments)],
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """What came of it; one that hangs is killed, and fails."""
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    finally:
+        for worker in workers(process):
+            os.kill(worker, signal.SIGKILL)
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def workers(process: subprocess.Popen[str]) -> dict[int, int]:
+    """Processes that torchrun started, with their ranks."""
+    found = {}
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in children:
+            for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"RANK="):
+                    found[int(child)] = int(entry.removeprefix(b"RANK="))
+    except OSError:
+        pass
+    return found
+
+
+@dataclass
+class Alone:
+    """Runs of one process, which are made once, and their plans for other recipes."""
+
+    path: Path
+
+    def run(self, *options: str) -> RunFolder:
+        name = "-".join(options) or "plain"
+        run = RunFolder(self.path / name / "tiny")
+        if not run.done.is_file():
+            command = [sys.executable, "-m", "shoestring", "train", "tiny.toml", "--set", f"run.folder={name}"]
+            plan = [] if name == "plain" else ["--plan", self.plan(*options)]
+            subprocess.run([*command, *options, *plan], cwd=self.path, check=True, capture_output=True)
+        return run
+
+    def plan(self, *options: str) -> Path:
+        """The measured plan, as if it had been made for a recipe with these options."""
+        plan, path = Plan.read(self.run().plan), self.path / f"plan {' '.join(options)}.json"
+        recipe = load(self.path / "tiny.toml", options[1::2])
+        rows = recipe.train.per_device or plan.per_device
+        replace(plan, recipe=recipe.fingerprint, steps=int(recipe.budget.steps or 0), per_device=rows).write(path)
+        return path
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    path = tmp_path_factory.mktemp("alone")
+    (path / "tiny.toml").write_text(TINY)
+    return Alone(path)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin(tiny: Path, tmp_path: Path, alone: Alone) -> Start:
+    """Begin to train in two processes with what was measured and prepared before."""
+
+    def run(*options: str, script: str | None = None) -> subprocess.Popen[str]:
+        ready = ("--plan", alone.plan(*options), "--set", f"data.folder={alone.path / 'stores'}")
+        return start("train", tiny, *options, *ready, cwd=tmp_path, script=script)
+
+    return run
+
+
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "runs" / "tiny")
+
+
+def assert_same_losses(one: RunFolder, other: RunFolder) -> None:
+    first, second = read_lines(one.metrics), read_lines(other.metrics)
+    assert [line["step"] for line in first] == [line["step"] for line in second]
+    for a, b in zip(first, second):
+        assert a.keys() == b.keys()
+        for name in ("loss", "heldout_loss"):
+            if name in a:
+                assert b[name] == pytest.approx(a[name], abs=1e-6), (a["step"], name)
+    told, again = (json.loads(run.evaluation.read_text()) for run in (one, other))
+    assert again["loss"] == pytest.approx(told["loss"], abs=1e-6)
+    assert (again["rows"], again["tokens"]) == (told["rows"], told["tokens"])
+
+
+def test_two_processes_train_what_one_does(tiny: Path, tmp_path: Path, alone: Alone) -> None:
+    result = end(start("train", tiny, cwd=tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Plan against actual") == 1, "one voice"
+    assert result.stdout.count("page: ") == 1
+    assert " × 2 " in result.stdout, "two devices are in the plan"
+    run = folder(tmp_path)
+    assert len(read_lines(run.metrics)) == 40 + 4, "one writer"
+    assert run.done.is_file()
+    assert run.report.is_file()
+    assert_same_losses(alone.run(), run)
+    again = end(start("train", tiny, cwd=tmp_path))
+    assert again.returncode == 0
+    assert again.stdout.count("is finished") == 1, "and only one says so"
+
+
+def test_two_processes_train_a_sharded_model_on_packed_rows(tmp_path: Path, alone: Alone, begin: Start) -> None:
+    """With the plan of one process, which is for any number of them."""
+    result = end(begin(*PACKED, *SHARDED))
+    assert result.returncode == 0, result.stderr
+    assert {path.suffix for path in folder(tmp_path).checkpoints.iterdir()} == {".parts"}
+    assert_same_losses(alone.run(*PACKED), folder(tmp_path))
+
+
+def test_a_batch_that_does_not_divide_is_one_error_and_nothing_is_written(tiny: Path, tmp_path: Path) -> None:
+    result = end(start("train", tiny, "--set", "train.batch=5", cwd=tmp_path))
+    assert result.returncode != 0
+    assert result.stderr.count("error: ") == 1
+    assert "an effective batch of 5 rows does not divide over 2 processes" in result.stderr
+    assert result.stderr.count("exitcode  : 2") >= 1, "torchrun's own is always 1"
+    assert not folder(tmp_path).path.exists()
+
+
+BROKEN = """
+import os
+from shoestring.core.errors import DataError
+from shoestring.train import loop
+take = loop.Loop._take
+
+def broken(self, step, course):
+    if step == 5 and os.environ["RANK"] == "{rank}":
+        raise {error}("row 7 is damaged")
+    return take(self, step, course)
+
+loop.Loop._take = broken
+"""
+
+
+@pytest.mark.parametrize(("rank", "error", "options"), [(0, "ValueError", ()), (1, "DataError", SHARDED)])
+def test_an_error_in_one_process_ends_all(rank: int, error: str, options: tuple[str, ...], begin: Start) -> None:
+    result = end(begin(*options, script=BROKEN.format(rank=rank, error=error)))
+    assert result.returncode != 0
+    assert result.stderr.count("row 7 is damaged") == 1
+    assert result.stderr.count("this is a bug") == (error == "ValueError"), "the other one knows that it is not its own"
+
+
+FULL = """
+import os
+import torch
+from shoestring.models import LanguageModel
+forward = LanguageModel.forward
+steps = 0
+
+def limited(self, batch):
+    global steps
+    steps += self.training
+    if os.environ["RANK"] == "1" and steps > {after} and len(batch.ids) > {rows}:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return forward(self, batch)
+
+LanguageModel.forward = limited
+"""
+
+
+def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(tmp_path: Path, alone: Alone, begin: Start) -> None:
+    result = end(begin("--set", "train.per_device=2", script=FULL.format(after=7, rows=1)))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("step 7 did not fit the memory; it is taken again with per_device = 1") == 1
+    halved = [line for line in read_lines(folder(tmp_path).timings) if line.get("event") == "halved"]
+    assert [(line["step"], line["per_device"]) for line in halved] == [(7, 1)]
+    assert_same_losses(alone.run(), folder(tmp_path))
+
+
+def test_a_sharded_model_that_runs_out_of_memory_goes_on_with_half_when_it_is_started_again(
+    tmp_path: Path, alone: Alone, begin: Start
+) -> None:
+    options = ("--set", "train.per_device=2", "--set", "train.checkpoint_every=1ms", *SHARDED)
+    script = FULL.format(after=9, rows=1)
+    result = end(begin(*options, script=script))
+    assert result.returncode != 0
+    assert result.stderr.count("2 rows at a time do not fit the memory; the same command goes on with 1") == 1
+    assert "this is a bug" not in result.stderr
+    again = end(begin(*options, script=script))
+    assert again.returncode == 0, again.stderr
+    assert "going on after step" in again.stdout
+    assert_same_losses(alone.run(), folder(tmp_path))
+
+
+LONG = ("--set", "budget.steps=3000", "--set", "train.checkpoint_every=1h", "--set", "evaluate.every=1.0")
+
+
+@pytest.mark.parametrize(
+    ("number", "whom", "options"),
+    [(signal.SIGUSR1, 0, ()), (signal.SIGINT, 1, SHARDED), (signal.SIGTERM, None, ())],
+    ids=["first", "second-shard", "torchrun"],
+)
+def test_a_signal_to_one_process_stops_all_saved(
+    number: signal.Signals, whom: int | None, options: tuple[str, ...], tmp_path: Path, begin: Start
+) -> None:
+    run = folder(tmp_path)
+    process = begin(*LONG, *options)
+    until = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < until and len(read_lines(run.metrics)) < 5:
+        time.sleep(0.05)
+    pids = [process.pid] if whom is None else [pid for pid, rank in workers(process).items() if rank == whom]
+    assert len(pids) == 1
+    os.kill(pids[0], number)
+    result = end(process)
+    assert result.returncode != 0
+    assert result.stderr.count(f"stopped by {number.name} after step") == 1, result.stderr
+    steps = Checkpoints(run.checkpoints, 1).steps()
+    assert len(steps) == 1
+    assert f"after step {steps[0]}, saved" in result.stderr
+    assert Checkpoints(run.checkpoints, 1).latest() == (steps[0], [])
+    assert not list(run.checkpoints.glob(".*"))

@@ -1,0 +1,200 @@
+"""Recipes of every family: the smallest good one, and a line for each contradiction."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from shoestring.core.errors import RecipeError
+from shoestring.core.recipe import Model, Recipe, build
+from shoestring.core.schema import hints
+
+Values = dict[str, dict[str, Any]]
+BASE: Values = {"budget": {"steps": 10}, "train": {"batch": 4}}
+SMALLEST: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "gpt2": {"family": "gpt2"},
+    "perceiver_ar": {"family": "perceiver_ar", "latents": 8},
+    "masked_lm": {"family": "masked_lm"},
+    "hf": {"family": "hf", "name": "gpt2"},
+}
+OTHER: dict[str, Any] = {
+    "name": "gpt2",
+    "width": 64,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "hidden": 32,
+    "tied": False,
+    "bias": True,
+    "dropout": 0.1,
+    "rotary_base": 500.0,
+    "rotary_scaling": "linear:2",
+    "positions": 512,
+    "classes": 3,
+    "latents": 8,
+    "prefix_dropout": 0.25,
+}
+"""A value of each field of a model that is not its default."""
+SHARED = {"width", "layers", "heads", "hidden", "tied", "dropout"}
+HAVE = {
+    "llama": SHARED | {"kv_heads", "bias", "rotary_base", "rotary_scaling"},
+    "gpt2": SHARED | {"positions"},
+    "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
+    "masked_lm": SHARED | {"positions", "classes"},
+    "hf": {"name"},
+}
+LABELLED = {"label": "class", "source": "csv:a.csv"}
+
+
+def made(model: dict[str, Any], data: dict[str, Any] | None = None) -> Recipe:
+    return build(BASE | {"model": model, "data": data or {}}, "test")
+
+
+def problems(model: dict[str, Any], data: dict[str, Any] | None = None) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        made(model, data)
+    return caught.value.problems
+
+
+def test_every_family_has_a_smallest_recipe() -> None:
+    assert set(SMALLEST) == set(get_args(get_args(hints(Model)["family"])[0]))
+    for family, model in SMALLEST.items():
+        assert made(model).model.family == family
+
+
+def test_every_field_is_in_the_table() -> None:
+    assert set(OTHER) == set(Model.__dataclass_fields__) - {"family", "init"}
+    assert set.union(*HAVE.values()) == set(OTHER)
+    for name, value in OTHER.items():
+        assert getattr(Model(), name) != value
+
+
+@pytest.mark.parametrize("family", SMALLEST)
+@pytest.mark.parametrize("name", OTHER)
+def test_a_field_is_for_some_families(family: str, name: str) -> None:
+    model = SMALLEST[family] | {name: OTHER[name]}
+    data = LABELLED if name == "classes" and family == "masked_lm" else None
+    if name in HAVE[family]:
+        assert getattr(made(model, data).model, name) == OTHER[name]
+        return
+    families = [each for each in ("hf", "llama", "gpt2", "perceiver_ar", "masked_lm") if name in HAVE[each]]
+    line = f'model.{name}: model.family = "{family}" has none; it is for {" and ".join(families)}'
+    assert line in problems(model, data)
+
+
+@pytest.mark.parametrize("family", SMALLEST)
+def test_any_family_may_start_from_weights(family: str) -> None:
+    assert made(SMALLEST[family] | {"init": "runs/a"}).model.init == "runs/a"
+
+
+ENCODER, PERCEIVER = SMALLEST["masked_lm"], SMALLEST["perceiver_ar"]
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no name": ({"family": "hf"}, {}, 'model.name: missing; family "hf" needs a hub name or a folder'),
+    "heads of a llama": (
+        {"width": 24, "heads": 8},
+        {},
+        "model.heads = 8: must divide model.width = 24 into even parts",
+    ),
+    "heads of a llama that do not divide": (
+        {"width": 25, "heads": 8},
+        {},
+        "model.heads = 8: must divide model.width = 25 into even parts",
+    ),
+    "heads of GPT-2": (
+        {"family": "gpt2", "width": 25, "heads": 8},
+        {},
+        "model.heads = 8: must divide model.width = 25",
+    ),
+    "heads of an encoder": (ENCODER | {"width": 25}, {}, "model.heads = 8: must divide model.width = 25"),
+    "heads of a Perceiver": (PERCEIVER | {"width": 25}, {}, "model.heads = 8: must divide model.width = 25"),
+    "within a Perceiver's row": (PERCEIVER, {"within": True}, "data.within: a Perceiver AR attends over whole rows"),
+    "kv_heads": ({"heads": 8, "kv_heads": 3}, {}, "model.kv_heads = 3: must divide model.heads = 8"),
+    "positions of GPT-2": (
+        {"family": "gpt2", "positions": 9},
+        {"length": 10},
+        "model.positions = 9: must be at least data.length = 10",
+    ),
+    "positions of an encoder": (
+        ENCODER | {"positions": 255},
+        {},
+        "model.positions = 255: must be at least data.length = 256",
+    ),
+    "no latents": (
+        {"family": "perceiver_ar"},
+        {},
+        "model.latents: missing; a Perceiver AR predicts so many of the last positions of a row",
+    ),
+    "latents longer than the row": (
+        PERCEIVER | {"latents": 11},
+        {"length": 10},
+        "model.latents = 11: must be at most data.length = 10",
+    ),
+    "a label without classes": (ENCODER, LABELLED, "data.label and model.classes: give both, or none of the two"),
+    "classes without a label": (
+        ENCODER | {"classes": 3},
+        {},
+        "data.label and model.classes: give both, or none of the two",
+    ),
+    "masked": ({}, {"masked": 0.2}, 'data.masked: is for model.family = "masked_lm"'),
+    "whole words": ({}, {"whole_words": True}, 'data.whole_words: is for model.family = "masked_lm"'),
+    "within an encoder's row": (ENCODER, {"within": True}, "data.within: an encoder sees the whole of a row"),
+    "a label of stories": (
+        ENCODER | {"classes": 3},
+        {"label": "class"},
+        'data.label = "class": needs a source with columns: jsonl, csv, parquet or hf',
+    ),
+    "a label of a stream": (
+        ENCODER | {"classes": 3},
+        {"label": "class", "stream": "markov:12"},
+        'data.label = "class": needs a source with columns: jsonl, csv, parquet or hf',
+    ),
+    "a label of a store": (
+        ENCODER | {"classes": 3},
+        {"label": "class", "source": "store:a"},
+        "data.label: store:a is made already, of the documents that it has",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "data", "line"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_contradiction_has_one_line(model: dict[str, Any], data: dict[str, Any], line: str) -> None:
+    assert problems(model, data) == (line,)
+
+
+def test_a_label_of_another_family_is_refused() -> None:
+    lines = problems({"family": "llama", "classes": 3}, LABELLED)
+    assert set(lines) == {
+        'model.classes: model.family = "llama" has none; it is for masked_lm',
+        'data.label: is for model.family = "masked_lm"',
+    }
+
+
+def test_all_contradictions_are_one_message() -> None:
+    lines = problems(
+        {"family": "perceiver_ar", "width": 25, "heads": 8, "kv_heads": 3, "latents": 300, "name": "x"},
+        {"within": True, "masked": 0.5},
+    )
+    begins = ["model.kv_heads: ", "model.name: ", "model.heads = 8", "data.within: ", "model.kv_heads = 3"]
+    begins += ["model.latents = 300", "data.masked: "]
+    assert len(lines) == len(begins)
+    assert all(any(line.startswith(begin) for line in lines) for begin in begins), lines
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ({"width": 32, "heads": 4, "kv_heads": 4}, {}),
+        (PERCEIVER | {"latents": 10}, {"length": 10}),
+        ({"family": "gpt2", "positions": 10}, {"length": 10}),
+        (ENCODER | {"classes": 3}, LABELLED),
+        (ENCODER | {"classes": 3}, {"label": "class", "source": "hf:some/set"}),
+        (ENCODER, {"masked": 0.3, "whole_words": True}),
+        (ENCODER, {"stream": "markov:12"}),
+        (PERCEIVER, {"shift": True}),
+    ],
+    ids=["all kv heads", "all latents", "as many positions", "csv", "hub", "whole words", "stream", "shift"],
+)
+def test_what_is_just_right_is_taken(model: dict[str, Any], data: dict[str, Any]) -> None:
+    assert isinstance(made(model, data), Recipe)

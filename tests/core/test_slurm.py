@@ -1,0 +1,66 @@
+"""The end of a Slurm allocation, as its environment or `squeue` tells it; never an error."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from shoestring.core import slurm
+from shoestring.core.clock import Clock
+
+
+@pytest.fixture
+def squeue(tmp_path: Path) -> dict[str, str]:
+    """An environment whose `squeue` runs what the test writes into the file of that name."""
+    path = tmp_path / "squeue"
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+
+def answer(squeue: dict[str, str], script: str) -> float | None:
+    path = Path(squeue["PATH"].partition(":")[0]) / "squeue"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    return slurm.allocation_end(Clock(100.0), squeue)
+
+
+def test_outside_of_an_allocation_there_is_no_end(squeue: dict[str, str]) -> None:
+    del squeue["SLURM_JOB_ID"]
+    assert answer(squeue, "echo 2999-01-01T00:00:00") is None
+    assert slurm.allocation_end(Clock(), {}) is None
+
+
+def test_the_end_is_on_the_clock_of_this_process() -> None:
+    end = slurm.allocation_end(Clock(100.0), {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 600)})
+    assert end == pytest.approx(700, abs=2)
+
+
+def test_an_older_slurm_is_asked(squeue: dict[str, str]) -> None:
+    def local(seconds: float) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+    asked = (
+        f'test "$*" = "--noheader --jobs 7 --format %e" && test "$SLURM_TIME_FORMAT" = standard && echo {local(600)}'
+    )
+    assert answer(squeue, asked) == pytest.approx(700, abs=2)
+
+
+@pytest.mark.parametrize("script", ["echo NONE", "echo N/A", "echo", "echo error >&2; exit 1", "echo Unlimited"])
+def test_no_limit_and_no_answer_are_no_end(script: str, squeue: dict[str, str]) -> None:
+    assert answer(squeue, script) is None
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(
+    squeue: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_PATIENCE", 0.2)
+    started = time.monotonic()
+    assert answer(squeue, "exec sleep 30") is None
+    assert time.monotonic() - started < 10
+
+
+def test_a_machine_without_squeue_has_no_end(tmp_path: Path) -> None:
+    assert slurm.allocation_end(Clock(), {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}) is None

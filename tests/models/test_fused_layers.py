@@ -1,0 +1,80 @@
+"""Layers that are one pass on a GPU: the same as torch's own, in the interpreter here and on a GPU in tests/gpu."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from shoestring.models.add_norm import add_norm
+from shoestring.models.blocks import RMSNorm
+from shoestring.models.gated import gated_linear
+
+KERNELS = """
+import itertools
+import torch
+import torch.nn.functional as F
+from shoestring.models import add_norm, gated, turned_heads
+from shoestring.models.rotary import frequencies, rotate, turns
+
+def close(found, exact):
+    for one, two in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-5)
+
+torch.manual_seed(0)
+for n, d in itertools.product((1, 3, 37), (1, 16, 100, 257)):
+    x, change, to_total, to_normed = torch.randn(4, n, d)
+    weight = torch.randn(d)
+    total, normed, scales = add_norm._forward(x, change, weight, 1e-5)
+    changes, to_weight = add_norm._backward(to_total, to_normed, total, weight, scales)
+    inputs = [tensor.double().requires_grad_() for tensor in (x, change, weight)]
+    exact = inputs[0] + inputs[1]
+    outputs = (exact, F.rms_norm(exact, (d,), inputs[2], 1e-5))
+    wanted = torch.autograd.grad(outputs, inputs, (to_total.double(), to_normed.double()))
+    close((total, normed, changes, changes, to_weight), (*(o.detach() for o in outputs), *wanted))
+    f = d
+    pairs, weight, gradient = torch.randn(n, 2 * f), torch.randn(5, f), torch.randn(n, 5)
+    made = gated._forward(pairs, weight)
+    changes, to_weight = gated._backward(gradient, pairs, weight)
+    inputs = [tensor.double().requires_grad_() for tensor in (pairs, weight)]
+    exact = F.linear(F.silu(inputs[0][:, :f]) * inputs[0][:, f:], inputs[1])
+    close((made, changes, to_weight), (exact.detach(), *torch.autograd.grad(exact, inputs, gradient.double())))
+
+for rows, length, heads, shared, channels in ((1, 1, 1, 1, 2), (2, 7, 4, 4, 16), (3, 5, 6, 2, 24)):
+    qkv = torch.randn(rows, length, heads + 2 * shared, channels)
+    angles = turns(frequencies(channels, 100.0), length)
+    found = turned_heads._forward(qkv, *angles, heads)
+    wide = qkv.double().requires_grad_()
+    q, k, v = wide.split((heads, shared, shared), dim=2)
+    exact = (rotate(q, angles, heads=2), rotate(k, angles, heads=2), v)
+    gradients = [torch.randn(part.shape).transpose(1, 2).contiguous().transpose(1, 2) for part in found]
+    wanted = torch.autograd.grad(exact, wide, [gradient.double() for gradient in gradients])
+    close((*found, turned_heads._backward(*gradients, *angles)), (*(part.detach() for part in exact), *wanted))
+"""
+
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+
+
+@needs_triton
+def test_the_kernels_make_the_values_and_gradients_of_float64(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KERNELS)
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr[-3000:]
+
+
+def test_without_a_gpu_they_are_the_plain_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, change = torch.randn(2, 2, 3, 8, generator=generator)
+    norm = RMSNorm(8, eps=1e-5)
+    total, normed = add_norm(x, change, norm)
+    assert torch.equal(total, x + change)
+    assert torch.equal(normed, norm(x + change))
+    weight, bias = torch.randn(4, 4, generator=generator), torch.randn(4, generator=generator)
+    expected = F.linear(F.silu(x[..., :4]) * x[..., 4:], weight, bias)
+    torch.testing.assert_close(gated_linear(x, weight, bias), expected)

@@ -1,0 +1,249 @@
+"""Attention over short rows: the plain form and, without a GPU, the kernels in Triton's interpreter and compiled ahead.
+
+The oracle is written out in float64: turns as products of complex numbers, softmax over a mask. The interpreter gets
+bf16 wrong, so numbers are float32 there; it runs in a process of its own, because it must be chosen before a kernel is
+defined, and a wild load would end this one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoestring.models.rotary import frequencies, rotate, turns
+from shoestring.models.short_attention import CHANNELS, CONFIGS, fits, plain_short_attention, short_attention
+
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+
+Function = Callable[[Tensor], Tensor]
+
+
+def inputs(rows: int, length: int, heads: int, groups: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, angles, and the gradient of what attention gives."""
+    generator = torch.Generator().manual_seed(length + channels)
+    qkv = 2 * torch.randn(rows, length, heads + 2 * groups, channels, generator=generator, dtype=torch.float64)
+    angles = torch.randn(length, channels // 2, generator=generator, dtype=torch.float64)
+    gradient = torch.randn(rows, length, heads, channels, generator=generator, dtype=torch.float64)
+    return qkv, angles, gradient
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)  # R T H C/2
+    z = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((z.real, z.imag), -1)
+
+
+def oracle(qkv: Tensor, angles: Tensor, heads: int) -> Tensor:
+    groups = (qkv.shape[2] - heads) // 2
+    q, k, v = qkv.split((heads, groups, groups), 2)
+    users = torch.arange(heads) // (heads // groups)
+    k, v = turned(k, angles)[:, :, users], v[:, :, users]
+    scores = torch.einsum("rihc,rjhc->rhij", turned(q, angles), k) / qkv.shape[3] ** 0.5
+    future = torch.ones(scores.shape[-2:]).triu(1).bool()
+    return torch.einsum("rhij,rjhc->rihc", scores.masked_fill(future, -torch.inf).softmax(-1), v)
+
+
+def with_gradient(function: Function, qkv: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    qkv = qkv.detach().requires_grad_()
+    out = function(qkv)
+    return out.detach(), torch.autograd.grad(out, qkv, gradient.to(out.dtype))[0]
+
+
+def near(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> bool:
+    return ((found.double() - expected).abs().max() / expected.abs().max()).item() < tolerance
+
+
+ORACLE = "from __future__ import annotations\nimport torch\n\n"
+ORACLE += "\n".join(inspect.getsource(each) for each in (inputs, turned, oracle, with_gradient, near))
+
+INTERPRETED = """
+from shoestring.models import short_attention as module
+operator = torch.ops.shoestring.short_attention
+
+def check(rows, length, heads, groups, channels):
+    qkv, angles, gradient = inputs(rows, length, heads, groups, channels)
+    expected = with_gradient(lambda x: oracle(x, angles, heads), qkv, gradient)
+    tables = angles.cos().float(), angles.sin().float()
+    found = with_gradient(lambda x: operator(x, *tables, heads), qkv.float(), gradient)
+    for name, ours, reference in zip(("out", "gradient"), found, expected):
+        assert ours.dtype == torch.float32 and ours.shape == reference.shape and ours.is_contiguous()
+        assert near(ours, reference), (name, length, heads, groups, channels)
+"""
+
+SHAPES = """
+for shape in [(2, 1, 2, 2, 16), (1, 2, 2, 1, 32), (2, 17, 3, 3, 64), (1, 17, 4, 2, 128), (2, 33, 2, 2, 16),
+              (1, 64, 2, 2, 128), (1, 65, 2, 2, 32), (2, 100, 2, 2, 128), (1, 100, 4, 2, 64), (1, 100, 3, 1, 128),
+              (1, 128, 2, 2, 16), (1, 128, 2, 2, 128), (1, 128, 2, 1, 32)]:
+    check(*shape)
+"""
+
+TILES = """
+whole, halves = module.Launch(128, 8), module.Launch(64, 4)
+for tiles, shape in [((whole, whole, whole), (1, 100, 2, 2, 64)), ((halves, halves, halves), (2, 100, 4, 2, 32)),
+                     ((halves, halves, halves), (1, 128, 3, 1, 16))]:
+    module.CONFIGS[128, shape[-1]] = module.Config(*tiles)
+    check(*shape)
+"""
+
+OPERATOR = """
+from torch.utils.checkpoint import checkpoint
+qkv, angles, gradient = inputs(2, 5, 4, 2, 16)
+tables = angles.cos().float(), angles.sin().float()
+expected, slope = with_gradient(lambda x: operator(x, *tables, 4), qkv.float(), gradient)
+torch.library.opcheck(operator, (qkv.float().requires_grad_(), *tables, 4))
+torch.library.opcheck(torch.ops.shoestring.short_attention_backward, (gradient.float(), qkv.float(), *tables, 4))
+
+def layer(x):
+    return operator(x * 1.0, *tables, 4) * 1.0
+
+compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+for function in (compiled, lambda x: checkpoint(layer, x, use_reentrant=False),
+                 lambda x: checkpoint(compiled, x, use_reentrant=False)):
+    found = with_gradient(function, qkv.float(), gradient)
+    assert torch.equal(found[0], expected) and torch.equal(found[1], slope)
+with torch.no_grad():
+    assert torch.equal(compiled(qkv.float()), expected)
+with torch.autocast("cpu", torch.bfloat16):
+    assert torch.equal(layer(qkv.float()), expected)
+wide = torch.cat((qkv, qkv), -1).float()[..., :16]  # not contiguous, and neither is the gradient
+found = with_gradient(lambda x: operator(x, *tables, 4), wide, gradient.transpose(0, 1).contiguous().transpose(0, 1))
+assert torch.equal(found[0], expected) and torch.equal(found[1], slope)
+assert operator(qkv.float()[:0], *tables, 4).shape == (0, 5, 4, 16)
+"""
+
+COMPILED = """
+from shoestring.models.short_attention import short_attention
+qkv, angles, gradient = inputs(2, 7, 4, 2, 16)
+layer = lambda x: short_attention(x, angles.cos(), angles.sin(), 4) * 1.0
+compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+for ours, reference in zip(with_gradient(compiled, qkv, gradient), with_gradient(layer, qkv, gradient)):
+    assert near(ours, reference, 1e-14)
+"""
+
+AHEAD = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from shoestring.models import short_attention_kernels as kernels
+from shoestring.models.short_attention import CONFIGS
+
+def used(kernel, launch, length, heads, groups, channels):
+    constants = {"SCALE": channels**-0.5, "H": heads, "KV": groups, "C": channels, "HALF": max(16, channels // 2),
+                 "BLOCK": launch.block, "TWO": length > launch.block}
+    kinds = {"cos": "*fp32", "sin": "*fp32", "T": "i32"}
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "*bf16") for n in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": launch.warps, "num_stages": 1, "maxnreg": launch.registers}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert ("wgmma" in made.asm["ptx"]) == (length > 32)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.asm["cubin"])
+        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    registers, stack = (int(re.search(name + r":(\\d+)", text)[1]) for name in ("REG", "STACK"))
+    together = min(65_536 // (registers * 32 * launch.warps), 228 * 1024 // (made.metadata.shared + 1024))
+    return stack, together
+
+length, channels, groups = map(int, sys.argv[1:4])
+padded = max(16, 1 << (length - 1).bit_length())
+config = CONFIGS[padded, channels]
+back = config.backward if groups == 8 else config.grouped
+for kernel, launch, most, least in ((kernels.forward_kernel, config.forward, int(sys.argv[4]), int(sys.argv[5])),
+                                    (kernels.backward_kernel, back, int(sys.argv[6]), int(sys.argv[7]))):
+    stack, together = used(kernel, launch, length, 8, groups, channels)
+    assert stack <= most and together >= least, (kernel, stack, together)
+"""
+
+
+def _run(folder: Path, code: str, *arguments: object, **environment: str) -> None:
+    script = folder / "script.py"  # a file, where Triton can read a kernel's text
+    script.write_text(code)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), *map(str, arguments)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.parametrize(("length", "heads", "groups", "channels"), [(1, 2, 2, 16), (17, 4, 2, 6), (140, 3, 1, 64)])
+def test_the_plain_form_is_attention_of_turned_queries_and_keys(
+    length: int, heads: int, groups: int, channels: int
+) -> None:
+    qkv, angles, gradient = inputs(2, length, heads, groups, channels)
+    expected = with_gradient(lambda x: oracle(x, angles, heads), qkv, gradient)
+    for kind, tolerance in ((torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)):
+        tables = [table.to(torch.promote_types(kind, torch.float32)) for table in (angles.cos(), angles.sin())]
+        form = partial(short_attention, cos=tables[0], sin=tables[1], heads=heads)
+        found = with_gradient(form, qkv.to(kind), gradient)
+        for ours, reference in zip(found, expected):
+            assert ours.dtype == kind and near(ours, reference, tolerance)
+
+
+def test_the_turn_of_the_oracle_is_that_of_the_models() -> None:
+    x = torch.randn(2, 3, 9, 16)
+    angles = torch.outer(torch.arange(9.0), frequencies(16, 10_000.0)).double()
+    found = rotate(x, turns(frequencies(16, 10_000.0), 9)).transpose(1, 2)
+    assert near(found, turned(x.transpose(1, 2).double(), angles), 1e-6)
+
+
+def test_rows_that_the_kernels_cannot_do_go_through_the_plain_form() -> None:
+    qkv = torch.zeros(1, 4, 6, 16, dtype=torch.bfloat16)
+    assert not fits(qkv, 2), "on a CPU"
+    found = short_attention(qkv, torch.ones(4, 8), torch.zeros(4, 8), 2)
+    assert torch.equal(found, plain_short_attention(qkv, torch.ones(4, 8), torch.zeros(4, 8), 2))
+
+
+def test_every_shape_has_its_launch() -> None:
+    assert set(CONFIGS) == {(padded, channels) for padded in (16, 32, 64, 128) for channels in CHANNELS}
+    for (padded, _), config in CONFIGS.items():
+        assert all(launch.block <= padded <= 2 * launch.block for launch in config)
+
+
+def test_the_plain_form_compiles(tmp_path: Path) -> None:
+    _run(tmp_path, ORACLE + COMPILED)
+
+
+@needs_triton
+def test_the_arithmetic_of_the_kernels(tmp_path: Path) -> None:
+    _run(tmp_path, ORACLE + INTERPRETED + SHAPES + TILES, TRITON_INTERPRET="1")
+
+
+@needs_triton
+def test_the_operator_can_be_compiled_around_and_computed_again(tmp_path: Path) -> None:
+    _run(tmp_path, ORACLE + INTERPRETED + OPERATOR, TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("length", "channels", "groups", "forward", "backward"),
+    [
+        (100, 128, 8, (16, 3), (256, 2)),  # what is spilled are addresses
+        (100, 64, 8, (0, 3), (0, 2)),
+        (100, 64, 2, (0, 3), (64, 1)),
+        (64, 128, 8, (0, 3), (0, 2)),
+        (32, 64, 2, (0, 4), (0, 2)),
+        (9, 16, 8, (0, 8), (0, 8)),
+    ],
+)
+def test_the_kernels_compile_for_the_chip(
+    length: int, channels: int, groups: int, forward: tuple[int, int], backward: tuple[int, int], tmp_path: Path
+) -> None:
+    """Each with the most bytes of a thread's registers that spill, and the fewest programs side by side."""
+    _run(tmp_path, AHEAD, length, channels, groups, *forward, *backward)

@@ -1,0 +1,390 @@
+"""Rows of every family: hidden tokens that are a function of epoch and row, and latents that alone are predicted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.clock import Clock
+from shoestring.core.errors import DataError
+from shoestring.core.recipe import Recipe, build
+from shoestring.data.masking import IGNORED
+from shoestring.data.packed import PackedSource
+from shoestring.data.special_tokens import special_tokens, word_starts
+from shoestring.data.store import Store
+from shoestring.data.subwords import load_subwords
+from shoestring.data.tokenizers import ByteTokenizer, SymbolTokenizer, WordTokenizer
+from shoestring.models import Batch
+from shoestring.stages.corpus import Corpus, StoreCorpus, StreamCorpus, vocabulary
+from shoestring.stages.evaluate import Watch, evaluate_learner
+from shoestring.stages.prepare import prepare_recipe
+from shoestring.stages.streams import open_stream
+from shoestring.stages.train import run
+from shoestring.stages.voice import Voice
+from shoestring.stages.workload import TrainingWorkload, make_learner
+from shoestring.streams.source import HELDOUT, TRAIN
+
+CPU = torch.device("cpu")
+LENGTH = 12
+SHAPE = {"width": 16, "layers": 1, "heads": 2}
+MASKED = {"family": "masked_lm", **SHAPE}
+PERCEIVER = {"family": "perceiver_ar", "latents": 5, **SHAPE}
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A recipe on a small text."""
+    lines = [f"the {'very ' * (n % 5)}small cat {n} sat on mat {n * n}" for n in range(300)]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines))
+
+    def made(model: dict[str, Any], tokenizer: str = "words:40", evaluate: int = 8, **data: Any) -> Recipe:
+        source = {} if "stream" in data else {"source": f"text:{tmp_path}/corpus.txt", "tokenizer": tokenizer}
+        values = {
+            "run": {"folder": str(tmp_path / "runs")},
+            "budget": {"steps": 20},
+            "data": {"folder": str(tmp_path / "stores"), "length": LENGTH, "heldout": 0.2} | source | data,
+            "model": model,
+            "train": {"batch": 4},
+            "evaluate": {"rows": evaluate},
+        }
+        return build(values, "test")
+
+    return made
+
+
+def corpus_of(recipe: Recipe) -> tuple[Corpus, Store]:
+    store = prepare_recipe(recipe, None, Voice())
+    return StoreCorpus(recipe, store), store
+
+
+def plain_rows(recipe: Recipe, store: Store, split: str) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """All rows of a split without their last token, and their documents where they are packed."""
+    if recipe.data.packing == "concat":
+        rows = store.split(split, recipe.data.length)
+        return rows.rows(np.arange(len(rows)))[:, :-1], None
+    source = PackedSource(store, split, recipe.data.length, recipe.data.packing)
+    ids, segments = source.rows(np.arange(len(source)))
+    return ids[:, :-1], segments[:, :-1]
+
+
+def hidden(batch: Batch) -> NDArray[np.bool_]:
+    assert batch.wanted is not None
+    return (batch.wanted != IGNORED).numpy()
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "pad"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "words:40"])
+def test_masked_rows_are_the_store_s_with_some_tokens_hidden(make: Make, packing: str, tokenizer: str) -> None:
+    recipe = make(MASKED, tokenizer, packing=packing)
+    corpus, store = corpus_of(recipe)
+    plain, segments = plain_rows(recipe, store, "train")
+    batch = corpus.training(CPU).rows(np.arange(len(plain)))
+    assert isinstance(batch, Batch) and batch.wanted is not None
+    ids, wanted, chosen = batch.ids.numpy(), batch.wanted.numpy(), hidden(batch)
+    assert ids.shape == wanted.shape == (len(plain), LENGTH)
+    assert (ids == plain)[~chosen].all() and (wanted == plain)[chosen].all()
+    special = special_tokens(store.tokenizer)
+    eligible = ~np.isin(plain, special.fixed)
+    if segments is None:
+        assert batch.segments is None
+    else:
+        assert batch.segments is not None and (batch.segments.numpy() == segments).all()
+        eligible &= segments != 0
+    assert not chosen[~eligible].any()
+    assert abs(chosen.sum() - 0.15 * eligible.sum()) < 5 * math.sqrt(0.15 * 0.85 * eligible.sum())
+    masked = (ids[chosen] == special.mask).mean()
+    assert abs(masked - 0.8) < 5 * math.sqrt(0.8 * 0.2 / chosen.sum())
+    assert batch.predictions() == chosen.sum()
+
+
+def test_padding_with_the_id_of_a_word_is_never_hidden(make: Make, tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    words = ["the", "cat", "very", "small", "[UNK]", "[SEP]"]  # id 0, which padding holds, is a word
+    backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(words[4:])
+    backend.save(str(tmp_path / "words.json"))
+    recipe = make(MASKED, f"file:{tmp_path}/words.json", packing="pad", masked=1.0)
+    corpus, store = corpus_of(recipe)
+    plain, segments = plain_rows(recipe, store, "train")
+    batch = corpus.training(CPU).rows(np.arange(len(plain)))
+    assert isinstance(batch, Batch) and segments is not None
+    assert (hidden(batch) == ((segments != 0) & (plain < 4))).all(), "all words, and nothing else"
+    assert (batch.ids.numpy() == plain)[segments == 0].all()
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_masks_are_a_function_of_epoch_and_row(make: Make, shift: bool) -> None:
+    recipe = make(MASKED, shift=shift)
+    corpus, store = corpus_of(recipe)
+    source = corpus.training(CPU)
+    plain = store.split("train", LENGTH, 0 if shift else None)
+    count, batch = len(plain), 7
+    numbers = np.concatenate([source.order(3, step, batch) for step in range(3 * count // batch)])
+    positions = np.arange(len(numbers))
+    assert (numbers // count == positions // count).all(), "a number says its epoch"
+    unmasked = np.concatenate([plain.order(3, step, batch) for step in range(3 * count // batch)])
+    assert (numbers % count == unmasked % count).all(), "and the order is that of rows that are not masked"
+    for epoch in range(2):
+        assert sorted(numbers[epoch * count : (epoch + 1) * count] % count) == list(range(count))
+    mixed = np.array([5, 2 * count + 5, count + 5, 5 + count, 0])
+    together = source.rows(mixed)
+    assert isinstance(together, Batch)
+    for place, number in enumerate(mixed.tolist()):
+        alone = Batch.of(source.rows(np.array([number])))
+        assert torch.equal(alone.ids[0], together.ids[place])
+        assert torch.equal(alone.targets()[0], together.targets()[place])
+    many = [hidden(Batch.of(source.rows(np.arange(count) + epoch * count))) for epoch in range(3)]
+    assert (many[0] != many[1]).any() and (many[1] != many[2]).any()
+    again = StoreCorpus(recipe, store).training(CPU)
+    assert torch.equal(Batch.of(again.rows(mixed)).ids, together.ids)
+
+
+def test_shifted_rows_are_masked_where_they_are_cut(make: Make) -> None:
+    recipe = make(MASKED, shift=True, masked=0.5)
+    corpus, store = corpus_of(recipe)
+    stream = np.concatenate(list(store.split("train", LENGTH).stream())).astype(np.int64)
+    windows = {tuple(stream[at : at + LENGTH].tolist()) for at in range(len(stream) - LENGTH)}
+    count = len(store.split("train", LENGTH, 0))
+    batch = Batch.of(corpus.training(CPU).rows(np.array([1, count + 1, 2 * count + 1])))
+    whole = torch.where(batch.targets() == IGNORED, batch.ids, batch.targets())
+    assert all(tuple(row) in windows for row in whole.tolist())
+    assert len({tuple(row) for row in whole.tolist()}) > 1, "cut elsewhere"
+
+
+def test_every_evaluation_has_the_same_rows(make: Make) -> None:
+    recipe = make(MASKED, evaluate=10**6)
+    corpus, store = corpus_of(recipe)
+    one, two = corpus.heldout(), StoreCorpus(recipe, store).heldout()
+    assert torch.equal(one.ids, two.ids) and torch.equal(one.targets(), two.targets())
+    plain, _ = plain_rows(recipe, store, "heldout")
+    assert len(one.ids) == len(plain) and one.predictions() > 0
+    assert (one.targets().numpy() == plain)[hidden(one)].all()
+    few = StoreCorpus(make(MASKED, evaluate=3), store).heldout()
+    assert torch.equal(few.ids, one.ids[:3])
+
+
+def test_held_out_rows_in_which_nothing_is_hidden_are_refused(make: Make) -> None:
+    corpus, _ = corpus_of(make(MASKED, masked=1e-9))
+    with pytest.raises(DataError, match=r"no token of the 8 held-out rows is hidden; .* data\.masked"):
+        corpus.heldout()
+
+
+def test_a_mask_is_the_tokenizer_s_own_or_one_id_more(make: Make) -> None:
+    found = special_tokens(ByteTokenizer())
+    assert (found.vocab_size, found.mask, found.first) == (262, 3, 4)
+    assert found.fixed == tuple(range(6)) and found.plain.tolist() == list(range(6, 262))
+    found = special_tokens(WordTokenizer(40, ()))
+    assert (found.vocab_size, found.mask, found.first, found.fixed) == (43, 42, None, (0, 1, 42))
+    found = special_tokens(SymbolTokenizer(9))
+    assert (found.vocab_size, found.mask, found.fixed) == (10, 9, (9,))
+    for tokenizer, size in (("bytes", 262), ("words:40", 43)):
+        recipe = make(MASKED, tokenizer)
+        assert vocabulary(recipe) == size, "known before anything is prepared"
+        corpus, store = corpus_of(recipe)
+        assert corpus.vocab_size == size
+        given = make(MASKED, source=f"store:{store.paths.folder}")
+        assert vocabulary(given) == size
+    assert vocabulary(make(SHAPE)) == 42, "nothing is added where nothing is hidden"
+    assert vocabulary(make(MASKED, stream="markov:12")) == 13
+    assert vocabulary(make(SHAPE, stream="markov:12")) == 12
+
+
+def test_subwords_have_their_own_tokens(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "a"]
+    backend = library.Tokenizer(library.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    backend.decoder = library.decoders.WordPiece()
+    backend.add_special_tokens(words[:5])
+    backend.save(str(tmp_path / "pieces.json"))
+    tokenizer = load_subwords(f"file:{tmp_path}/pieces.json")
+    found = special_tokens(tokenizer)
+    assert (found.vocab_size, found.mask, found.first, found.fixed) == (8, 4, 2, (0, 1, 2, 3, 4))
+    assert word_starts(tokenizer).tolist() == [True] * 6 + [False, True]
+
+    plain = library.Tokenizer(library.models.BPE({"a": 0, "b": 1, "<eos>": 2}, []))
+    plain.save(str(tmp_path / "plain.json"))
+    tokenizer = load_subwords(f"file:{tmp_path}/plain.json")
+    found = special_tokens(tokenizer)
+    assert (found.vocab_size, found.mask, found.first, found.fixed) == (4, 3, None, (2, 3))
+    with pytest.raises(DataError, match="do not show where a word begins, so whole words cannot be masked"):
+        word_starts(tokenizer)
+
+
+def test_bytes_of_a_word_are_hidden_all_or_none(make: Make) -> None:
+    recipe = make(MASKED, "bytes", whole_words=True, packing="pad", length=40)
+    corpus, store = corpus_of(recipe)
+    plain, segments = plain_rows(recipe, store, "train")
+    batch = Batch.of(corpus.training(CPU).rows(np.arange(len(plain))))
+    chosen, words = hidden(batch), 0
+    assert segments is not None
+    for row, marks, used in zip(plain, chosen, segments):
+        text = "".join(chr(i - 6) if i >= 6 else "\0" for i in row[used != 0])
+        for word in re.finditer(r" ?[^ \0]+", text):
+            assert len(set(marks[word.start() : word.end()].tolist())) == 1, text
+            words += 1
+    assert words > 1000
+    eligible = (plain >= 6) & (segments != 0)
+    assert 0.1 < chosen.sum() / eligible.sum() < 0.2
+    alone, _ = corpus_of(make(MASKED, "bytes", packing="pad", length=40))
+    assert (hidden(Batch.of(alone.training(CPU).rows(np.arange(len(plain))))) != chosen).any()
+
+
+def test_whole_words_of_words_are_the_tokens(make: Make) -> None:
+    batches = []
+    for whole in (False, True):
+        corpus, _ = corpus_of(make(MASKED, whole_words=whole))
+        batches.append(Batch.of(corpus.training(CPU).rows(np.arange(30))))
+    assert torch.equal(batches[0].ids, batches[1].ids)
+
+
+def test_strategies_on_hidden_tokens_are_those_of_a_plain_count(make: Make) -> None:
+    corpus, store = corpus_of(make(MASKED, evaluate=50))
+    batch = corpus.heldout()
+    targets = batch.targets()[batch.predicted()].tolist()
+    stream = chain.from_iterable(part.tolist() for part in store.split("train", LENGTH).stream())
+    counts = Counter(token for token in stream if token >= 2)  # neither <end> nor <unk> is ever hidden
+    nats = [-math.log((counts[token] + 1) / (sum(counts.values()) + 40)) for token in targets]
+    found = corpus.strategies()
+    assert found.losses == pytest.approx({"uniform": math.log(40), "unigram": sum(nats) / len(nats)})
+    assert corpus.bytes_per_token is None and corpus.predictions() == {}
+    exact, _ = corpus_of(make(MASKED, "bytes"))
+    assert exact.bytes_per_token is None, "hidden bytes are not all bytes"
+
+
+def test_a_stream_can_be_masked(make: Make) -> None:
+    recipe = make(MASKED, stream="markov:12", evaluate=20)
+    corpus, stream = StreamCorpus(recipe), open_stream(recipe)
+    source = corpus.training(CPU)
+    assert source.order(0, 3, 5).tolist() == [15, 16, 17, 18, 19]
+    batch = Batch.of(source.rows(np.arange(50)))
+    whole = torch.where(batch.targets() == IGNORED, batch.ids, batch.targets())
+    assert torch.equal(whole, stream.rows(TRAIN, 50)[:, :-1].long())
+    assert (batch.ids == 12).any() and batch.ids.shape == (50, LENGTH)
+    parts = torch.cat([Batch.of(source.rows(np.arange(first, first + 10))).ids for first in range(0, 50, 10)])
+    assert torch.equal(parts, batch.ids), "whatever batch a row comes in"
+    held = corpus.heldout()
+    whole = torch.where(held.targets() == IGNORED, held.ids, held.targets())
+    assert torch.equal(whole, stream.rows(HELDOUT, 20)[:, :-1].long())
+    found = corpus.strategies()
+    assert found.losses["uniform"] == pytest.approx(math.log(12)) and set(found.losses) == {"uniform", "unigram"}
+    assert corpus.predictions() == {} and corpus.vocab_size == 13
+
+
+def test_a_masked_model_of_transformers_reads_masked_rows(make: Make, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 43, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**shape, intermediate_size=16, max_position_embeddings=LENGTH)
+    config.save_pretrained(tmp_path / "bert")
+    recipe = make({"family": "hf", "name": str(tmp_path / "bert")})
+    assert vocabulary(recipe) == 43
+    corpus, store = corpus_of(recipe)
+    mine = Batch.of(corpus.training(CPU).rows(np.arange(5)))
+    ours = Batch.of(StoreCorpus(make(MASKED), store).training(CPU).rows(np.arange(5)))
+    assert torch.equal(mine.ids, ours.ids) and torch.equal(mine.targets(), ours.targets())
+    found = evaluate_learner(make_learner(recipe, CPU), 0, 4, corpus)
+    assert found.loss == pytest.approx(math.log(43), abs=0.3) and set(found.strategies) == {"uniform", "unigram"}
+    workload = TrainingWorkload(recipe, CPU)
+    workload.accumulate(2)
+    workload.update()
+
+
+# --- latents
+
+
+def test_a_perceiver_predicts_its_latents_alone(make: Make) -> None:
+    recipe = make(PERCEIVER, evaluate=30)
+    corpus, store = corpus_of(recipe)
+    rows = store.split("train", LENGTH)
+    batch = Batch.of(corpus.training(CPU).rows(np.arange(4)))
+    assert (batch.ids.numpy() == rows.rows(np.arange(4))).all()
+    assert batch.last == 5 and batch.predictions() == 4 * 5
+    assert corpus.training(CPU).order(1, 2, 3).tolist() == rows.order(1, 2, 3).tolist()
+    held = corpus.heldout()
+    assert held.last == 5
+    counts = Counter(chain.from_iterable(part.tolist() for part in rows.stream()))
+    targets = held.ids[:, -5:].flatten().tolist()
+    nats = [-math.log((counts[token] + 1) / (sum(counts.values()) + 42)) for token in targets]
+    assert corpus.strategies().losses["unigram"] == pytest.approx(sum(nats) / len(nats))
+    found = evaluate_learner(make_learner(recipe, CPU), 0, 8, corpus)
+    assert found.tokens == len(held.ids) * 5
+    assert found.loss_by_position[:-5] == (None,) * (LENGTH - 5) and None not in found.loss_by_position[-5:]
+    assert found.loss == pytest.approx(math.log(42), abs=0.2)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "pad"])
+def test_latents_of_packed_rows_leave_padding_out(make: Make, packing: str) -> None:
+    corpus, _ = corpus_of(make(PERCEIVER, packing=packing))
+    batch = Batch.of(corpus.training(CPU).rows(np.arange(6)))
+    assert batch.segments is not None and batch.last == 5
+    expected = batch.segments[:, 1:] != 0
+    expected[:, :-5] = False
+    assert torch.equal(batch.predicted(), expected)
+
+
+def test_a_perceiver_on_a_stream_is_compared_at_its_latents(make: Make) -> None:
+    recipe = make(PERCEIVER, stream="markov:12", evaluate=6)
+    corpus, whole = StreamCorpus(recipe), StreamCorpus(make(SHAPE, stream="markov:12", evaluate=6))
+    batch = Batch.of(corpus.training(CPU).rows(np.arange(3)))
+    assert batch.last == corpus.heldout().last == 5
+    mine, all_positions = corpus.strategies(), whole.strategies()
+    for name, losses in all_positions.by_position.items():
+        assert mine.by_position[name] == losses and len(losses) == LENGTH
+        assert mine.losses[name] == pytest.approx(sum(losses[-5:]) / 5)
+    for name, p in whole.predictions().items():
+        assert torch.equal(corpus.predictions()[name], p[:, -5:])
+    scores = Watch(corpus)(make_learner(recipe, CPU), 4)
+    assert {"heldout_loss", "kl_of_unigram_in_context"} <= set(scores)
+    assert all(math.isfinite(score) for score in scores.values())
+
+
+# --- the same rows when measured, and a whole run
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "predictions", "segments"),
+    [
+        (SHAPE, {}, LENGTH, False),
+        (SHAPE, {"within": True}, LENGTH, True),
+        (PERCEIVER, {}, 5, False),
+        (MASKED, {}, None, False),
+        (MASKED, {"packing": "pad"}, None, True),
+        (MASKED | {"classes": 3}, {"label": "class", "source": "csv:none.csv"}, 1, True),
+    ],
+    ids=["llama", "within", "perceiver", "masked", "padded", "classes"],
+)
+def test_what_is_measured_is_what_is_trained(
+    make: Make, model: dict[str, Any], data: dict[str, Any], predictions: int | None, segments: bool
+) -> None:
+    workload = TrainingWorkload(make(model, **data), CPU)
+    batch = workload._rows(40)
+    assert (batch.segments is not None) == segments
+    found = batch.predictions() / 40
+    assert 1 <= found <= 0.4 * LENGTH if predictions is None else found == predictions
+    assert batch.inputs().ids.shape == (40, LENGTH)
+    workload.accumulate(2)
+    workload.update()
+    workload.validate(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [MASKED, PERCEIVER], ids=["masked_lm", "perceiver_ar"])
+def test_a_whole_run(make: Make, model: dict[str, Any]) -> None:
+    finished = run(make(model), Voice(), Clock())
+    assert finished is not None
+    found = finished.evaluation
+    assert finished.outcome.steps == 20 and found.loss < found.strategies["uniform"] + 0.1
+    assert found.accuracy is None and (found.loss_by_position[0] is None) == (model is PERCEIVER)

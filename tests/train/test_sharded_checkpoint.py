@@ -1,0 +1,203 @@
+"""Checkpoints of 1, 2 and 3 processes, in one file or in parts, read by each of them: every bit is there."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import together
+from team_jobs import ALONE, make, train, weights
+from torch import Tensor
+
+from shoestring.core.errors import RunError, StorageError
+from shoestring.parallel.team import Team
+from shoestring.train.checkpoint import Checkpoints, State, tensors_of
+from shoestring.train.course import Course
+from shoestring.train.learner import Learner
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("grid")]  # what one test makes, others use
+STATE = State(recipe="r1", data="d1", course=Course(total=9), step=5)
+KINDS = [(1, False), (2, False), (2, True), (3, False), (3, True)]
+"""Processes, and whether the model is sharded."""
+SETTINGS: dict[str, Any] = {"ema": 0.9, "width": 2}  # a gain of two channels: one of three processes has none of it
+
+
+def name(world: int, shard: bool) -> str:
+    return f"{world}-{'sharded' if shard else 'plain'}"
+
+
+def content(learner: Learner) -> dict[str, Tensor]:
+    """Everything that is saved, whole: the parts of all processes, one after another."""
+    own = {key: tensor for key, tensor in tensors_of(learner).items() if not key.startswith("random")}
+    if not learner.sharded:
+        return {key: tensor.clone() for key, tensor in own.items()}
+    parts: list[dict[str, Tensor]] = [{}] * learner.team.world
+    dist.all_gather_object(parts, own)
+    return {key: torch.cat([part[key] for part in parts]) if own[key].ndim else own[key].clone() for key in own}
+
+
+def write(team: Team, folder: Path) -> dict[str, Any]:
+    """Checkpoints of every kind that so many processes make, and what went into them."""
+    found = {}
+    for shard in (False, True) if team.world > 1 else (False,):
+        learner = make(team, shard, **SETTINGS)
+        train(learner, "packed", 1, steps=5)
+        checkpoints = Checkpoints(folder / name(team.world, shard), 2)
+        checkpoints.save(learner, replace(STATE, step=4), wait=False)  # another one is begun at once
+        checkpoints.save(learner, STATE, wait=False)
+        found[name(team.world, shard)] = content(learner), train(learner, "packed", 1, steps=9, first=5)
+        team.each(checkpoints.wait)
+    return found
+
+
+def read(team: Team, folder: Path) -> dict[str, Any]:
+    """All checkpoints that there are, as every kind of learner of so many processes has them."""
+    found = {}
+    for path in sorted(folder.glob("?-*")):
+        for shard in (False, True) if team.world > 1 else (False,):
+            learner = make(team, shard, seed=99, **SETTINGS)
+            train(learner, "packed", 1, steps=2)
+            state = Checkpoints(path, 2).restore(5, learner, "r1", "d1")
+            assert state == STATE
+            found[path.name, shard] = content(learner), train(learner, "packed", 1, steps=9, first=5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[Any, Any]]:
+    """A folder of checkpoints, what was saved, and what was read, by processes and kinds."""
+    folder = tmp_path_factory.mktemp("grid")
+    written, found = write(ALONE, folder), {}
+    for world in (2, 3):
+        written |= together(write, world, folder / f"write {world}", folder)[0]
+    for world in (2, 3):
+        for rank, result in enumerate(together(read, world, folder / f"read {world}", folder)):
+            found |= {(world, rank, *key): value for key, value in result.items()}
+    found |= {(1, 0, *key): value for key, value in read(ALONE, folder).items()}
+    return folder, written, found
+
+
+@pytest.mark.parametrize(("writers", "sharded"), KINDS)
+@pytest.mark.parametrize(("readers", "shard"), KINDS)
+def test_what_some_saved_others_have_bit_for_bit(
+    writers: int, sharded: bool, readers: int, shard: bool, grid: Any
+) -> None:
+    _, written, found = grid
+    expected, onwards = written[name(writers, sharded)]
+    assert {key.partition("/")[0] for key in expected} == {"model", "optimizer", "ema", "ema updates"}
+    for rank in range(readers):
+        tensors, losses = found[readers, rank, name(writers, sharded), shard]
+        assert tensors.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert torch.equal(tensors[key], tensor), key
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(onwards), rtol=0, atol=1e-5)
+        if (writers, sharded) == (readers, shard):
+            assert losses == onwards, "as if it had never stopped"
+
+
+def test_a_sharded_checkpoint_is_a_folder_in_torchs_format(grid: Any) -> None:
+    folder, _, _ = grid
+    assert sorted(path.name for path in (folder / "2-sharded").iterdir()) == [
+        "step-000000004.parts",
+        "step-000000005.parts",
+    ]
+    names = {path.name for path in (folder / "2-sharded" / "step-000000005.parts").iterdir()}
+    assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.json", "seal.json"}
+
+
+def test_a_flipped_byte_in_any_file_makes_the_one_before_the_latest(grid: Any, tmp_path: Path) -> None:
+    shutil.copytree(grid[0] / "3-sharded", tmp_path / "copy")
+    checkpoints = Checkpoints(tmp_path / "copy", 2)
+    assert checkpoints.latest() == (5, [])
+    files = sorted(checkpoints.parts(5).iterdir())
+    assert len(files) == 6
+    for path in files:
+        original = path.read_bytes()
+        for at in (0, len(original) // 3, len(original) // 2, len(original) - 1):
+            path.write_bytes(original[:at] + bytes([original[at] ^ 0x10]) + original[at + 1 :])
+            found, lines = checkpoints.latest()
+            assert found == 4, (path, at)
+            assert len(lines) == 1
+            assert f"{checkpoints.parts(5)}: damaged" in lines[0]
+        path.unlink()
+        assert checkpoints.latest()[0] == 4, path
+        path.write_bytes(original)
+    assert checkpoints.latest() == (5, [])
+
+
+def test_a_sharded_checkpoint_of_another_recipe_data_or_model_is_refused(grid: Any) -> None:
+    checkpoints = Checkpoints(grid[0] / "3-sharded", 2)
+    learner = make(**SETTINGS)
+    before = weights(learner)
+    with pytest.raises(RunError, match="another recipe"):
+        checkpoints.restore(5, learner, "r2", "d1")
+    with pytest.raises(RunError, match="another token store"):
+        checkpoints.restore(5, learner, "r1", "d2")
+    with pytest.raises(RunError, match="another model: 14 tensors"):
+        checkpoints.restore(5, make(width=4), "r1", "d1")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+
+
+def test_one_process_goes_on_with_a_file_where_others_left_parts(grid: Any, tmp_path: Path) -> None:
+    """A damaged folder of the same step never hides the file that was written after it."""
+    shutil.copytree(grid[0] / "2-sharded", tmp_path / "copy")
+    checkpoints, learner = Checkpoints(tmp_path / "copy", 2), make(**SETTINGS)
+    (checkpoints.parts(5) / "__1_0.distcp").unlink()
+    step, lines = checkpoints.latest()
+    assert (step, len(lines)) == (4, 1)
+    checkpoints.save(learner, STATE)
+    assert checkpoints.latest() == (5, [])
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "step-000000004.parts",
+        "step-000000005.safetensors",
+    ]
+
+
+def troubles(team: Team, folder: Path) -> dict[str, str]:
+    """What all processes raise when one of them meets something."""
+    found = {}
+    for shard in (False, True):
+        learner = make(team, shard)
+        broken = Checkpoints(folder / f"absent-{shard}", 1)
+        if team.rank == 0:
+            broken.folder.write_text("in the way")
+        try:
+            broken.save(learner, STATE)
+        except StorageError as error:
+            found[f"folder {shard}"] = str(error)
+        good = Checkpoints(folder / f"good-{shard}", 1)
+        good.save(learner, STATE)
+        wrong = make(team, shard, width=4 if team.rank else 8)  # refused in one process only
+        try:
+            good.restore(5, wrong, "r1", "d1")
+        except RunError as error:
+            found[f"model {shard}"] = str(error)
+        if team.rank == 1:
+            good._writing = _failed()
+        try:
+            good.save(learner, STATE)
+        except StorageError as error:
+            found[f"thread {shard}"] = str(error)
+    return found
+
+
+def _failed() -> Any:
+    from concurrent.futures import Future
+
+    future: Future[None] = Future()
+    future.set_exception(StorageError("the disk is full"))
+    return future
+
+
+def test_an_error_in_one_process_is_an_error_in_all(tmp_path: Path) -> None:
+    one, two = together(troubles, 2, tmp_path / "meet", tmp_path)
+    assert one == two
+    for shard in (False, True):
+        assert "in the way" in one[f"folder {shard}"]
+        assert "belongs to another model" in one[f"model {shard}"]
+        assert one[f"thread {shard}"] == "the disk is full"
