@@ -117,8 +117,8 @@ def train_table() -> str:
             lines.append(
                 f" The peak is the largest rate of a plain bf16 product in the same run, "
                 f"{r['product_flops'] / 1e12:.0f} TFLOP/s; FLOPs are those of matrix products, attention over all "
-                f"pairs of positions, the backward pass twice the forward pass. The host makes the rows of a step in at most "
-                f"{max(shares):.1%} of its time, beside the device's work."
+                f"pairs of positions, the backward pass twice the forward pass. The host makes the rows of a step in "
+                f"at most {max(shares):.1%} of its time, beside the device's work."
             )
         lines.append("\n\n")
     return "".join(lines)
@@ -207,12 +207,23 @@ def generated(text: str) -> str:
     return PART.sub(lambda match: match.group(1) + PARTS[match.group(2)]() + match.group(3), text)
 
 
+def draw_curves() -> None:
+    """docs/train_curves.svg: the losses as trained, beside those of fp32 without compilation."""
+    from shoestring.report.figures import epoch_curves, svg
+
+    for r in results("train"):
+        if "error" not in r.get("curves", {"error": ""}):
+            figure = svg(epoch_curves(r["curves"], "step", "training loss"))
+            (README.parent / "docs/train_curves.svg").write_text(figure + "\n")
+
+
 def main() -> None:
     old = README.read_text()
     new = generated(old)
     if "--check" in sys.argv:
         sys.exit(0 if old == new else "README.md is not what results/ say; run: python bench/tables.py")
     README.write_text(new)
+    draw_curves()
 
 
 if __name__ == "__main__":

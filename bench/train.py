@@ -4,9 +4,9 @@
 
 A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
 time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
-first steps, which compile, the median of the following steps counts. FLOPs are those of `shoestring.core.facts.Cost`: matrix
-products, attention over every pair of positions without a discount for the causal mask, the backward pass twice the
-forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
+first steps, which compile, the median of the following steps counts. FLOPs are those of `shoestring.core.facts.Cost`:
+matrix products, attention over every pair of positions without a discount for the causal mask, the backward pass twice
+the forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
 against the 989 TFLOP/s of the vendor.
 
 Curves: the losses of 200 steps as trained here, and of the same steps in fp32 without compilation, on built-in stories.

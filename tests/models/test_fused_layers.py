@@ -18,8 +18,7 @@ KERNELS = """
 import itertools
 import torch
 import torch.nn.functional as F
-from shoestring.models import add_norm, gated, turned_heads
-from shoestring.models.rotary import frequencies, rotate, turns
+from shoestring.models import add_norm, gated
 
 def close(found, exact):
     for one, two in zip(found, exact, strict=True):
@@ -43,17 +42,6 @@ for n, d in itertools.product((1, 3, 37), (1, 16, 100, 257)):
     inputs = [tensor.double().requires_grad_() for tensor in (pairs, weight)]
     exact = F.linear(F.silu(inputs[0][:, :f]) * inputs[0][:, f:], inputs[1])
     close((made, changes, to_weight), (exact.detach(), *torch.autograd.grad(exact, inputs, gradient.double())))
-
-for rows, length, heads, shared, channels in ((1, 1, 1, 1, 2), (2, 7, 4, 4, 16), (3, 5, 6, 2, 24)):
-    qkv = torch.randn(rows, length, heads + 2 * shared, channels)
-    angles = turns(frequencies(channels, 100.0), length)
-    found = turned_heads._forward(qkv, *angles, heads)
-    wide = qkv.double().requires_grad_()
-    q, k, v = wide.split((heads, shared, shared), dim=2)
-    exact = (rotate(q, angles, heads=2), rotate(k, angles, heads=2), v)
-    gradients = [torch.randn(part.shape).transpose(1, 2).contiguous().transpose(1, 2) for part in found]
-    wanted = torch.autograd.grad(exact, wide, [gradient.double() for gradient in gradients])
-    close((*found, turned_heads._backward(*gradients, *angles)), (*(part.detach() for part in exact), *wanted))
 """
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")

@@ -140,23 +140,24 @@ def test_a_part_of_the_positions_gives_the_loss_of_all(model: Model) -> None:
     expected = [p.grad.clone() for p in network.parameters() if p.grad is not None]
     for most in (None, count, 100, 10_000):
         network.zero_grad()
-        nats = network(batch, most)
+        bounded = batch._replace(most=most)
+        nats = network(bounded)
         nats.backward()
         assert nats.item() == pytest.approx(losses.sum().item(), rel=1e-5)
         for parameter, gradient in zip(network.parameters(), expected):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(network.token_losses(batch, most), losses.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(network.token_losses(bounded), losses.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_too_small_a_bound_is_noticed() -> None:
     network, ids = MaskedLM(MASKED[0], VOCABULARY, LENGTH, 0), some_ids(16, LENGTH)
     batch = Batch(ids, wanted=ids)  # 192 predictions
-    assert math.isfinite(network(batch, 192).item())
-    nats = network(batch, 128)
+    assert math.isfinite(network(batch._replace(most=192)).item())
+    nats = network(batch._replace(most=128))
     nats.backward()
     assert math.isnan(nats.item())
     assert network.embedding.weight.grad is not None and network.embedding.weight.grad.isnan().any(), "no step is taken"
-    assert network.token_losses(batch, 128).isnan().sum() == 64
+    assert network.token_losses(batch._replace(most=128)).isnan().sum() == 64
 
 
 def test_a_batch_without_predictions_costs_nothing_and_has_a_gradient() -> None:

@@ -17,9 +17,8 @@ from shoestring.models.attention import Documents, attend
 from shoestring.models.blocks import Block, RMSNorm, as_stream, run
 from shoestring.models.gated import gated_linear
 from shoestring.models.protocol import Batch, LanguageModel, Output
-from shoestring.models.rotary import Turns, frequencies, turns, turns_at
+from shoestring.models.rotary import Turns, frequencies, rotate, turns, turns_at
 from shoestring.models.short_attention import fits, short_attention
-from shoestring.models.turned_heads import turned_heads
 
 
 def hidden_channels(model: Model) -> int:
@@ -141,8 +140,9 @@ class LlamaBlock(Block):
         if documents is None and not dropout and fits(qkv, self.heads):
             mixed = short_attention(qkv, *angles, self.heads)  # R T H C
         else:
-            q, k, v = (each.transpose(1, 2) for each in turned_heads(qkv, angles, self.heads))  # each R H T C
-            mixed = attend(q, k, v, documents, dropout).transpose(1, 2)
+            q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)  # each R T H C
+            q, k = (rotate(each, angles, heads=2).transpose(1, 2) for each in (q, k))
+            mixed = attend(q, k, v.transpose(1, 2), documents, dropout).transpose(1, 2)
         mixed_in: Tensor = self.out(mixed.reshape(r, t, d))
         return mixed_in
 

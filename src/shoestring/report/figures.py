@@ -198,8 +198,10 @@ def _labels(placed: Sequence[Mapping[str, Any]], x: Any, y: Any, colour: Any) ->
     }
 
 
-def epoch_curves(losses: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Held-out loss by epoch, a curve for each name."""
+def epoch_curves(
+    losses: Mapping[str, Sequence[float]], unit: str = "epoch", what: str = "held-out loss"
+) -> dict[str, Any]:
+    """Loss by epoch, or by another unit of time, a curve for each name."""
     values: list[dict[str, Any]] = [
         {"epoch": epoch, "loss": loss, "what": name}
         for name, curve in losses.items()
@@ -210,8 +212,8 @@ def epoch_curves(losses: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     palette = ("#c8553d", "#e0a458", _HELDOUT, "#6a994e", "#888")
     scale = {"domain": list(losses), "range": list(palette[: len(losses)])}
     colour = {"field": "what", "type": "nominal", "legend": None, "scale": scale}
-    x = {"field": "epoch", "type": "quantitative", "title": "epoch", "scale": {"domain": [1, last], "nice": False}}
-    y = {"field": "loss", "type": "quantitative", "title": "held-out loss, nats a token", "scale": {"zero": False}}
+    x = {"field": "epoch", "type": "quantitative", "title": unit, "scale": {"domain": [1, last], "nice": False}}
+    y = {"field": "loss", "type": "quantitative", "title": f"{what}, nats a token", "scale": {"zero": False}}
     lines = [_line(values, name, 2.0, x, y, colour) for name in losses]
     return _layers([*lines, _labels(_apart(ends, values), x, y, colour)])
 
