@@ -50,7 +50,7 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int, int]] = {
         {"family": "perceiver_ar", "width": 512, "layers": 9, "heads": 8, "latents": 512}, 32000, 2048, 32,
     ),
     "llama-512x9": ({**LLAMA, "tied": True, "width": 512, "layers": 9, "heads": 8, "hidden": 2048}, 32000, 2048, 32),
-    "demo": ({"family": "llama", "width": 128, "layers": 4, "heads": 4}, 603, 128, 16),
+    "demo": ({"family": "llama", "width": 128, "layers": 3, "heads": 4}, 605, 128, 16),
 }  # fmt: skip
 PEERS = ("transformers compiled", "Trainer")
 ON_GPU = {

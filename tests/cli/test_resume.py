@@ -15,7 +15,6 @@ from conftest import TINY, Command, start
 from shoestring.core.run_folder import RunFolder
 from shoestring.train.checkpoint import Checkpoints, read
 
-pytestmark = pytest.mark.xdist_group("resume")  # what one test makes, others use
 STEPS = 150
 OPTIONS = ("--set", f"budget.steps={STEPS}", "--set", "train.checkpoint_every=50ms")
 

@@ -25,7 +25,7 @@ PACKED = ("--set", "data.packing=best_fit", "--set", "data.within=true", "--set"
 SHARDED = ("--set", "parallel.shard=true")
 SECONDS = 120
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("torchrun")]  # what one test makes, others use
+pytestmark = pytest.mark.slow
 
 
 def start(*arguments: str | Path, cwd: Path, script: str | None = None) -> subprocess.Popen[str]:

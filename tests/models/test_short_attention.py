@@ -235,7 +235,7 @@ def test_the_operator_can_be_compiled_around_and_computed_again(tmp_path: Path) 
     ("length", "channels", "groups", "forward", "backward"),
     [
         (100, 128, 8, (16, 3), (256, 2)),  # what is spilled are addresses
-        (100, 64, 8, (0, 3), (0, 2)),
+        (100, 64, 8, (0, 3), (0, 1)),
         (100, 64, 2, (0, 3), (64, 1)),
         (64, 128, 8, (0, 3), (0, 2)),
         (32, 64, 2, (0, 4), (0, 2)),

@@ -20,7 +20,7 @@ from shoestring.train.checkpoint import Checkpoints, State, tensors_of
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("grid")]  # what one test makes, others use
+pytestmark = pytest.mark.slow
 STATE = State(recipe="r1", data="d1", course=Course(total=9), step=5)
 KINDS = [(1, False), (2, False), (2, True), (3, False), (3, True)]
 """Processes, and whether the model is sharded."""

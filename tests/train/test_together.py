@@ -12,7 +12,7 @@ from team_jobs import BATCH, LENGTH, PackedRows, make, train, weights
 
 from shoestring.parallel.team import Team
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("together")]  # what one test makes, others use
+pytestmark = pytest.mark.slow
 CASES = list(itertools.product(("plain", "packed"), (False, True), (1, 3)))
 """Source, whether the model is sharded, and rows at a time."""
 

@@ -86,9 +86,12 @@ def fits(qkv: Float[Tensor, "R T HKV C"], heads: int) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def _known(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == GENERATION
+
+
+# as torch.compiler.assume_constant_result does, which would load the compiler now
+_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def short_attention(
