@@ -128,19 +128,17 @@ def data_table() -> str:
     lines = []
     for r in results("data"):
         gather = _best(r["rows"]["gather"])
-        lines.append(
-            "| shuffled rows of 1,024 tokens | rows/s a CPU second | of the bare gather | mixes over | resumes in |\n"
-        )
+        lines.append("| shuffled rows of 1,024 tokens | rows/s | of the bare gather | mixes over | resumes in |\n")
         lines.append("|---|---|---|---|---|\n")
         for name, told in r["rows"].items():
             if "error" in told:
                 lines.append(f"| {name} | – ({told['error']}) | | | |\n")
                 continue
             form = _best(told)
-            share = form["rows_per_cpu_second"] / gather["rows_per_cpu_second"]
+            share = form["rows_per_second"] / gather["rows_per_second"]
             label = {"gather": "bare memory map", "shoestring": "**shoestring**"}.get(name, f"{name} {told['version']}")
             lines.append(
-                f"| {label} | {form['rows_per_cpu_second']:,.0f} | {share:.0%} | {form['epoch']['regions'] / 64:.0%} "
+                f"| {label} | {form['rows_per_second']:,.0f} | {share:.0%} | {form['epoch']['regions'] / 64:.0%} "
                 f"of the file | {form['resume']['seconds'] * 1000:.0f} ms |\n"
             )
         text, packed, far = r["tokenizing"], r["packing"], r["resume_at_row_100M_seconds"]
@@ -169,7 +167,7 @@ def data_table() -> str:
 
 def _best(told: dict[str, Any]) -> dict[str, Any]:
     """The fastest form of a peer."""
-    return max(told["forms"], key=lambda form: form.get("rows_per_cpu_second", 0))
+    return max(told["forms"], key=lambda form: form.get("rows_per_second", 0))
 
 
 def _rate(value: float | None) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -142,7 +142,10 @@ class SymbolTokenizer:
         self.spec = f"symbols:{size}"
         self.vocab_size = size
         self.names = None if names is None else tuple(names)
-        self._ids = {name: index for index, name in enumerate(self.names or map(str, range(size)))}
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.names or map(str, range(self.vocab_size)))}
 
     def encode(self, text: str) -> Tokens:
         unknown = [word for word in text.split() if word not in self._ids]

@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 def _eager(function: Callable[P, T]) -> Callable[P, T]:
     """As it is, also within a function that is compiled: the compiler does not know how the products are added up."""
-    found: Callable[P, T] = torch._disable_dynamo(function)  # as torch.compiler.disable, which loads the compiler now
+    # as torch.compiler.disable, which would load the compiler now
+    found: Callable[P, T] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
     return found
 
 
