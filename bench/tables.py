@@ -145,7 +145,7 @@ def data_table() -> str:
         lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n\n")
         lines.append(
             f"- the first batch after row 100,000,000: {far['batch'] * 1000:.0f} ms, and {far['open'] * 1000:.0f} ms "
-            f"to open the store\n"
+            f"to open the store; a small store, as in the table, is verified whole when it is opened\n"
             f"- {text['text']}, MB a CPU second: words counted {text['words_counted_mb_per_cpu_second']:.0f}, encoded "
             f"{text['words_encoded_mb_per_cpu_second']:.0f}; bytes {text['bytes_mb_per_cpu_second']:.0f}"
         )
