@@ -9,7 +9,7 @@ demo: $(READY)  ## the whole way of an experiment, in two minutes
 	.venv/bin/shoestring demo
 
 test: $(READY)  ## everything that needs no GPU
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)  ## lint, format, types
 	.venv/bin/ruff check .
