@@ -77,7 +77,7 @@ def few_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".lock-")}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".lock")}
 
 
 def all_rows(folder: Path, split: str, length: int = LENGTH) -> NDArray[np.int64]:
@@ -395,7 +395,7 @@ def test_rows_of_a_model_that_was_fitted_again_are_other_rows(tmp_path: Path, he
 
 
 def test_a_store_that_another_process_writes_is_left_to_it(run_folder: Path, tmp_path: Path, here: Here) -> None:
-    with locked(tmp_path / "store/.lock-0-of-1", "the store"):
+    with locked(tmp_path / "store/.lock", "the store"):
         refused(here(*sized(run_folder, tmp_path / "store")), "part 0/1 of the store", "is in use by process")
     assert files_of(tmp_path / "store") == {}
 
