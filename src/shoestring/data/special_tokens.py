@@ -1,4 +1,4 @@
-"""What masking and classification need to know of a tokenizer: its mask, its first token, and where words begin."""
+"""What masking and classification need to know of a tokenizer: mask, first and last token, and where words begin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoestring.data.subwords import SubwordTokenizer
 from shoestring.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
 
-_FIRST = ("[CLS]", "<cls>")
+_FIRST, _LAST = ("[CLS]", "<cls>"), ("[SEP]", "<sep>")
 _SPACES = " \t\n\r"
 
 
@@ -22,6 +22,8 @@ class SpecialTokens(NamedTuple):
     mask: int
     first: int | None
     """[CLS], which begins a row that is to be classified; None where the tokenizer has none."""
+    last: int | None
+    """[SEP], which ends it."""
     fixed: tuple[int, ...]
     """Ids that are neither hidden nor put in at random, the mask among them."""
 
@@ -35,24 +37,25 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     """Of any tokenizer; of one of words also before these are counted."""
     mask: int | None = None
     first: int | None = None
+    last: int | None = None
     fixed = set() if tokenizer.end is None else {tokenizer.end}
     match tokenizer:
         case ByteTokenizer():
-            mask, first = (tokenizer.SPECIALS.index(name) for name in ("[MASK]", "[CLS]"))
+            mask, first, last = (tokenizer.SPECIALS.index(name) for name in ("[MASK]", "[CLS]", "[SEP]"))
             fixed |= set(range(len(tokenizer.SPECIALS)))
         case WordTokenizer():
             fixed |= set(range(len(tokenizer.SPECIALS)))
         case SubwordTokenizer():
-            mask, first = tokenizer.mask, _written(tokenizer)
+            mask, first, last = tokenizer.mask, _written(tokenizer, _FIRST), _written(tokenizer, _LAST)
             fixed |= set(tokenizer.specials)
     if mask is None:
         mask = tokenizer.vocab_size
-    return SpecialTokens(max(tokenizer.vocab_size, mask + 1), mask, first, tuple(sorted(fixed | {mask})))
+    return SpecialTokens(max(tokenizer.vocab_size, mask + 1), mask, first, last, tuple(sorted(fixed | {mask})))
 
 
-def _written(tokenizer: SubwordTokenizer) -> int | None:
-    """The first token: a special token that is written out in a text is read as that token."""
-    for name in _FIRST:
+def _written(tokenizer: SubwordTokenizer, names: tuple[str, ...]) -> int | None:
+    """The first of these that it has: a special token that is written out in a text is read as that token."""
+    for name in names:
         ids = tokenizer.encode(name).tolist()
         if len(ids) == 1 and ids[0] in tokenizer.specials:
             return int(ids[0])

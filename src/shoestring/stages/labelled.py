@@ -30,8 +30,8 @@ class Documents:
 
     def __init__(self, documents: Iterator[Labelled], tokenizer: Tokenizer, length: int):
         special = special_tokens(tokenizer)
-        self.length, self._first = length, special.first
-        room = length - (special.first is not None)
+        self.length, self._first, self._last = length, special.first, special.last
+        room = max(0, length - (special.first is not None) - (special.last is not None))
         ids, sizes, labels, held_out = [], [], [], []
         kind = dtype_for(special.vocab_size)
         while some := list(itertools.islice(documents, _AT_A_TIME)):
@@ -48,7 +48,10 @@ class Documents:
         self.held_out = np.concatenate([nothing.astype(np.bool_), *held_out])
 
     def batch(self, numbers: Index) -> Batch:
-        """Documents by number as rows of `length`: the first token where there is one, the text, and padding."""
+        """Documents by number as rows of `length`: the first token, the text, the last token, and padding.
+
+        First and last are left out where the tokenizer has none.
+        """
         begin = int(self._first is not None)
         sizes, places = self._sizes[numbers, None], np.arange(self.length)[None] - begin  # (n, 1), (1, length)
         inside = (places >= 0) & (places < sizes)
@@ -56,7 +59,9 @@ class Documents:
         ids[inside] = self._ids[(self._starts[numbers, None] + places)[inside]]
         if self._first is not None:
             ids[:, 0] = self._first
-        segments = (places < sizes).astype(np.int64)
+        if self._last is not None:
+            ids[places == sizes] = self._last
+        segments = (places < sizes + (self._last is not None)).astype(np.int64)
         wanted = self.labels[numbers, None]
         return Batch(torch.from_numpy(ids), torch.from_numpy(segments), wanted=torch.from_numpy(wanted))
 
