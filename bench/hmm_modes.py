@@ -13,7 +13,7 @@ from pathlib import Path
 import record
 import torch
 
-from shoestring.core.recipe import load
+from shoestring.core.recipe_file import load
 from shoestring.data.sentence_store import prepare_rows
 from shoestring.hmm.engine import engine
 from shoestring.hmm.fit import Epoch, FitSettings, fit

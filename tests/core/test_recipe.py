@@ -12,20 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import RecipeError, StorageError
-from shoestring.core.recipe import (
-    Budget,
-    Data,
-    Evaluate,
-    Hmm,
-    Model,
-    Recipe,
-    Run,
-    Train,
-    build,
-    differences,
-    dump,
-    load,
-)
+from shoestring.core.recipe import Budget, Data, Evaluate, Hmm, Model, Recipe, Run, Train, differences
+from shoestring.core.recipe_file import build, dump, load
 from shoestring.core.schema import hints
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
@@ -185,25 +173,14 @@ def test_a_batch_in_tokens_is_a_batch_in_rows(write: Write) -> None:
         ("run.name=a#b", "run", "name", "a#b"),
         ("run.name='5'", "run", "name", "5"),
         ("train.schedule=linear", "train", "schedule", "linear"),
+        # TOML takes these for a time and a date; no field is one, and from a shell they are Slurm's time and a name
+        ("budget.time=12:00:00", "budget", "time", 43_200),
+        ("run.name=2025-01-31", "run", "name", "2025-01-31"),
     ],
 )
 def test_a_setting_is_toml_or_else_plain_text(
     write: Write, override: str, section: str, name: str, value: object
 ) -> None:
-    assert getattr(getattr(load(write(LEAST), [override]), section), name) == value
-
-
-@pytest.mark.parametrize(
-    ("override", "section", "name", "value"),
-    [
-        ("budget.time=12:00:00", "budget", "time", 43_200),
-        ("run.name=2025-01-31", "run", "name", "2025-01-31"),
-    ],
-)
-def test_a_setting_that_toml_takes_for_a_date_is_plain_text(
-    write: Write, override: str, section: str, name: str, value: object
-) -> None:
-    """No field is a date; from a shell, these are Slurm's time and a name."""
     assert getattr(getattr(load(write(LEAST), [override]), section), name) == value
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipe_values import assert_lines_begin, problems_of, recipe_of
 
-from shoestring.core.errors import RecipeError
-from shoestring.core.recipe import Recipe, Stream, build, differences, dump, load
+from shoestring.core.recipe import Recipe, Stream, differences
+from shoestring.core.recipe_file import dump, load
 
-BASE: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4}}
 OTHER: dict[str, Any] = {
     "symbols": "sequence",
     "states": "pool:5",
@@ -25,22 +25,14 @@ OTHER: dict[str, Any] = {
 
 
 def made(name: str = "hmm:runs/an-hmm", **sections: dict[str, Any]) -> Recipe:
-    return build(BASE | {"data": {"stream": name}} | sections, "test")
-
-
-def problems(values: dict[str, Any]) -> tuple[str, ...]:
-    with pytest.raises(RecipeError) as caught:
-        build(BASE | values, "test")
-    message = str(caught.value)
-    assert all(line in message for line in caught.value.problems)
-    return caught.value.problems
+    return recipe_of({"data": {"stream": name}} | sections)
 
 
 # --- contradictions
 
 
 def test_all_that_a_stream_contradicts_is_one_message() -> None:
-    lines = problems(
+    lines = problems_of(
         {
             "budget": {"epochs": 2.0},
             "data": {"stream": "markov:5", "source": "text:a.txt", "documents": 100, "tokenizer": "words:9"},
@@ -56,8 +48,7 @@ def test_all_that_a_stream_contradicts_is_one_message() -> None:
         "stream.fewest = 8: must be at most stream.most = 6",
         'data.stream = "markov:5": must have stream.most = 6 to 65536 symbols',
     )
-    assert len(lines) == len(begins)
-    assert all(any(line.startswith(begin) for line in lines) for begin in begins), lines
+    assert_lines_begin(lines, begins)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +65,7 @@ def test_all_that_a_stream_contradicts_is_one_message() -> None:
     ],
 )
 def test_each_contradiction_alone_is_one_line(values: dict[str, Any], message: str) -> None:
-    (line,) = problems(values)
+    (line,) = problems_of(values)
     assert message in line
 
 
@@ -82,7 +73,7 @@ def test_each_contradiction_alone_is_one_line(values: dict[str, Any], message: s
     "stream", ["", "hmm", "hmm:", "markov", "markov:", "markov:0", "markov:-3", "markov:x", "text:a", "hmm runs/a"]
 )
 def test_what_is_no_stream_is_refused_with_what_is_one(stream: str) -> None:
-    (line,) = problems({"data": {"stream": stream}})
+    (line,) = problems_of({"data": {"stream": stream}})
     assert line.startswith(f'data.stream = "{stream}"')
     assert '"hmm:RUN" or "markov:SYMBOLS"' in line
 
@@ -106,7 +97,7 @@ def test_what_is_no_stream_is_refused_with_what_is_one(stream: str) -> None:
     ],
 )
 def test_a_wrong_field_of_the_stream_is_named(name: str, value: Any) -> None:
-    (line,) = problems({"data": {"stream": "hmm:a"}, "stream": {name: value}})
+    (line,) = problems_of({"data": {"stream": "hmm:a"}, "stream": {name: value}})
     assert f"stream.{name}" in line
 
 
@@ -115,7 +106,7 @@ def test_a_wrong_field_of_the_stream_is_named(name: str, value: Any) -> None:
     [("markov:20", "exponent", 9.0), ("hmm:a", "symbols", "pool:99999999"), ("hmm:a", "states", f"block:{1 << 63}")],
 )
 def test_what_no_stream_takes_is_no_recipe(stream: str, name: str, value: Any) -> None:
-    (line,) = problems({"data": {"stream": stream}, "stream": {name: value}})
+    (line,) = problems_of({"data": {"stream": stream}, "stream": {name: value}})
     assert f"stream.{name}" in line
 
 
@@ -157,7 +148,7 @@ def test_the_fingerprint_depends_on_every_field_of_the_stream() -> None:
 
 
 def test_a_stream_in_place_of_a_source_is_another_recipe_and_another_workload() -> None:
-    plain, one, two = build(BASE, "test"), made("markov:20"), made("markov:30")
+    plain, one, two = recipe_of({}), made("markov:20"), made("markov:30")
     assert len({recipe.fingerprint for recipe in (plain, one, two)}) == 3
     assert len({recipe.workload for recipe in (plain, one, two)}) == 3, "the size of the vocabulary is theirs"
     assert differences(plain, one) == ["data.stream was None, is now markov:20"]
@@ -168,5 +159,5 @@ def test_how_rows_are_disguised_does_not_change_the_workload() -> None:
 
 
 def test_another_store_is_another_workload() -> None:
-    one, two, text = (build(BASE | {"data": {"source": s}}, "test") for s in ("store:a", "store:b", "text:c"))
+    one, two, text = (recipe_of({"data": {"source": s}}) for s in ("store:a", "store:b", "text:c"))
     assert len({one.workload, two.workload, text.workload}) == 3

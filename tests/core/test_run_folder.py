@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.errors import RecipeError, RunError
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
@@ -16,7 +16,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
     values: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4}}
     for section, fields in sections.items():
         values[section] = values.get(section, {}) | fields
-    return recipes.build(values, "test")
+    return recipe_file.build(values, "test")
 
 
 def test_a_recipe_names_its_folder() -> None:

@@ -25,12 +25,12 @@ def demo(
     from importlib import resources
 
     from shoestring.cli.running import run_in_terminal
-    from shoestring.core import recipe as recipes
+    from shoestring.core import recipe_file
     from shoestring.core.run_folder import RunFolder
 
     name = "demo_gpu.toml" if _has_gpu() else "demo.toml"
     with resources.as_file(resources.files("shoestring.recipes")) as folder:
-        recipe = recipes.load(folder / name, overrides or ())
+        recipe = recipe_file.load(folder / name, overrides or ())
     run = RunFolder.of(recipe)
     if fresh and run.path.is_dir():
         with RunFolder.open(run.path).lock():

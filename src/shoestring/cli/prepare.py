@@ -27,13 +27,13 @@ def prepare(
     be made by many machines in one folder.
     """
     from shoestring.cli.terminal import Terminal, print_json
-    from shoestring.core import recipe as recipes
+    from shoestring.core import recipe_file
     from shoestring.core.run_folder import RunFolder
     from shoestring.core.units import Bytes, Count
     from shoestring.stages.plan import read_plan
     from shoestring.stages.prepare import check_source, prepare_part
 
-    loaded = recipes.load(recipe, overrides or ())
+    loaded = recipe_file.load(recipe, overrides or ())
     folder, terminal = RunFolder.of(loaded), Terminal(to_stderr=as_json)
     if loaded.hmm is not None:
         _prepare_rows(loaded, terminal, as_json)

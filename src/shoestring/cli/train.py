@@ -36,6 +36,6 @@ def train(
     Measures, plans and prepares what is missing; evaluates and writes the page at the end.
     """
     from shoestring.cli.running import run_in_terminal
-    from shoestring.core import recipe as recipes
+    from shoestring.core import recipe_file
 
-    run_in_terminal(recipes.load(recipe, overrides or ()), as_json, plan, time)
+    run_in_terminal(recipe_file.load(recipe, overrides or ()), as_json, plan, time)

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shoestring.core.recipe import Data, Model, Recipe
+from shoestring.core.recipe import Data, Model, Recipe
 
 
 def contradictions(recipe: Recipe) -> list[str]:
-    """Problems between fields that are right each on its own."""
+    """All of them, a line each, with the fields and what to do."""
     found = [] if recipe.hmm is None else _hmm_contradictions(recipe)
     found += _stream_contradictions(recipe) + _packing_contradictions(recipe.data)
-    budget, data, train = recipe.budget, recipe.data, recipe.train
+    budget, name = recipe.budget, recipe.run.name
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
-    if recipe.hmm is not None:
-        pass
-    elif train.batch is None and train.tokens is None:
-        found.append("train: no effective batch; give batch (in rows) or tokens")
-    elif train.batch is not None and train.tokens is not None:
-        found.append(f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two")
-    elif train.tokens is not None and int(train.tokens) % data.length:
-        found.append(f"train.tokens = {train.tokens}: must be a multiple of data.length = {data.length}")
-    elif train.per_device is not None and recipe.batch % train.per_device:
-        found.append(f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows")
     if recipe.hmm is None:
-        found += _model_contradictions(recipe)
-    if not recipe.run.name or recipe.run.name in (".", "..") or set("/\0") & set(recipe.run.name):
-        found.append(f'run.name = "{recipe.run.name}": must be the name of a folder, without "/"')
+        found += _batch_contradictions(recipe) + _model_contradictions(recipe)
+    if not name or name in (".", "..") or set("/\0") & set(name):
+        found.append(f'run.name = "{name}": must be the name of a folder, without "/"')
     return found
+
+
+def _batch_contradictions(recipe: Recipe) -> list[str]:
+    """At most one: the batch is not known before it is given right."""
+    train, length = recipe.train, recipe.data.length
+    if train.batch is None and train.tokens is None:
+        return ["train: no effective batch; give batch (in rows) or tokens"]
+    if train.batch is not None and train.tokens is not None:
+        return [f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two"]
+    if train.tokens is not None and int(train.tokens) % length:
+        return [f"train.tokens = {train.tokens}: must be a multiple of data.length = {length}"]
+    if train.per_device is not None and recipe.batch % train.per_device:
+        return [f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows"]
+    return []
 
 
 _ONLY = {
@@ -50,39 +52,61 @@ _OF_CONFIG = ("width", "layers", "heads", "hidden", "tied", "dropout")
 
 
 def _model_contradictions(recipe: Recipe) -> list[str]:
-    """A field of another family, and shapes that do not go together."""
-    model, data, found = recipe.model, recipe.data, []
+    """Of the network: fields of another family, shapes that do not go together, data that it cannot read."""
+    found = _fields_of_other_families(recipe.model)
+    if recipe.train.optimizer == "muon" and recipe.parallel is not None and recipe.parallel.shard:
+        found.append('train.optimizer = "muon": needs whole matrices, and parallel.shard divides them')
+    if recipe.model.family == "hf":
+        found += _hf_contradictions(recipe)
+    else:
+        found += _shape_contradictions(recipe.model, recipe.data) + _latent_contradictions(recipe.model, recipe.data)
+        if (recipe.data.label is None) != (recipe.model.classes is None):
+            found.append("data.label and model.classes: give both, or none of the two")
+    return found + _masked_contradictions(recipe)
+
+
+def _fields_of_other_families(model: Model) -> list[str]:
+    found = []
     for name in given_fields(model):
         families = ("llama", "gpt2", "perceiver_ar", "masked_lm") if name in _OF_CONFIG else _ONLY.get(name)
         if families is not None and model.family not in families:
             found.append(f'model.{name}: model.family = "{model.family}" has none; it is for {" and ".join(families)}')
-    if recipe.train.optimizer == "muon" and recipe.parallel is not None and recipe.parallel.shard:
-        found.append('train.optimizer = "muon": needs whole matrices, and parallel.shard divides them')
-    if model.family == "hf":
-        if model.name is None:
-            found.append('model.name: missing; family "hf" needs a hub name or a folder')
-        if data.within:
-            found.append("data.within: models of transformers attend over whole rows")
-        if recipe.train.recompute == "selective":
-            found.append('train.recompute = "selective": family "hf" has "none" or "full"')
-        return found + _masked_contradictions(recipe)
+    return found
+
+
+def _hf_contradictions(recipe: Recipe) -> list[str]:
+    found = []
+    if recipe.model.name is None:
+        found.append('model.name: missing; family "hf" needs a hub name or a folder')
+    if recipe.data.within:
+        found.append("data.within: models of transformers attend over whole rows")
+    if recipe.train.recompute == "selective":
+        found.append('train.recompute = "selective": family "hf" has "none" or "full"')
+    return found
+
+
+def _shape_contradictions(model: Model, data: Data) -> list[str]:
+    found = []
     kv_heads = model.kv_heads or model.heads
     if model.width % model.heads or (model.family == "llama" and (model.width // model.heads) % 2):
         parts = " into even parts" if model.family == "llama" else ""
         found.append(f"model.heads = {model.heads}: must divide model.width = {model.width}{parts}")
-    if model.family == "perceiver_ar" and data.within:
-        found.append("data.within: a Perceiver AR attends over whole rows")
     if model.heads % kv_heads:
         found.append(f"model.kv_heads = {kv_heads}: must divide model.heads = {model.heads}")
     if (model.positions or data.length) < data.length:
         found.append(f"model.positions = {model.positions}: must be at least data.length = {data.length}")
+    return found
+
+
+def _latent_contradictions(model: Model, data: Data) -> list[str]:
+    found = []
+    if model.family == "perceiver_ar" and data.within:
+        found.append("data.within: a Perceiver AR attends over whole rows")
     if model.family == "perceiver_ar" and model.latents is None:
         found.append("model.latents: missing; a Perceiver AR predicts so many of the last positions of a row")
     elif (model.latents or 0) > data.length:
         found.append(f"model.latents = {model.latents}: must be at most data.length = {data.length}")
-    if (data.label is None) != (model.classes is None):
-        found.append("data.label and model.classes: give both, or none of the two")
-    return found + _masked_contradictions(recipe)
+    return found
 
 
 def _masked_contradictions(recipe: Recipe) -> list[str]:
@@ -136,7 +160,7 @@ def _packing_contradictions(data: Data) -> list[str]:
 
 
 def _stream_contradictions(recipe: Recipe) -> list[str]:
-    data, stream = recipe.data, recipe.streaming
+    data, stream = recipe.data, recipe.stream_settings
     if data.stream is None:
         return [] if recipe.stream is None else ['stream: needs data.stream, such as stream = "hmm:runs/icll-hmm"']
     found = []

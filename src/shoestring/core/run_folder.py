@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.errors import RunError
 from shoestring.core.files import locked, write_whole
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Recipe, differences
 
 _RECIPE = "recipe.toml"
 
@@ -53,18 +53,18 @@ class RunFolder:
         return folder
 
     def read_recipe(self) -> Recipe:
-        return recipes.load(self.recipe)
+        return recipe_file.load(self.recipe)
 
     def claim(self, recipe: Recipe) -> None:
         """Write the recipe into a new folder, or make sure that the folder's own says the same."""
         if self.recipe.is_file():
-            if changes := recipes.differences(self.read_recipe(), recipe):
+            if changes := differences(self.read_recipe(), recipe):
                 raise RunError(
                     "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
                     + "\nchoose another name with --set run.name=…, or remove the folder"
                 )
             return
-        write_whole(self.recipe, recipes.dump(recipe))
+        write_whole(self.recipe, recipe_file.dump(recipe))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

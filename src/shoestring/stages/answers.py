@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Recipe, Stream
+from shoestring.core.recipe import Recipe
 from shoestring.hmm.answers import (
     EntropyRate,
     entropy_rate,
@@ -72,7 +72,7 @@ def open_answers(recipe: Recipe) -> Answers:
     stream = open_stream(recipe)
     if isinstance(stream, MarkovStream):
         return MarkovAnswers(stream)
-    return HmmAnswers(stream, hmm_of(recipe), (recipe.stream or Stream()).start)
+    return HmmAnswers(stream, hmm_of(recipe), recipe.stream_settings.start)
 
 
 class MarkovAnswers:

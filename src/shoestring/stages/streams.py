@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Recipe, Stream
+from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
 from shoestring.hmm.parameters import HmmError, Saved, load
@@ -44,7 +44,7 @@ def hmm_of(recipe: Recipe) -> Saved:
 
 def open_stream(recipe: Recipe) -> HmmStream | MarkovStream:
     """The stream of a recipe; a row has one token more than it makes predictions."""
-    name, settings = recipe.data.stream, recipe.stream or Stream()
+    name, settings = recipe.data.stream, recipe.stream_settings
     assert name is not None, "a recipe with a stream"
     seed, length = derive(recipe.run.seed, "stream"), recipe.data.length + 1
     if name.startswith("hmm:"):
