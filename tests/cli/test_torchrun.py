@@ -1,4 +1,7 @@
-"""The command line under torchrun, two processes on a CPU: one run, one writer, one voice, and nothing ever hangs."""
+"""The command line under torchrun, two processes on a CPU: one run, one writer, one voice, and nothing ever hangs.
+
+What needs no process to end is tried in two that are there already, without torchrun and the command line.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import TINY
+from processes import together
 
+from shoestring.core.clock import Clock
+from shoestring.core.errors import ShoestringError
 from shoestring.core.facts import Plan
-from shoestring.core.recipe import load
+from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
+from shoestring.models import LanguageModel
+from shoestring.parallel.team import Elsewhere, Team
+from shoestring.stages.train import run
+from shoestring.stages.voice import Voice
 from shoestring.track import read_lines
 from shoestring.train.checkpoint import Checkpoints
 
-PACKED = ("--set", "data.packing=best_fit", "--set", "data.within=true", "--set", "train.per_device=1")
-SHARDED = ("--set", "parallel.shard=true")
+PACKED = ("data.packing=best_fit", "data.within=true", "train.per_device=1")
+SHARDED = ("parallel.shard=true",)
 SECONDS = 120
 
 pytestmark = pytest.mark.slow
@@ -74,23 +85,27 @@ def workers(process: subprocess.Popen[str]) -> dict[int, int]:
 
 @dataclass
 class Alone:
-    """Runs of one process, which are made once, and their plans for other recipes."""
+    """Runs of one process, this one, which are made once, and their plans for other recipes."""
 
     path: Path
 
-    def run(self, *options: str) -> RunFolder:
-        name = "-".join(options) or "plain"
-        run = RunFolder(self.path / name / "tiny")
-        if not run.done.is_file():
-            command = [sys.executable, "-m", "shoestring", "train", "tiny.toml", "--set", f"run.folder={name}"]
-            plan = [] if name == "plain" else ["--plan", self.plan(*options)]
-            subprocess.run([*command, *options, *plan], cwd=self.path, check=True, capture_output=True)
-        return run
+    def run(self, *overrides: str) -> RunFolder:
+        name = "-".join(overrides) or "plain"
+        made = RunFolder(self.path / name / "tiny")
+        if not made.done.is_file():
+            folders = (f"run.folder={self.path / name}", self.stores)
+            plan = self.plan(*overrides) if overrides else None
+            run(load(self.path / "tiny.toml", (*overrides, *folders)), Voice(), Clock(), plan)
+        return made
 
-    def plan(self, *options: str) -> Path:
-        """The measured plan, as if it had been made for a recipe with these options."""
-        plan, path = Plan.read(self.run().plan), self.path / f"plan {' '.join(options)}.json"
-        recipe = load(self.path / "tiny.toml", options[1::2])
+    @property
+    def stores(self) -> str:
+        return f"data.folder={self.path / 'stores'}"
+
+    def plan(self, *overrides: str) -> Path:
+        """The measured plan, as if it had been made for a recipe with these overrides."""
+        plan, path = Plan.read(self.run().plan), self.path / f"plan {' '.join(overrides)}.json"
+        recipe = load(self.path / "tiny.toml", overrides)
         rows = recipe.train.per_device or plan.per_device
         replace(plan, recipe=recipe.fingerprint, steps=int(recipe.budget.steps or 0), per_device=rows).write(path)
         return path
@@ -110,11 +125,63 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def begin(tiny: Path, tmp_path: Path, alone: Alone) -> Start:
     """Begin to train in two processes with what was measured and prepared before."""
 
-    def run(*options: str, script: str | None = None) -> subprocess.Popen[str]:
-        ready = ("--plan", alone.plan(*options), "--set", f"data.folder={alone.path / 'stores'}")
-        return start("train", tiny, *options, *ready, cwd=tmp_path, script=script)
+    def begun(*overrides: str, script: str | None = None) -> subprocess.Popen[str]:
+        given = [part for override in (*overrides, alone.stores) for part in ("--set", override)]
+        return start("train", tiny, *given, "--plan", alone.plan(*overrides), cwd=tmp_path, script=script)
 
-    return run
+    return begun
+
+
+class Said(Voice):
+    """Remembers what a person would hear."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class Came(NamedTuple):
+    """What came of a run, in one of its processes."""
+
+    said: list[str]
+    finished: bool
+    error: str | None = None
+    code: int = 0
+    elsewhere: bool = False
+    """Whether another process tells of the error."""
+
+
+def run_together(
+    team: Team, recipe: Path, overrides: tuple[str, ...], plan: Path | None = None, script: str = ""
+) -> Came:
+    """A run in processes that have met; a script may change the forward pass first."""
+    voice, forward, kept = Said(), LanguageModel.forward, dict(os.environ)
+    os.environ |= {"WORLD_SIZE": str(team.world), "RANK": str(team.rank)}
+    try:
+        exec(script, {})
+        return Came(voice.lines, run(load(recipe, overrides), voice, Clock(), plan) is not None)
+    except ShoestringError as error:
+        return Came(voice.lines, False, str(error), error.exit_code, isinstance(error.__cause__, Elsewhere))
+    finally:
+        LanguageModel.forward = forward  # type: ignore[method-assign]
+        os.environ.clear()
+        os.environ |= kept
+
+
+Together = Callable[..., list[Came]]
+
+
+@pytest.fixture
+def two(tiny: Path, tmp_path: Path, alone: Alone) -> Together:
+    """A run in two processes that are there already, to its end, with what was prepared before."""
+
+    def came(*overrides: str, plan: Path | None = None, script: str = "") -> list[Came]:
+        folders = (f"run.folder={tmp_path / 'runs'}", alone.stores)
+        return together(run_together, 2, tiny, (*overrides, *folders), plan, script)
+
+    return came
 
 
 def folder(tmp_path: Path) -> RunFolder:
@@ -134,36 +201,39 @@ def assert_same_losses(one: RunFolder, other: RunFolder) -> None:
     assert (again["rows"], again["tokens"]) == (told["rows"], told["tokens"])
 
 
-def test_two_processes_train_what_one_does(tiny: Path, tmp_path: Path, alone: Alone) -> None:
+def test_two_processes_train_what_one_does(tiny: Path, tmp_path: Path, alone: Alone, two: Together) -> None:
     result = end(start("train", tiny, cwd=tmp_path))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Plan against actual") == 1, "one voice"
     assert result.stdout.count("page: ") == 1
     assert " × 2 " in result.stdout, "two devices are in the plan"
-    run = folder(tmp_path)
-    assert len(read_lines(run.metrics)) == 40 + 4, "one writer"
-    assert run.done.is_file()
-    assert run.report.is_file()
-    assert_same_losses(alone.run(), run)
-    again = end(start("train", tiny, cwd=tmp_path))
-    assert again.returncode == 0
-    assert again.stdout.count("is finished") == 1, "and only one says so"
+    made = folder(tmp_path)
+    assert len(read_lines(made.metrics)) == 40 + 4, "one writer"
+    assert made.done.is_file()
+    assert made.report.is_file()
+    assert_same_losses(alone.run(), made)
+    first, second = two()
+    assert [line.count("is finished") for line in first.said] == [1]
+    assert first.finished
+    assert second == Came([], False), "and only one says so"
 
 
-def test_two_processes_train_a_sharded_model_on_packed_rows(tmp_path: Path, alone: Alone, begin: Start) -> None:
+def test_two_processes_train_a_sharded_model_on_packed_rows(tmp_path: Path, alone: Alone, two: Together) -> None:
     """With the plan of one process, which is for any number of them."""
-    result = end(begin(*PACKED, *SHARDED))
-    assert result.returncode == 0, result.stderr
+    overrides = (*PACKED, *SHARDED)
+    first, second = two(*overrides, plan=alone.plan(*overrides))
+    assert (first.error, second.error) == (None, None)
     assert {path.suffix for path in folder(tmp_path).checkpoints.iterdir()} == {".parts"}
     assert_same_losses(alone.run(*PACKED), folder(tmp_path))
 
 
-def test_a_batch_that_does_not_divide_is_one_error_and_nothing_is_written(tiny: Path, tmp_path: Path) -> None:
-    result = end(start("train", tiny, "--set", "train.batch=5", cwd=tmp_path))
-    assert result.returncode != 0
-    assert result.stderr.count("error: ") == 1
-    assert "an effective batch of 5 rows does not divide over 2 processes" in result.stderr
-    assert result.stderr.count("exitcode  : 2") >= 1, "torchrun's own is always 1"
+def test_a_batch_that_does_not_divide_is_one_error_and_nothing_is_written(tmp_path: Path, two: Together) -> None:
+    first, second = two("train.batch=5")
+    assert first.error is not None
+    assert "an effective batch of 5 rows does not divide over 2 processes" in first.error
+    assert first.code == 2
+    assert second.error == first.error
+    assert (first.elsewhere, second.elsewhere) == (False, True), "one tells"
     assert not folder(tmp_path).path.exists()
 
 
@@ -188,6 +258,8 @@ def test_an_error_in_one_process_ends_all(rank: int, error: str, options: tuple[
     assert result.returncode != 0
     assert result.stderr.count("row 7 is damaged") == 1
     assert result.stderr.count("this is a bug") == (error == "ValueError"), "the other one knows that it is not its own"
+    if error == "DataError":
+        assert "exitcode  : 2" in result.stderr, "torchrun's own is always 1"
 
 
 FULL = """
@@ -208,31 +280,34 @@ LanguageModel.forward = limited
 """
 
 
-def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(tmp_path: Path, alone: Alone, begin: Start) -> None:
-    result = end(begin("--set", "train.per_device=2", script=FULL.format(after=7, rows=1)))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("step 7 did not fit the memory; it is taken again with per_device = 1") == 1
+def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(
+    tmp_path: Path, alone: Alone, two: Together
+) -> None:
+    plan, script = alone.plan("train.per_device=2"), FULL.format(after=7, rows=1)
+    first, second = two("train.per_device=2", plan=plan, script=script)
+    assert first.finished
+    assert first.said.count("step 7 did not fit the memory; it is taken again with per_device = 1") == 1
+    assert second == Came([], False)
     halved = [line for line in read_lines(folder(tmp_path).timings) if line.get("event") == "halved"]
     assert [(line["step"], line["per_device"]) for line in halved] == [(7, 1)]
     assert_same_losses(alone.run(), folder(tmp_path))
 
 
 def test_a_sharded_model_that_runs_out_of_memory_goes_on_with_half_when_it_is_started_again(
-    tmp_path: Path, alone: Alone, begin: Start
+    tmp_path: Path, alone: Alone, begin: Start, two: Together
 ) -> None:
-    options = ("--set", "train.per_device=2", "--set", "train.checkpoint_every=1ms", *SHARDED)
-    script = FULL.format(after=9, rows=1)
-    result = end(begin(*options, script=script))
+    overrides, script = ("train.per_device=2", "train.checkpoint_every=1ms", *SHARDED), FULL.format(after=9, rows=1)
+    result = end(begin(*overrides, script=script))
     assert result.returncode != 0
     assert result.stderr.count("2 rows at a time do not fit the memory; the same command goes on with 1") == 1
     assert "this is a bug" not in result.stderr
-    again = end(begin(*options, script=script))
-    assert again.returncode == 0, again.stderr
-    assert "going on after step" in again.stdout
+    first, second = two(*overrides, plan=alone.plan(*overrides), script=script)
+    assert (first.error, second.error) == (None, None)
+    assert any("going on after step" in line for line in first.said)
     assert_same_losses(alone.run(), folder(tmp_path))
 
 
-LONG = ("--set", "budget.steps=3000", "--set", "train.checkpoint_every=1h", "--set", "evaluate.every=1.0")
+LONG = ("budget.steps=3000", "train.checkpoint_every=1h", "evaluate.every=1.0")
 
 
 @pytest.mark.parametrize(
@@ -243,10 +318,10 @@ LONG = ("--set", "budget.steps=3000", "--set", "train.checkpoint_every=1h", "--s
 def test_a_signal_to_one_process_stops_all_saved(
     number: signal.Signals, whom: int | None, options: tuple[str, ...], tmp_path: Path, begin: Start
 ) -> None:
-    run = folder(tmp_path)
+    stopped = folder(tmp_path)
     process = begin(*LONG, *options)
     until = time.monotonic() + SECONDS
-    while process.poll() is None and time.monotonic() < until and len(read_lines(run.metrics)) < 5:
+    while process.poll() is None and time.monotonic() < until and len(read_lines(stopped.metrics)) < 5:
         time.sleep(0.05)
     pids = [process.pid] if whom is None else [pid for pid, rank in workers(process).items() if rank == whom]
     assert len(pids) == 1
@@ -254,8 +329,8 @@ def test_a_signal_to_one_process_stops_all_saved(
     result = end(process)
     assert result.returncode != 0
     assert result.stderr.count(f"stopped by {number.name} after step") == 1, result.stderr
-    steps = Checkpoints(run.checkpoints, 1).steps()
+    steps = Checkpoints(stopped.checkpoints, 1).steps()
     assert len(steps) == 1
     assert f"after step {steps[0]}, saved" in result.stderr
-    assert Checkpoints(run.checkpoints, 1).latest() == (steps[0], [])
-    assert not list(run.checkpoints.glob(".*"))
+    assert Checkpoints(stopped.checkpoints, 1).latest() == (steps[0], [])
+    assert not list(stopped.checkpoints.glob(".*"))

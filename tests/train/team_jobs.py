@@ -49,9 +49,15 @@ SOURCES: dict[str, Callable[[], PlainRows]] = {"plain": PlainRows, "packed": Pac
 
 
 def make(
-    team: Team = ALONE, shard: bool = False, width: int = 8, seed: int = 3, double: bool = False, **settings: Any
+    team: Team = ALONE,
+    shard: bool = False,
+    width: int = 8,
+    seed: int = 3,
+    double: bool = False,
+    dropout: float = 0.0,
+    **settings: Any,
 ) -> Learner:
-    model = build(Model(width=width, layers=2, heads=1), VOCABULARY, LENGTH, seed)
+    model = build(Model(width=width, layers=2, heads=1, dropout=dropout), VOCABULARY, LENGTH, seed)
     return Learner(
         model.double() if double else model, Train(batch=BATCH, lr=1e-2, **settings), team.device, team, shard
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import team_jobs
 import torch
 from safetensors.torch import save_file
 
@@ -17,7 +18,7 @@ from shoestring.core.errors import RunError, StorageError
 from shoestring.core.recipe import Model, Train
 from shoestring.models import build
 from shoestring.train import checkpoint
-from shoestring.train.checkpoint import Checkpoints, State, read
+from shoestring.train.checkpoint import Checkpoints, State, read, tensors_of
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner
 
@@ -104,15 +105,30 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(settings: dict[str, Any], keys
     assert torch.equal(resumed.score(rows, 2), whole.score(rows, 2))
 
 
-def test_random_numbers_go_on_as_well(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, 1)
-    torch.manual_seed(3)
-    torch.rand(5)
-    checkpoints.save(make(), STATE)
-    expected = torch.rand(10)
+def test_dropout_goes_on_as_if_it_had_never_stopped_though_no_random_state_is_saved(tmp_path: Path) -> None:
+    checkpoints, whole = Checkpoints(tmp_path, 1), team_jobs.make(dropout=0.5)
+    team_jobs.train(whole, "plain", 3, steps=3)
+    checkpoints.save(whole, replace(STATE, step=3))
+    expected = team_jobs.train(whole, "plain", 3, steps=6, first=3)
+    for dropout, same in ((0.5, True), (0.0, False)):
+        torch.manual_seed(4)  # as in another process, which drew other numbers
+        resumed = team_jobs.make(dropout=dropout, seed=9)
+        checkpoints.restore(3, resumed, "r1", "d1")
+        assert (team_jobs.train(resumed, "plain", 3, steps=6, first=3) == expected) == same
+
+
+def test_a_checkpoint_from_when_random_state_was_saved_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, other, checkpoints = make(0), make(1), Checkpoints(tmp_path, 1)
+    step(learner, 0)
+    tensors = tensors_of(learner) | {"random/cpu": torch.get_rng_state()}
+    monkeypatch.setattr(checkpoint, "tensors_of", lambda _: tensors)
+    checkpoints.save(learner, STATE)
+    assert "random/cpu" in read(checkpoints.path(0))[0]
     torch.manual_seed(4)
-    checkpoints.restore(0, make(), "r1", "d1")
-    assert torch.equal(torch.rand(10), expected)
+    random = torch.get_rng_state()
+    checkpoints.restore(0, other, "r1", "d1")
+    assert_same(content(other), content(learner))
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
@@ -142,6 +158,15 @@ def test_tied_weights_are_stored_once(tmp_path: Path, untied: bool, names: int) 
     checkpoints.save(Learner(model, Train(batch=4), torch.device("cpu")), STATE)
     tensors, _ = read(checkpoints.path(0))
     assert len([name for name in tensors if name.startswith("model/")]) == names
+
+
+def assert_passed_over(checkpoints: Checkpoints, step: int) -> None:
+    """The checkpoint of this step is damaged, and the one before it is taken."""
+    found, lines = checkpoints.latest()
+    assert found == step - 1
+    assert len(lines) == 1
+    assert f"{checkpoints.path(step)}: damaged" in lines[0]
+    assert "\n" not in lines[0]
 
 
 def same_content(path: Path, tensors: dict[str, torch.Tensor], state: State) -> bool:
@@ -181,11 +206,7 @@ def test_a_truncated_checkpoint_is_left_out_for_the_one_before(tmp_path: Path, s
     checkpoints = saved(tmp_path, 3)
     newest = checkpoints.path(3)
     newest.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
-    found, lines = checkpoints.latest()
-    assert found == 2
-    assert len(lines) == 1
-    assert f"{newest}: damaged" in lines[0]
-    assert "\n" not in lines[0]
+    assert_passed_over(checkpoints, 3)
     learner = make(5)
     assert checkpoints.restore(2, learner, "r1", "d1").step == 2
     with pytest.raises(StorageError, match="damaged"):
@@ -198,9 +219,7 @@ def test_a_flipped_byte_makes_the_one_before_the_latest(tmp_path: Path, share: f
     content = bytearray(checkpoints.path(3).read_bytes())
     content[int(share * (len(content) - 1))] ^= 0x55
     checkpoints.path(3).write_bytes(content)
-    found, lines = checkpoints.latest()
-    assert found == 2
-    assert [str(checkpoints.path(3)) in line for line in lines] == [True]
+    assert_passed_over(checkpoints, 3)
 
 
 def test_every_damaged_checkpoint_has_its_line(tmp_path: Path) -> None:

@@ -8,23 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from team_jobs import make
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault
-from shoestring.core.recipe import Model, Train
-from shoestring.models import build
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.train import hooks
 from shoestring.train.checkpoint import Checkpoints, State
 from shoestring.train.course import Course
-from shoestring.train.learner import Learner
 from shoestring.train.loop import STOPS, Agreed, Report, Sum, Wishes
 from shoestring.train.pace import Pace
 
 
 def _report(nats: float, predictions: int, begun: int = 0) -> Report:
     return Report(loss=Sum(nats, predictions), lr=0.1, grad_norm=1.0, seconds=0.01, begun=begun)
+
+
+def _no_hurry() -> Pace:
+    """With time for everything."""
+    return Pace(Clock(0), 1e9, 0.0)
 
 
 def _state(step: int, total: int = 10) -> State:
@@ -50,9 +52,7 @@ def test_a_metrics_line_is_the_mean_over_all_predictions_since_the_last(tmp_path
 def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expected: list[int], tmp_path: Path) -> None:
     metrics = LineFile(tmp_path / "m")
     losses = iter([3.0, 2.0, 2.5, 1.0])
-    evaluate = hooks.Evaluate(
-        lambda: {"heldout_loss": next(losses)}, metrics, Pace(Clock(0), 1e9, 0.0), planned=10, every=every
-    )
+    evaluate = hooks.Evaluate(lambda: {"heldout_loss": next(losses)}, metrics, _no_hurry(), planned=10, every=every)
     state = _state(0)
     best = []
     for step in range(1, 11):
@@ -64,20 +64,19 @@ def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expect
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     evaluate = hooks.Evaluate(
-        lambda: {"heldout_loss": float("nan")}, LineFile(tmp_path / "m"), Pace(Clock(0), 1e9, 0.0), planned=1, every=1.0
+        lambda: {"heldout_loss": float("nan")}, LineFile(tmp_path / "m"), _no_hurry(), planned=1, every=1.0
     )
     with pytest.raises(Fault, match="step 1: the held-out loss is not finite"):
         evaluate(_state(1, total=1), _report(1.0, 1))
 
 
 def test_checkpoints_come_when_due_at_a_new_best_and_at_the_end(tmp_path: Path) -> None:
-    learner = Learner(build(Model(width=8, layers=1, heads=1), 10, 8, 0), Train(batch=1), torch.device("cpu"))
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=9)
+    learner, checkpoints = make(), Checkpoints(tmp_path / "checkpoints", keep=9)
 
     def write(state: State, wait: bool) -> None:
         checkpoints.save(learner, state, wait)
 
-    save = hooks.Save(write, Wishes(), Pace(Clock(0), 1e9, 0.0), every=1e9)
+    save = hooks.Save(write, Wishes(), _no_hurry(), every=1e9)
     for step in range(1, 11):
         save(replace(_state(step), best_step=4, best_loss=1.0), _report(1.0, 1, begun=step))
     assert checkpoints.steps() == [10, 4]
@@ -86,7 +85,7 @@ def test_checkpoints_come_when_due_at_a_new_best_and_at_the_end(tmp_path: Path) 
 def test_a_checkpoint_that_is_due_is_a_wish_until_all_know_of_it() -> None:
     saved: list[int] = []
     wishes = Wishes(alone=False)
-    save = hooks.Save(lambda state, _: saved.append(state.step), wishes, Pace(Clock(0), 1e9, 0.0), every=0.0)
+    save = hooks.Save(lambda state, _: saved.append(state.step), wishes, _no_hurry(), every=0.0)
     assert not save.due(5, 10)
     save(_state(5), _report(1.0, 1, begun=6))
     assert wishes.save
@@ -103,7 +102,7 @@ def test_a_checkpoint_that_is_due_is_a_wish_until_all_know_of_it() -> None:
 def test_a_stop_that_all_know_of_saves_and_ends_the_session(stop: str) -> None:
     saved: list[tuple[int, bool]] = []
     wishes = Wishes(alone=False)
-    save = hooks.Save(lambda state, wait: saved.append((state.step, wait)), wishes, Pace(Clock(0), 1e9, 0.0), 1e9)
+    save = hooks.Save(lambda state, wait: saved.append((state.step, wait)), wishes, _no_hurry(), 1e9)
     save(_state(5), replace(_report(1.0, 1, begun=6), agreed=Agreed(stop=stop)))
     assert save.due(6, 10)
     with pytest.raises(Fault, match=f"stopped by {stop} after step 6, saved"):
@@ -140,7 +139,7 @@ def test_a_course_is_never_cut_below_the_steps_that_are_under_way() -> None:
 
 def test_the_time_limit_is_a_wish_to_stop() -> None:
     wishes = Wishes(alone=False)
-    save = hooks.Save(lambda *_: None, wishes, Pace(Clock(0), 1e9, 0.0), 1e9, limit=lambda: True)
+    save = hooks.Save(lambda *_: None, wishes, _no_hurry(), 1e9, limit=lambda: True)
     save(_state(1), _report(1.0, 1))
     assert wishes.stops == {"the time limit"}
     assert wishes.numbers(1) == [0, 0, 0, 0, 0, 1], "and one that any process may have"

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from team_jobs import weights
 
 from shoestring.core.recipe import Model, Train
 from shoestring.models import Batch, LanguageModel, build
@@ -32,10 +33,6 @@ def some_packed(within: bool = True) -> Batch:
 
 def gradients(learner: Learner) -> list[torch.Tensor]:
     return [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]
-
-
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in learner.model.named_parameters()}
 
 
 def mean_gradient(model: LanguageModel, rows: torch.Tensor) -> list[torch.Tensor]:

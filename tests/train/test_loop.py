@@ -8,7 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from clocks import Turned
 from numpy.typing import NDArray
+from team_jobs import weights
 
 from shoestring.core.errors import Fault
 from shoestring.core.recipe import Model, Train
@@ -60,10 +62,6 @@ def _run(
     return Loop(learner, rows, SETTINGS, also, batch=BATCH, per_device=2, seed=0, wishes=wishes).run(state)
 
 
-def _weights(learner: Learner) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in learner.model.parameters()]
-
-
 def _poison(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, apply: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
@@ -85,18 +83,18 @@ def _step_of_row_17() -> int:
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_step_and_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learner, seen = _learner(), []
+    learner, seen = _learner(), {}
     _poison(learner.model, monkeypatch, lambda x: x * float("nan"))
 
     def remember(state: State, report: Report) -> State:
-        seen[:] = _weights(learner)
+        seen.update(weights(learner))
         return state
 
     step = _step_of_row_17()
     with pytest.raises(Fault, match=rf"step {step}: the loss is not finite; .*Rows: 17\."):
         _run(learner, 10, remember)
-    before = seen or _weights(_learner())
-    assert all(a.equal(b) for a, b in zip(before, _weights(learner), strict=True))
+    before = seen or weights(_learner())
+    assert all(tensor.equal(before[name]) for name, tensor in weights(learner).items())
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,16 +142,6 @@ def test_the_loss_falls(source: TokenSource) -> None:
     assert np.mean(found[-10:]) < np.mean(found[:10]) - 0.5
 
 
-class FakeClock:
-    """A clock that moves when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def elapsed(self) -> float:
-        return self.now
-
-
 class NoLines:
     """Metrics that go nowhere."""
 
@@ -167,8 +155,8 @@ class NoLines:
 @pytest.mark.parametrize("seconds_per_step", [0.5, 1.0, 1.7, 3.0, 20.0])
 def test_a_slow_machine_shortens_the_run_to_the_budget_and_the_rate_still_decays(seconds_per_step: float) -> None:
     budget, planned = 100.0, 100
-    clock, metrics, said, rates = FakeClock(), NoLines(), [], []
-    pace = Pace(clock, budget, 0.0)  # type: ignore[arg-type]
+    clock, metrics, said, rates = Turned(), NoLines(), [], []
+    pace = Pace(clock, budget, 0.0)
     wishes = Wishes()
     keep = hooks.KeepPace(pace, wishes, metrics, said.append)  # type: ignore[arg-type]
 

@@ -127,10 +127,10 @@ def one_runs_out(team: Team) -> dict[str, Any]:
     return found
 
 
-def test_all_processes_halve_when_one_runs_out_of_memory(tmp_path: Any) -> None:
+def test_all_processes_halve_when_one_runs_out_of_memory() -> None:
     plain = make(ema=0.9, clip=0.5)
     expected = train(plain, "packed", BATCH)
-    one, two = together(one_runs_out, 2, tmp_path)
+    one, two = together(one_runs_out, 2)
     for result in (one, two):  # shares of three rows, which fit until the seventh step
         assert result["halved"] == one["halved"]
         assert [rows for _, rows in result["halved"]] == [2, 1]

@@ -5,23 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from clocks import Turned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.clock import Clock
 from shoestring.train.pace import Pace
 
 checked = settings(max_examples=100, deadline=None)
-
-
-class Turned(Clock):
-    """A clock that stands still until it is turned."""
-
-    def __init__(self, now: float = 0.0):
-        self.now = now
-
-    def elapsed(self) -> float:
-        return self.now
 
 
 @dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def name(world: int, shard: bool) -> str:
 
 def content(learner: Learner) -> dict[str, Tensor]:
     """Everything that is saved, whole: the parts of all processes, one after another."""
-    own = {key: tensor for key, tensor in tensors_of(learner).items() if not key.startswith("random")}
+    own = tensors_of(learner)
     if not learner.sharded:
         return {key: tensor.clone() for key, tensor in own.items()}
     parts: list[dict[str, Tensor]] = [{}] * learner.team.world
@@ -46,11 +48,11 @@ def write(team: Team, folder: Path) -> dict[str, Any]:
     found = {}
     for shard in (False, True) if team.world > 1 else (False,):
         learner = make(team, shard, **SETTINGS)
-        train(learner, "packed", 1, steps=5)
+        train(learner, "packed", 1, steps=2)
         checkpoints = Checkpoints(folder / name(team.world, shard), 2)
         checkpoints.save(learner, replace(STATE, step=4), wait=False)  # another one is begun at once
         checkpoints.save(learner, STATE, wait=False)
-        found[name(team.world, shard)] = content(learner), train(learner, "packed", 1, steps=9, first=5)
+        found[name(team.world, shard)] = content(learner), train(learner, "packed", 1, steps=7, first=5)
         team.each(checkpoints.wait)
     return found
 
@@ -61,10 +63,10 @@ def read(team: Team, folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("?-*")):
         for shard in (False, True) if team.world > 1 else (False,):
             learner = make(team, shard, seed=99, **SETTINGS)
-            train(learner, "packed", 1, steps=2)
+            train(learner, "packed", 1, steps=1)
             state = Checkpoints(path, 2).restore(5, learner, "r1", "d1")
             assert state == STATE
-            found[path.name, shard] = content(learner), train(learner, "packed", 1, steps=9, first=5)
+            found[path.name, shard] = content(learner), train(learner, "packed", 1, steps=7, first=5)
     return found
 
 
@@ -74,9 +76,9 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     folder = tmp_path_factory.mktemp("grid")
     written, found = write(ALONE, folder), {}
     for world in (2, 3):
-        written |= together(write, world, folder / f"write {world}", folder)[0]
+        written |= together(write, world, folder)[0]
     for world in (2, 3):
-        for rank, result in enumerate(together(read, world, folder / f"read {world}", folder)):
+        for rank, result in enumerate(together(read, world, folder)):
             found |= {(world, rank, *key): value for key, value in result.items()}
     found |= {(1, 0, *key): value for key, value in read(ALONE, folder).items()}
     return folder, written, found
@@ -166,36 +168,32 @@ def troubles(team: Team, folder: Path) -> dict[str, str]:
         broken = Checkpoints(folder / f"absent-{shard}", 1)
         if team.rank == 0:
             broken.folder.write_text("in the way")
-        try:
-            broken.save(learner, STATE)
-        except StorageError as error:
-            found[f"folder {shard}"] = str(error)
+        found[f"folder {shard}"] = _said(StorageError, broken.save, learner, STATE)
         good = Checkpoints(folder / f"good-{shard}", 1)
         good.save(learner, STATE)
         wrong = make(team, shard, width=4 if team.rank else 8)  # refused in one process only
-        try:
-            good.restore(5, wrong, "r1", "d1")
-        except RunError as error:
-            found[f"model {shard}"] = str(error)
+        found[f"model {shard}"] = _said(RunError, good.restore, 5, wrong, "r1", "d1")
         if team.rank == 1:
             good._writing = _failed()
-        try:
-            good.save(learner, STATE)
-        except StorageError as error:
-            found[f"thread {shard}"] = str(error)
+        found[f"thread {shard}"] = _said(StorageError, good.save, learner, STATE)
     return found
 
 
-def _failed() -> Any:
-    from concurrent.futures import Future
+def _said(kind: type[Exception], call: Callable[..., object], *arguments: object) -> str:
+    """What an error of this kind says, which the call is to raise."""
+    with pytest.raises(kind) as caught:
+        call(*arguments)
+    return str(caught.value)
 
+
+def _failed() -> Future[None]:
     future: Future[None] = Future()
     future.set_exception(StorageError("the disk is full"))
     return future
 
 
 def test_an_error_in_one_process_is_an_error_in_all(tmp_path: Path) -> None:
-    one, two = together(troubles, 2, tmp_path / "meet", tmp_path)
+    one, two = together(troubles, 2, tmp_path)
     assert one == two
     for shard in (False, True):
         assert "in the way" in one[f"folder {shard}"]

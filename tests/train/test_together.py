@@ -27,8 +27,8 @@ def learn(team: Team) -> dict[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    return together(learn, 2, tmp_path_factory.mktemp("learn"))
+def learned() -> list[dict[Any, Any]]:
+    return together(learn, 2)
 
 
 @pytest.mark.parametrize(("source", "shard", "per_device"), CASES)
@@ -69,8 +69,8 @@ def score(team: Team) -> dict[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def scored(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    return together(score, 3, tmp_path_factory.mktemp("score"))
+def scored() -> list[dict[Any, Any]]:
+    return together(score, 3)
 
 
 @pytest.mark.parametrize("shard", [False, True])

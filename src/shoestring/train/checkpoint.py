@@ -1,8 +1,9 @@
 """Checkpoints: whole or absent, checked when read, written while the run goes on.
 
-A checkpoint holds everything a run needs to go on as if it had never stopped: weights, optimizer state, random state,
-and the `State`. It is a safetensors file with a CRC-32 of every tensor; of a sharded model it is a folder to which
-every process writes its part (see `sharded_checkpoint`). Either kind can be read by one process or any number of them.
+A checkpoint holds everything a run needs to go on as if it had never stopped: weights, optimizer state, and the
+`State`; no random state, for the loop seeds torch anew at every step. It is a safetensors file with a CRC-32 of every
+tensor; of a sharded model it is a folder to which every process writes its part (see `sharded_checkpoint`). Either kind
+can be read by one process or any number of them.
 """
 
 from __future__ import annotations
@@ -259,14 +260,7 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
     found = {f"model/{name}": tensor.detach() for name, tensor in learner.optimizer.masters.items()}
     frozen = {name: p for name, p in learner.parameters.items() if not p.requires_grad}
     found |= {f"model/{name}": local_part(p).detach() for name, p in frozen.items()}
-    return found | learner.optimizer.tensors() | random_states(learner.device)
-
-
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    found = {"random/cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        found["random/cuda"] = torch.cuda.get_rng_state(device)
-    return found
+    return found | learner.optimizer.tensors()
 
 
 def copied(learner: Learner) -> dict[str, Tensor]:
@@ -282,13 +276,10 @@ def copied(learner: Learner) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _put(learner: Learner, tensors: dict[str, Tensor]) -> None:
-    """Whole tensors, or the parts of them that lie here, in their places."""
+    """Whole tensors, or the parts of them that lie here, in their places; others, of older checkpoints, are left."""
     for name, p in learner.parameters.items():
         local_part(p).copy_(tensors[f"model/{name}"])
     learner.optimizer.restore(tensors)
-    torch.set_rng_state(tensors["random/cpu"])
-    if learner.device.type == "cuda" and "random/cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random/cuda"], learner.device)
 
 
 def _like(key: str, learner: Learner) -> Tensor | None:

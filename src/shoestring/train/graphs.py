@@ -54,15 +54,31 @@ class Recording:
 
 
 class Recordings:
-    """The recording of the shape that comes again and again; another shape takes its place."""
+    """The recording of the shape that comes again and again; another shape takes its place.
+
+    A gradient is under way from the first pass after an update until the next update; the passes that add to it replay
+    the recording that began it, or none.
+    """
 
     def __init__(self, loss: Callable[[Batch], Tensor], parameters: list[nn.Parameter]):
         self._loss, self._parameters = loss, parameters
         self._shape: torch.Size | None = None
         self._recording: Recording | None = None
+        self._current: Recording | None = None
+        """The one that began the gradient that is under way; None where a plain pass did."""
         self._failed = False
 
-    def of(self, parts: list[Batch]) -> Recording | None:
+    def of(self, parts: list[Batch], begin: bool) -> Recording | None:
+        """The recording to replay over these parts, if there is one; `begin` where there is no gradient yet."""
+        if begin:
+            self._current = self._ready(parts)
+            if self._current is not None:
+                self._current.attach()
+        if self._current is not None and all(part.ids.shape == self._current.shape for part in parts):
+            return self._current
+        return None
+
+    def _ready(self, parts: list[Batch]) -> Recording | None:
         """For the passes over these parts; None for rows of several kinds, and for a shape that is new.
 
         The first pass over a shape compiles, which cannot be recorded. What cannot be recorded at all is not tried
@@ -93,7 +109,7 @@ class Recordings:
 
     def drop(self) -> None:
         """Give its memory back."""
-        self._shape = None
+        self._shape = self._current = None
         if self._recording is not None:
             self._recording = None
             torch.cuda.empty_cache()

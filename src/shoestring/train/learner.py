@@ -21,7 +21,7 @@ from shoestring.core.errors import Fault
 from shoestring.core.recipe import Train
 from shoestring.models import Batch, LanguageModel
 from shoestring.parallel.team import Team
-from shoestring.train.graphs import Recording, Recordings
+from shoestring.train.graphs import Recordings
 from shoestring.train.optimizer import Optimizer, squared_norm
 from shoestring.train.sharding import forget_whole, only_the_last_pass_sums, shard_model
 
@@ -105,7 +105,6 @@ class Learner:
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = Optimizer(self.model, settings)
         self._recordings: Recordings | None = None
-        self._current: Recording | None = None
         if self.compiled and device.type == "cuda" and not self.sharded:
             self._recordings = Recordings(self._loss, [p for p in self.parameters.values() if p.requires_grad])
         self._fresh = True
@@ -127,7 +126,7 @@ class Learner:
         predictions = batch.predictions()
         parts = [part.to(self.device) for part in batch.split(per_device)]
         try:
-            recording = self._recorded(parts)
+            recording = None if self._recordings is None else self._recordings.of(parts, begin=self._fresh)
             for number, part in enumerate(parts):
                 if recording is not None:
                     nats += recording.replay(part, self._fresh)
@@ -140,20 +139,14 @@ class Learner:
                 self._fresh = False
             return Tally(nats, predictions)
         except torch.OutOfMemoryError as cause:
-            if self.sharded:  # the others wait for this process in the middle of a pass
+            if self.sharded:
+                # The others wait in the middle of this pass for collectives that this process will not take part in:
+                # gathers of weights and sums of gradients are matched by their order alone, and autograd cannot go on
+                # from the middle of a backward pass. So there is no place where all could agree to take the step
+                # again: this process ends, torchrun ends the others, and half the rows are tried when all start again.
                 raise OutOfMemory(per_device) from cause
         self.forget()
         return Tally(torch.zeros_like(nats), predictions, fitted=False)
-
-    def _recorded(self, parts: list[Batch]) -> Recording | None:
-        """The recording to replay, if there is one; while a gradient is under way, only the one that began it."""
-        if self._recordings is not None and self._fresh:
-            self._current = self._recordings.of(parts)
-            if self._current is not None:
-                self._current.attach()
-        if self._current is not None and all(part.ids.shape == self._current.shape for part in parts):
-            return self._current
-        return None
 
     def _loss(self, part: Batch) -> Tensor:
         with self.precision():
@@ -165,7 +158,6 @@ class Learner:
         self._fresh = True
         self.optimizer.clear()
         if self._recordings is not None:
-            self._current = None
             self._recordings.drop()
         self._free()
 
