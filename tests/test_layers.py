@@ -16,10 +16,11 @@ LAYERS = [  # from the top
     {"stages", "launch"},
     {"report", "probe", "train", "evaluate"},
     {"data", "models", "hmm", "streams", "plan", "laws", "track"},
-    {"parallel"},
+    {"parallel", "cost"},
     {"core"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+BARE = {"core", "cost", "plan"}  # with the standard library only
 DATA = "recipes"  # TOML files in a package; imports nothing
 ENTRY = "__main__"  # python -m shoestring: stands for the command line
 ROOT_NAME = "__init__"
@@ -58,7 +59,7 @@ def objection(own: str, name: str) -> str | None:
     if name == "?":
         return "a name made at run time cannot be checked"
     if top != "shoestring":
-        bare = own in ("core", "plan") and top not in sys.stdlib_module_names
+        bare = own in BARE and top not in sys.stdlib_module_names
         return f"{own} has the standard library only" if bare else None
     if other in ("", "__version__", own) or (own == ENTRY and other == "cli"):
         return None
@@ -103,6 +104,10 @@ def test_every_file_was_looked_at() -> None:
         ("shoestring.core.x", "from ..plan import make"),
         ("shoestring.core.__init__", "from ..plan import make"),
         ("shoestring.plan.x", "import numpy.linalg"),
+        ("shoestring.cost.x", "import torch"),
+        ("shoestring.cost.x", "def f():\n    import numpy"),
+        ("shoestring.cost.x", "from shoestring.models import cost"),
+        ("shoestring.cost.x", "from shoestring.parallel.team import Team"),
         ("shoestring.plan.x", "import torch"),
         ("shoestring.plan.x", "from shoestring.data.store import Store"),
         ("shoestring.data.x", "def f():\n    def g():\n        import shoestring.models"),
@@ -132,6 +137,7 @@ def test_a_violation_is_caught(module: str, source: str) -> None:
     [
         ("shoestring.core.x", "import json\nfrom shoestring.core.units import Seconds\nfrom . import units"),
         ("shoestring.plan.x", "from shoestring.core import units\nfrom shoestring.plan.split import Split"),
+        ("shoestring.plan.x", "from shoestring.cost.networks import network_cost"),
         ("shoestring.data.deep.x", "from .y import z\nfrom ..store import Store\nimport numpy"),
         ("shoestring.train.x", "import torch\nfrom shoestring.track import LineFile"),
         ("shoestring.cli.x", "from shoestring import __version__\nfrom shoestring.stages.train import run"),
@@ -143,11 +149,13 @@ def test_what_is_allowed_is_not_taken_for_a_violation(module: str, source: str) 
     assert violations(source, module) == []
 
 
-def test_planning_loads_neither_torch_nor_numpy() -> None:
-    code = """
+def test_planning_and_counting_load_neither_torch_nor_numpy() -> None:
+    counting = [module_of(path) for path in FILES if package_of(module_of(path)) == "cost"]
+    assert len(counting) > 4
+    code = f"""
 import sys
-import shoestring.plan.by_hand, shoestring.plan.make
-print(sorted({"torch", "numpy", "safetensors"} & {name.partition(".")[0] for name in sys.modules}))
+import shoestring.plan.by_hand, shoestring.plan.make, {", ".join(counting)}
+print(sorted({{"torch", "numpy", "safetensors"}} & {{name.partition(".")[0] for name in sys.modules}}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

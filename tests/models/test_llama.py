@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from shoestring.core.recipe import Model
-from shoestring.models.llama import Llama, hidden_channels, llama_cost
+from shoestring.cost.networks import network_cost
+from shoestring.cost.shapes import hidden_channels
+from shoestring.models.llama import Llama
 from shoestring.models.rotary import frequencies, rotate, turns
 
 VOCABULARY = 19
@@ -141,7 +143,7 @@ def test_hidden_channels_default_to_eight_thirds_of_the_width(width: int, hidden
 def test_the_size_of_a_known_model() -> None:
     """Llama 7B: 6,738,415,616 parameters, as published."""
     model = Model(width=4096, layers=32, heads=32, hidden=11008, tied=False)
-    assert llama_cost(model, 32_000, 2048).total_parameters == 6_738_415_616
+    assert network_cost(model, 32_000, 2048).total_parameters == 6_738_415_616
 
 
 def test_first_weights_have_the_documented_sizes() -> None:

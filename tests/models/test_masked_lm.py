@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -15,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Model
-from shoestring.models.blocks import Block, Recompute
+from shoestring.cost.networks import network_cost
 from shoestring.models.cross_entropy import IGNORED
-from shoestring.models.masked_lm import MaskedLM, bert_config, from_transformers, masked_lm_cost, to_transformers
+from shoestring.models.masked_lm import MaskedLM, bert_config, from_transformers, to_transformers
 from shoestring.models.protocol import Batch
 
 transformers = pytest.importorskip("transformers")
@@ -251,23 +250,23 @@ def test_the_configuration_describes_the_same_network(model: Model) -> None:
     count = sum(p.numel() for p in theirs.parameters())
     if not model.tied:
         count -= VOCABULARY  # a second bias, which nothing reads
-    assert count == masked_lm_cost(model, VOCABULARY, LENGTH).total_parameters
+    assert count == network_cost(model, VOCABULARY, LENGTH).total_parameters
 
 
 def test_the_sizes_of_the_published_model() -> None:
     base = Model(family="masked_lm", width=768, layers=12, heads=12, positions=512)
     classifier = Model(family="masked_lm", width=768, layers=12, heads=12, positions=512, classes=2)
-    assert masked_lm_cost(base, 30_522, 128).total_parameters == 109_514_298
+    assert network_cost(base, 30_522, 128).total_parameters == 109_514_298
     with torch.device("meta"):
         for model in (base, classifier):
             count = sum(p.numel() for p in theirs_of(model, 30_522, 128).parameters())
-            assert count == masked_lm_cost(model, 30_522, 128).total_parameters
+            assert count == network_cost(model, 30_522, 128).total_parameters
 
 
 @every_model
 def test_the_cost_is_the_counted_one(model: Model) -> None:
     network, batch = MaskedLM(model, VOCABULARY, LENGTH, 0), some_batch(model)
-    expected = masked_lm_cost(model, VOCABULARY, LENGTH)
+    expected = network_cost(model, VOCABULARY, LENGTH)
     sizes = {name: sum(p.numel() for p in group) for name, group in network.parameter_groups().items()}
     assert sizes == expected.parameters
     assert sum(sizes.values()) == sum(p.numel() for p in network.parameters())
@@ -280,7 +279,7 @@ def test_the_cost_is_the_counted_one(model: Model) -> None:
 def test_a_part_of_the_predictions_costs_its_part_of_the_head(model: Model) -> None:
     network, ids = MaskedLM(model, VOCABULARY, 16, 0), some_ids(3, 16)
     batch = Batch(ids, wanted=torch.where(torch.arange(16) % 4 == 0, ids, IGNORED))
-    expected = masked_lm_cost(model, VOCABULARY, 16, predicted=0.25)
+    expected = network_cost(model, VOCABULARY, 16, predicted=0.25)
     assert counted(network, batch) == expected.forward_flops_per_token * 3 * 16
 
 
@@ -325,24 +324,6 @@ def test_every_position_sees_every_token(model: Model) -> None:
             changed = ids.clone()
             changed[:, at] = (changed[:, at] + 1) % VOCABULARY
             assert (network.logits(changed) != before).any(-1).all()
-
-
-@pytest.mark.parametrize("classes", [None, 3])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_what_is_computed_again_changes_no_gradient(dropout: float, classes: int | None) -> None:
-    model = Model(family="masked_lm", width=16, layers=3, heads=2, dropout=dropout, classes=classes)
-    batch, found = some_batch(model), {}
-    for recompute in get_args(Recompute):
-        network = spread(MaskedLM(model, VOCABULARY, LENGTH, 0))
-        for block in network.blocks:
-            assert isinstance(block, Block)
-            block.recompute = recompute
-        torch.manual_seed(3)
-        network(batch).backward()
-        found[recompute] = [p.grad for p in network.parameters()]
-    for recompute in ("selective", "full"):
-        for mine, plain in zip(found[recompute], found["none"]):
-            torch.testing.assert_close(mine, plain, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [None, 3])

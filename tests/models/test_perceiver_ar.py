@@ -16,9 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Model
+from shoestring.cost.networks import network_cost
+from shoestring.cost.shapes import kept_of
 from shoestring.models.blocks import Block
 from shoestring.models.generate import draw, generate
-from shoestring.models.perceiver_ar import PerceiverAR, attend_to_past, kept_of, perceiver_ar_cost
+from shoestring.models.perceiver_ar import PerceiverAR, attend_to_past
 from shoestring.models.protocol import Batch
 
 VOCABULARY, LENGTH = 19, 11
@@ -182,8 +184,8 @@ def test_sizes_are_the_published_ones(numbers: Numbers) -> None:
     """All parameters are counted: tables, output bias, norms. Those of cross-attention are positions of the prefix."""
     d, layers, vocabulary, length, size, of_prefix, _, _ = numbers
     model = Model(family="perceiver_ar", width=d, layers=layers, heads=8, latents=512)
-    assert perceiver_ar_cost(model, vocabulary, length).total_parameters == size
-    without_prefix = perceiver_ar_cost(model, vocabulary, 512).total_parameters
+    assert network_cost(model, vocabulary, length).total_parameters == size
+    without_prefix = network_cost(model, vocabulary, 512).total_parameters
     assert size - without_prefix == of_prefix
 
 
@@ -201,8 +203,8 @@ def test_flops_of_the_article_are_ours_by_its_own_count(numbers: Numbers) -> Non
     """The article counts 4 D for an embedded token, of attention only queries with keys, and per latent."""
     d, layers, vocabulary, length, _, _, of_self, of_cross = numbers
     n, model = 512, Model(family="perceiver_ar", width=d, layers=layers, heads=8, latents=512)
-    latents = perceiver_ar_cost(model, vocabulary, n).forward_flops_per_token * n
-    row = perceiver_ar_cost(model, vocabulary, length).forward_flops_per_token * length
+    latents = network_cost(model, vocabulary, n).forward_flops_per_token * n
+    row = network_cost(model, vocabulary, length).forward_flops_per_token * length
     assert 3 * round(latents / n - layers * 2 * d * n + 4 * d) == of_self
     m = length - n
     assert 3 * int(4 * d * m / n + round(row - latents - m / 2 * 2 * d * n) / n) == of_cross
@@ -212,7 +214,7 @@ def test_flops_of_the_article_are_ours_by_its_own_count(numbers: Numbers) -> Non
 @pytest.mark.parametrize("length", [LENGTH, 9, 8])
 def test_flops_are_those_of_a_counter_in_training(model: Model, length: int) -> None:
     network, rows = PerceiverAR(model, VOCABULARY, length, 0), some_rows(3, length)
-    cost = perceiver_ar_cost(model, VOCABULARY, length)
+    cost = network_cost(model, VOCABULARY, length)
     expected = cost.forward_flops_per_token * rows[:, 1:].numel()
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         network.logits(rows[:, :-1])
@@ -221,7 +223,7 @@ def test_flops_are_those_of_a_counter_in_training(model: Model, length: int) -> 
         logits = network.logits(rows[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), rows[:, -logits.shape[1] :].flatten()).backward()
     assert counter.get_total_flops() == pytest.approx(3 * expected, rel=1e-12)
-    kept_all = perceiver_ar_cost(dataclasses.replace(model, prefix_dropout=0.0), VOCABULARY, length)
+    kept_all = network_cost(dataclasses.replace(model, prefix_dropout=0.0), VOCABULARY, length)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         network.eval().logits(rows[:, :-1])
     evaluated = kept_all.forward_flops_per_token * rows[:, 1:].numel()
@@ -235,7 +237,7 @@ def test_groups_hold_every_parameter_once_and_have_the_counted_sizes(model: Mode
     ids = [id(p) for group in groups.values() for p in group]
     assert sorted(ids) == sorted(id(p) for p in network.parameters())
     sizes = {name: sum(p.numel() for p in group) for name, group in groups.items()}
-    assert sizes == perceiver_ar_cost(model, VOCABULARY, LENGTH).parameters
+    assert sizes == network_cost(model, VOCABULARY, LENGTH).parameters
     assert (network.output().weight is network.embedding.weight) == model.tied
     tables = {id(network.embedding.weight), id(network.positions.weight)}
     decayed = {id(p) for p in network.decayed()}

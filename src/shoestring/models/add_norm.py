@@ -5,7 +5,6 @@ Shapes: R rows, T positions, D width; N = R T.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from shoestring.models.blocks import RMSNorm
+from shoestring.models.operators import HAS_TRITON, register
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 WIDEST = 8192
 """Channels that a program can hold."""
 
@@ -24,7 +23,7 @@ def add_norm(
 ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
     """x + change, and its norm."""
     weight = norm.weight
-    if _HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] <= WIDEST:
+    if HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] <= WIDEST:
         added, normed, _ = torch.ops.shoestring.add_norm(x.flatten(0, -2), change.flatten(0, -2), weight, norm.eps)
         return added.view(x.shape), normed.view(x.shape)
     x = x + change
@@ -80,33 +79,24 @@ def _gradient(ctx: Any, to_total: Tensor, to_normed: Tensor, _: Tensor) -> tuple
     return changes, changes, to_weight.to(weight.dtype), None
 
 
-def _register() -> None:
-    """As operators of torch, which a compiled model calls as they are."""
-    operator = torch.library.custom_op(
-        "shoestring::add_norm",
-        _forward,
-        mutates_args=(),
-        schema="(Tensor x, Tensor change, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
-    )
-    operator.register_fake(
-        lambda x, change, weight, eps: (  # noqa: ARG005
-            torch.empty_like(x),
-            torch.empty_like(x),
-            x.new_empty(len(x), dtype=torch.float32),
-        )
-    )
-    operator.register_autograd(_gradient, setup_context=_keep)
-    torch.library.custom_op(
-        "shoestring::add_norm_backward",
-        _backward,
-        mutates_args=(),
-        schema="(Tensor to_total, Tensor to_normed, Tensor total, Tensor weight, Tensor scales) -> (Tensor, Tensor)",
-    ).register_fake(
-        lambda to_total, to_normed, total, weight, scales: (  # noqa: ARG005
-            torch.empty_like(total),
-            total.new_empty(total.shape[1], dtype=torch.float32),
-        )
-    )
-
-
-_register()
+register(
+    "add_norm",
+    "(Tensor x, Tensor change, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    lambda x, change, weight, eps: (  # noqa: ARG005
+        torch.empty_like(x),
+        torch.empty_like(x),
+        x.new_empty(len(x), dtype=torch.float32),
+    ),
+    keep=_keep,
+    gradient=_gradient,
+)
+register(
+    "add_norm_backward",
+    "(Tensor to_total, Tensor to_normed, Tensor total, Tensor weight, Tensor scales) -> (Tensor, Tensor)",
+    _backward,
+    lambda to_total, to_normed, total, weight, scales: (  # noqa: ARG005
+        torch.empty_like(total),
+        total.new_empty(total.shape[1], dtype=torch.float32),
+    ),
+)

@@ -1,4 +1,4 @@
-"""What the layers of all families share: norms for a stream of half precision, and passes that are computed again.
+"""What all families share: first weights, norms for a stream of half precision, passes that are computed again.
 
 Shapes: R rows, T positions, D width.
 """
@@ -35,6 +35,21 @@ def run(block: nn.Module, *inputs: object) -> Any:
     if getattr(block, "recompute", "none") != "full" or not torch.is_grad_enabled():
         return block(*inputs)
     return checkpoint(block, *inputs, use_reentrant=False)
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, seed: int, written: float = 1.0) -> None:
+    """First weights from `seed`, on the CPU: matrices and tables normal, deviation 0.02; biases 0; gains as they are.
+
+    Of the matrices of a block that write to the stream, `out` and `down`, the deviation is `written` times as large.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2:
+            scale = written if name.endswith(("out.weight", "down.weight")) else 1.0
+            parameter.normal_(0.0, 0.02 * scale, generator=generator)
+        elif name.endswith("bias"):
+            parameter.zero_()
 
 
 def as_stream(x: Tensor) -> Tensor:

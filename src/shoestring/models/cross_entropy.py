@@ -9,7 +9,6 @@ Shapes: N positions, D channels, V ids, C columns of a chunk: V, and some more w
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from shoestring.models.operators import HAS_TRITON
 
 IGNORED = -100
 """The target where nothing is predicted; torch's cross entropy leaves it out."""
@@ -217,7 +218,7 @@ class Form(NamedTuple):
 @cache
 def _form(device: str, dtype: torch.dtype) -> Form:
     """The kernel on a GPU with Triton, for all but float64; torch's operations elsewhere."""
-    if device == "cuda" and dtype != torch.float64 and importlib.util.find_spec("triton"):
+    if device == "cuda" and dtype != torch.float64 and HAS_TRITON:
         from shoestring.models import cross_entropy_kernel  # imports Triton, which a CPU has no use for
 
         return Form(cross_entropy_kernel.fused, cross_entropy_kernel.columns)

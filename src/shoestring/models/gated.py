@@ -6,7 +6,6 @@ saves a third of a block's memory. Shapes: N positions, F channels, D width.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from shoestring.models.operators import HAS_TRITON, register
 
 
 def gated_linear(
     pairs: Float[Tensor, "*N FF"], weight: Float[Tensor, "D F"], bias: Float[Tensor, " D"] | None = None
 ) -> Float[Tensor, "*N D"]:
     """(silu(gate) · values) times the weight, where `pairs` holds the gate's channels first, then the values'."""
-    if _HAS_TRITON and pairs.is_cuda and pairs.dtype in (torch.bfloat16, torch.float16):
+    if HAS_TRITON and pairs.is_cuda and pairs.dtype in (torch.bfloat16, torch.float16):
         made: Tensor = torch.ops.shoestring.gated_linear(pairs.flatten(0, -2), weight.to(pairs.dtype))
         made = made.view(*pairs.shape[:-1], -1)
         return made if bias is None else made + bias.to(made.dtype)
@@ -61,19 +60,17 @@ def _gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return changes
 
 
-def _register() -> None:
-    """As operators of torch, which a compiled model calls as they are."""
-    operator = torch.library.custom_op(
-        "shoestring::gated_linear", _forward, mutates_args=(), schema="(Tensor pairs, Tensor weight) -> Tensor"
-    )
-    operator.register_fake(lambda pairs, weight: pairs.new_empty(len(pairs), len(weight)))
-    operator.register_autograd(_gradient, setup_context=_keep)
-    torch.library.custom_op(
-        "shoestring::gated_linear_backward",
-        _backward,
-        mutates_args=(),
-        schema="(Tensor gradient, Tensor pairs, Tensor weight) -> (Tensor, Tensor)",
-    ).register_fake(lambda gradient, pairs, weight: (torch.empty_like(pairs), torch.empty_like(weight)))  # noqa: ARG005
-
-
-_register()
+register(
+    "gated_linear",
+    "(Tensor pairs, Tensor weight) -> Tensor",
+    _forward,
+    lambda pairs, weight: pairs.new_empty(len(pairs), len(weight)),
+    keep=_keep,
+    gradient=_gradient,
+)
+register(
+    "gated_linear_backward",
+    "(Tensor gradient, Tensor pairs, Tensor weight) -> (Tensor, Tensor)",
+    _backward,
+    lambda gradient, pairs, weight: (torch.empty_like(pairs), torch.empty_like(weight)),  # noqa: ARG005
+)

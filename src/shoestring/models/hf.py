@@ -26,6 +26,7 @@ from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.facts import Cost
 from shoestring.core.recipe import Model
 from shoestring.models.cross_entropy import IGNORED
+from shoestring.models.masked_lm import seen_keys
 from shoestring.models.protocol import Batch, LanguageModel, Output, Rows
 
 PREFIX = "network."
@@ -126,8 +127,7 @@ class HF(LanguageModel):
         self._follow_recompute()
         mask = None
         if self.masked and inputs.segments is not None:
-            first = torch.arange(inputs.segments.shape[1], device=inputs.segments.device) == 0
-            mask = ((inputs.segments != 0) | first).long()  # with its first token a row of padding stays finite
+            mask = seen_keys(inputs.segments)[:, 0, 0].long()
         return module(input_ids=inputs.ids, attention_mask=mask, **self._options)
 
     def _follow_recompute(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Model
-from shoestring.models import llama
+from shoestring.cost.shapes import hidden_channels
 from shoestring.models.masked_lm import MaskedLM
 from shoestring.models.protocol import LanguageModel
 
@@ -33,8 +33,8 @@ def _decisive(spec: Model) -> dict[str, object]:
     """The fields that weights depend on, with their defaults."""
     if spec.family == "hf":
         return {}
-    hidden = llama.hidden_channels(spec) if spec.family == "llama" else spec.hidden or 4 * spec.width
-    found: dict[str, object] = {"width": spec.width, "layers": spec.layers, "heads": spec.heads, "hidden": hidden}
+    found: dict[str, object] = {"width": spec.width, "layers": spec.layers, "heads": spec.heads}
+    found["hidden"] = hidden_channels(spec)
     if spec.family == "llama":
         kind, *numbers = (spec.rotary_scaling or "none").split(":")
         found |= {"kv_heads": spec.kv_heads or spec.heads, "bias": spec.bias, "rotary_base": spec.rotary_base}

@@ -10,42 +10,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shoestring.core.facts import Cost
 from shoestring.core.recipe import Model
+from shoestring.cost.networks import block_products
 from shoestring.models.add_norm import add_norm
 from shoestring.models.attention import Documents, attend
-from shoestring.models.blocks import Block, RMSNorm, as_stream, run
+from shoestring.models.blocks import Block, RMSNorm, as_stream, draw_weights, run
 from shoestring.models.gated import gated_linear
 from shoestring.models.protocol import Batch, LanguageModel, Output
 from shoestring.models.rotary import Turns, frequencies, rotate, turns, turns_at
 from shoestring.models.short_attention import fits, short_attention
-
-
-def hidden_channels(model: Model) -> int:
-    """F: as given, or 8/3 D up to a multiple of 32, which makes the SwiGLU as large as a plain MLP of 4 D."""
-    return model.hidden or -(-8 * model.width // (3 * 32)) * 32
-
-
-def _products(model: Model) -> dict[str, list[tuple[int, int]]]:
-    """The matrices of one block, (into, from) channels."""
-    d, f = model.width, hidden_channels(model)
-    shared = d // model.heads * (model.kv_heads or model.heads)
-    return {"attention": [(d + 2 * shared, d), (d, d)], "mlp": [(2 * f, d), (d, f)]}
-
-
-def llama_cost(model: Model, vocab_size: int, length: int) -> Cost:
-    """Parameters by group and forward FLOPs a token, by the convention of `Cost`."""
-    d, n = model.width, model.layers
-    products = {name: n * sum(i * o for o, i in shapes) for name, shapes in _products(model).items()}
-    biases = {name: n * model.bias * sum(o for o, _ in shapes) for name, shapes in _products(model).items()}
-    pairs = n * 2 * 2 * length * d  # queries with keys, and weights with values, each 2 T D a token and layer
-    parameters = {
-        "embedding": vocab_size * d,
-        **{name: products[name] + biases[name] for name in products},
-        "norm": (2 * n + 1) * d,
-        "head": 0 if model.tied else vocab_size * d,
-    }
-    return Cost(parameters=parameters, forward_flops_per_token=2.0 * (sum(products.values()) + vocab_size * d) + pairs)
 
 
 class Llama(LanguageModel):
@@ -64,20 +37,7 @@ class Llama(LanguageModel):
         self.dropout = model.dropout
         turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)
-        self._draw_weights(seed, model.layers)
-
-    @torch.no_grad()
-    def _draw_weights(self, seed: int, layers: int) -> None:
-        """Normal, deviation 0.02; the two matrices of a block that write to the residual stream by 1/√(2 layers).
-
-        Biases start at zero."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2:
-                scale = (2 * layers) ** -0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
-                parameter.normal_(0.0, 0.02 * scale, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
+        draw_weights(self, seed, written=(2 * model.layers) ** -0.5)
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
         x = as_stream(F.dropout(self.embedding(inputs.ids), self.dropout, self.training))
@@ -94,16 +54,6 @@ class Llama(LanguageModel):
     def output(self) -> Output:
         return Output(self.head.weight)
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        groups: dict[str, list[nn.Parameter]] = {name: [] for name in ("embedding", "attention", "mlp", "norm", "head")}
-        for name, parameter in self.named_parameters():  # a tied head is the embedding, and is named once
-            groups[_GROUPS[name.split(".")[-2].rstrip("12")]].append(parameter)
-        return groups
-
-
-_GROUPS = {"qkv": "attention", "out": "attention", "gate_up": "mlp", "down": "mlp"}
-_GROUPS |= {name: name for name in ("embedding", "norm", "head")}
-
 
 class LlamaBlock(Block):
     """Attention, then SwiGLU, each on a normalised copy of the stream and added to it.
@@ -115,8 +65,8 @@ class LlamaBlock(Block):
         super().__init__()
         self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
         self.channels, self.dropout = model.width // model.heads, model.dropout
-        (qkv, d), _ = _products(model)["attention"]
-        (gate_up, _), (_, f) = _products(model)["mlp"]
+        (qkv, d), _ = block_products(model)["attention"]
+        (gate_up, _), (_, f) = block_products(model)["mlp"]
         self.norm1 = RMSNorm(d, eps=1e-5)
         self.qkv = nn.Linear(d, qkv, bias=model.bias)
         self.out = nn.Linear(d, d, bias=model.bias)

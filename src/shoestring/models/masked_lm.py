@@ -17,50 +17,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.facts import Cost
 from shoestring.core.recipe import Model
+from shoestring.cost.shapes import TOKEN_TYPES, hidden_channels, table_positions
 from shoestring.models import blocks
 from shoestring.models.blocks import LayerNorm
 from shoestring.models.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
+from shoestring.models.naming import named_back, renamed
 from shoestring.models.protocol import Batch, LanguageModel, Output, Rows
 
 EPSILON = 1e-12
-TYPES = 2
-"""Token types in the table of the published weights. All tokens are of type 0."""
 TILE = 64
 """Positions go through the head in multiples of this, where they are not counted: so its products have few sizes."""
-
-
-def hidden_channels(model: Model) -> int:
-    """F: as given, or 4 D."""
-    return model.hidden or 4 * model.width
-
-
-def masked_lm_cost(model: Model, vocab_size: int, length: int, predicted: float = 1.0) -> Cost:
-    """Parameters by group and forward FLOPs a token, by the convention of `Cost`.
-
-    `predicted` is the share of the positions that go through the head of a masked model; a classifier's reads one a
-    row.
-    """
-    d, f, n = model.width, hidden_channels(model), model.layers
-    products = {"attention": n * 4 * d * d, "mlp": n * 2 * d * f}
-    pairs = n * 2 * 2 * length * d  # queries with keys, and weights with values, each 2 T D a token and layer
-    head = d * d + (model.classes or vocab_size) * d
-    share = 1 / length if model.classes else predicted
-    if model.classes:
-        head_parameters = head + d + model.classes
-    else:
-        head_parameters = d * d + d + vocab_size * (1 if model.tied else 1 + d)
-    parameters = {
-        "embedding": (vocab_size + (model.positions or length) + TYPES) * d,
-        "attention": products["attention"] + n * 4 * d,
-        "mlp": products["mlp"] + n * (f + d),
-        "norm": (2 * n + (1 if model.classes else 2)) * 2 * d,
-        "head": head_parameters,
-    }
-    return Cost(
-        parameters=parameters, forward_flops_per_token=2.0 * sum(products.values()) + pairs + 2.0 * head * share
-    )
 
 
 class MaskedLM(LanguageModel):
@@ -74,8 +41,8 @@ class MaskedLM(LanguageModel):
         super().__init__()
         d = model.width
         self.embedding = nn.Embedding(vocab_size, d)
-        self.positions = nn.Embedding(model.positions or length, d)
-        self.types = nn.Embedding(TYPES, d)
+        self.positions = nn.Embedding(table_positions(model, length), d)
+        self.types = nn.Embedding(TOKEN_TYPES, d)
         self.embedding_norm = LayerNorm(d, eps=EPSILON)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
         self.classes, self.dropout = model.classes, model.dropout
@@ -88,17 +55,7 @@ class MaskedLM(LanguageModel):
             self.head = nn.Linear(d, vocab_size)
             if model.tied:
                 self.head.weight = self.embedding.weight
-        self._draw_weights(seed)
-
-    @torch.no_grad()
-    def _draw_weights(self, seed: int) -> None:
-        """Normal, deviation 0.02; biases 0."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0.0, 0.02, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
+        blocks.draw_weights(self, seed)
 
     def encode(self, inputs: Batch) -> Float[Tensor, "rows positions width"]:
         """The output of the last layer; padding is not seen."""
@@ -186,18 +143,8 @@ class MaskedLM(LanguageModel):
         self.load_state_dict(taken, strict=False)
         return kept
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        groups: dict[str, list[nn.Parameter]] = {name: [] for name in ("embedding", "attention", "mlp", "norm", "head")}
-        for name, parameter in self.named_parameters():  # a tied head is the embedding, and is named once
-            groups[_GROUPS[name.split(".")[-2]]].append(parameter)
-        return groups
-
 
 _HEADS = ("transform", "transform_norm", "head", "pooler", "classifier")
-_GROUPS = {"qkv": "attention", "out": "attention", "up": "mlp", "down": "mlp"}
-_GROUPS |= dict.fromkeys(("embedding", "positions", "types"), "embedding")
-_GROUPS |= dict.fromkeys(("embedding_norm", "norm1", "norm2", "transform_norm"), "norm")
-_GROUPS |= dict.fromkeys(("transform", "head", "pooler", "classifier"), "head")
 
 
 class Block(blocks.Block):
@@ -253,8 +200,8 @@ def bert_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
     """The same network as arguments of transformers' `BertConfig`; it names no special tokens."""
     found = {
         "vocab_size": vocab_size,
-        "max_position_embeddings": model.positions or length,
-        "type_vocab_size": TYPES,
+        "max_position_embeddings": table_positions(model, length),
+        "type_vocab_size": TOKEN_TYPES,
         "hidden_size": model.width,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
@@ -276,14 +223,8 @@ def to_transformers(model: MaskedLM) -> dict[str, Tensor]:
 
     What is tied there is left out: the decoder's matrix, and the second name of its bias.
     """
-    own, found = dict(model.named_parameters()), dict[str, Tensor]()
-    for mine, theirs in _modules(len(model.blocks)):
-        for kind in ("weight", "bias"):
-            if f"{mine}.{kind}" in own:
-                parts = own[f"{mine}.{kind}"].detach().chunk(len(theirs))
-                found |= {
-                    f"{name}.{kind}": part.clone() if len(parts) > 1 else part for name, part in zip(theirs, parts)
-                }
+    own = dict(model.named_parameters())
+    found = renamed(own, _modules(len(model.blocks)), lambda value, _, count: value.chunk(count))
     if "cls.predictions.decoder.bias" in found:
         found["cls.predictions.bias"] = found["cls.predictions.decoder.bias"]
         if "cls.predictions.decoder.weight" in found:  # not tied: the bias there has two names, each with its own copy
@@ -308,15 +249,7 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         left.setdefault("cls.predictions.decoder.bias", left["cls.predictions.bias"])
         del left["cls.predictions.bias"]
     layers = len([name for name in left if name.endswith("intermediate.dense.weight")])
-    found = {}
-    for mine, theirs in _modules(layers):
-        for kind in ("weight", "bias"):
-            if f"{theirs[0]}.{kind}" in left:
-                parts = [left.pop(f"{name}.{kind}") for name in theirs]
-                found[f"{mine}.{kind}"] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if left:
-        raise UserError(f"{', '.join(sorted(left))}: BERT has no such weights")
-    return found
+    return named_back(left, _modules(layers), "BERT")
 
 
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")

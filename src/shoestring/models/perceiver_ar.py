@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.facts import Cost
 from shoestring.core.recipe import Model
-from shoestring.models.blocks import Block, LayerNorm, as_stream, run
+from shoestring.cost.shapes import hidden_channels, kept_of, latents_of
+from shoestring.models.blocks import Block, LayerNorm, as_stream, draw_weights, run
 from shoestring.models.protocol import Batch, LanguageModel, Loss, Output, Rows
 from shoestring.models.rotary import Turns, frequencies, rotate, turns, turns_at
 
@@ -26,40 +26,6 @@ ROTARY_BASE = 10000.0
 
 KeysValues = tuple[Tensor, Tensor]
 """Each (R, H, K, C); keys are turned."""
-
-
-def latents_of(model: Model) -> int:
-    """The most latents of a row."""
-    assert model.latents is not None, "checked when the recipe was read"
-    return model.latents
-
-
-def kept_of(prefix: int, dropout: float) -> int:
-    """How many positions of a prefix are kept in training."""
-    return prefix - int(prefix * dropout)
-
-
-def perceiver_ar_cost(model: Model, vocab_size: int, length: int) -> Cost:
-    """Parameters by group and forward FLOPs by the convention of `Cost`, for rows of `length` positions.
-
-    FLOPs are those of a training pass, where prefix dropout leaves positions out; evaluation reads all of them. They
-    are a row's, divided by all of its positions, predicted or not.
-    """
-    d, f, layers = model.width, model.hidden or 4 * model.width, model.layers
-    n = min(latents_of(model), length)
-    m = kept_of(length - n, model.prefix_dropout)
-    layer = n * (4 * d * d + 2 * d * f) + 2 * n * n * d  # products, queries with keys and weights with values
-    prefix = m * 2 * d * d + 2 * n * m * d  # its keys and values, and what latents have to do with them
-    parameters = {
-        "embedding": (vocab_size + length) * d,
-        "attention": layers * 4 * d * d + d,
-        "mlp": layers * 2 * d * f,
-        "norm": (4 * layers + 2) * d,
-        "head": 0 if model.tied else vocab_size * d,
-        "output_bias": vocab_size,
-    }
-    row = 2 * (layers * layer + prefix + n * vocab_size * d)
-    return Cost(parameters=parameters, forward_flops_per_token=row / length)
 
 
 class PerceiverAR(LanguageModel):
@@ -87,17 +53,7 @@ class PerceiverAR(LanguageModel):
         self.register_buffer(
             "_frequencies", frequencies(model.width // model.heads // 2, ROTARY_BASE), persistent=False
         )
-        self._draw_weights(seed)
-
-    @torch.no_grad()
-    def _draw_weights(self, seed: int) -> None:
-        """Normal, deviation 0.02; biases start at zero."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0.0, 0.02, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
+        draw_weights(self, seed)
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "R N D"]:
         """Of the latents."""
@@ -129,12 +85,8 @@ class PerceiverAR(LanguageModel):
         return super().loss(batch._replace(last=self.latents if batch.last is None else min(batch.last, self.latents)))
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        names = ("embedding", "attention", "mlp", "norm", "head", "output_bias")
-        groups: dict[str, list[nn.Parameter]] = {name: [] for name in names}
-        for name, parameter in self.named_parameters():  # a tied head is the embedding, and is named once
-            part = "output_bias" if name == "head.bias" else _GROUPS[name.split(".")[-2]]
-            groups[part].append(parameter)
-        return groups
+        groups, bias = super().parameter_groups(), self.head.bias
+        return groups | {"head": [p for p in groups["head"] if p is not bias], "output_bias": [bias]}
 
     def read_prefix(self, ids: Int[Tensor, "R M"]) -> list[KeysValues | None]:
         """What the layers keep of a prefix, for `extend`: the hybrid one keys and values, the others nothing."""
@@ -177,17 +129,12 @@ class PerceiverAR(LanguageModel):
         return as_stream(F.dropout(x, self.dropout, self.training))
 
 
-_GROUPS = {"embedding": "embedding", "positions": "embedding", "head": "head"}
-_GROUPS |= {"qkv": "attention", "out": "attention", "up": "mlp", "down": "mlp"}
-_GROUPS |= dict.fromkeys(("norm1", "norm2", "prefix_norm"), "norm")
-
-
 class _Layer(Block):
     """Causal attention, then an MLP, each on a normalised copy of the stream and added to it."""
 
     def __init__(self, model: Model, out_bias: bool):
         super().__init__()
-        d, f = model.width, model.hidden or 4 * model.width
+        d, f = model.width, hidden_channels(model)
         self.heads, self.dropout = model.heads, model.dropout
         self.norm1 = LayerNorm(d)
         self.qkv = nn.Linear(d, 3 * d, bias=False)

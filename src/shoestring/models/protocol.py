@@ -117,6 +117,16 @@ class Output(NamedTuple):
     bias: Float[Tensor, " vocabulary"] | None = None
 
 
+_PARTS = {
+    "embedding": ("embedding", "positions", "types"),
+    "attention": ("qkv", "out"),
+    "mlp": ("up", "gate_up", "down"),
+    "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm"),
+    "head": ("head", "transform", "pooler", "classifier"),
+}
+"""The modules of our families by group."""
+
+
 class LanguageModel(nn.Module, ABC):
     """Base of every family.
 
@@ -160,9 +170,13 @@ class LanguageModel(nn.Module, ABC):
         hidden = self.hidden(batch.inputs())
         return hidden, batch.targets()[:, -hidden.shape[1] :]
 
-    @abstractmethod
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Every parameter in exactly one group, such as "embedding" or "attention"."""
+        """Every parameter in exactly one group, such as "embedding" or "attention": by the name of its module."""
+        groups: dict[str, list[nn.Parameter]] = {group: [] for group in _PARTS}
+        group_of = {part: group for group, parts in _PARTS.items() for part in parts}
+        for name, parameter in self.named_parameters():  # a tied head is the embedding, and is named once
+            groups[group_of[name.split(".")[-2]]].append(parameter)
+        return groups
 
     def decayed(self) -> list[nn.Parameter]:
         """Parameters that weight decay applies to: matrices, but no embedding."""

@@ -5,7 +5,6 @@ Shapes: R rows, T positions, H query heads, KV key heads and as many of values, 
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from shoestring.models.operators import HAS_TRITON, register
 from shoestring.models.rotary import rotate
 
 LONGEST = 128
@@ -22,7 +22,6 @@ TYPES = (torch.bfloat16, torch.float16)
 """Of float32 there are no fast exact products."""
 GENERATION = 9
 """Of the chips that the launches are chosen for, H100 and H200: others have less of some memory that they need."""
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Launch(NamedTuple):
@@ -74,7 +73,7 @@ def fits(qkv: Float[Tensor, "R T HKV C"], heads: int) -> bool:
     _, length, together, channels = qkv.shape
     groups = (together - heads) // 2
     return (
-        _HAS_TRITON
+        HAS_TRITON
         and qkv.is_cuda
         and qkv.dtype in TYPES
         and 0 < length <= LONGEST
@@ -184,22 +183,17 @@ def _start(kernel: Any, tensors: tuple[Tensor, ...], programs: int, launch: Laun
         )
 
 
-def _register() -> None:
-    """The kernels as operators of torch, which a compiled model calls as they are."""
-    operator = torch.library.custom_op(
-        "shoestring::short_attention",
-        _forward,
-        mutates_args=(),
-        schema="(Tensor qkv, Tensor cos, Tensor sin, int heads) -> Tensor",
-    )
-    operator.register_fake(_empty_out)
-    operator.register_autograd(_gradient, setup_context=_keep)
-    torch.library.custom_op(
-        "shoestring::short_attention_backward",
-        _backward,
-        mutates_args=(),
-        schema="(Tensor gradient, Tensor qkv, Tensor cos, Tensor sin, int heads) -> Tensor",
-    ).register_fake(_empty_gradient)
-
-
-_register()
+register(
+    "short_attention",
+    "(Tensor qkv, Tensor cos, Tensor sin, int heads) -> Tensor",
+    _forward,
+    _empty_out,
+    keep=_keep,
+    gradient=_gradient,
+)
+register(
+    "short_attention_backward",
+    "(Tensor gradient, Tensor qkv, Tensor cos, Tensor sin, int heads) -> Tensor",
+    _backward,
+    _empty_gradient,
+)

@@ -14,18 +14,19 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from shoestring.core.errors import UserError, storage_error
 from shoestring.core.files import make_folder, sync
 from shoestring.core.recipe import Model
+from shoestring.cost.shapes import TOKEN_TYPES, hidden_channels
 from shoestring.models import gpt2, hf, llama, masked_lm
+from shoestring.models.naming import named_back, renamed
 from shoestring.models.protocol import LanguageModel
 
 EPSILON = 1e-5
@@ -41,7 +42,7 @@ def llama_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads or model.heads,
-        "intermediate_size": llama.hidden_channels(model),
+        "intermediate_size": hidden_channels(model),
         "hidden_act": "silu",
         "rms_norm_eps": EPSILON,
         "rope_theta": model.rotary_base,
@@ -69,14 +70,12 @@ def _rope_scaling(scaling: str | None) -> dict[str, Any] | None:
 
 def llama_to_transformers(model: llama.Llama) -> dict[str, Tensor]:
     """The weights under the names of `LlamaForCausalLM`; a tied head is left out, as it is there."""
-    own, found = dict(model.named_parameters()), dict[str, Tensor]()
-    for mine, theirs in _llama_modules(len(model.blocks)):
-        for kind in ("weight", "bias"):
-            if f"{mine}.{kind}" in own:
-                value = own[f"{mine}.{kind}"].detach()
-                parts = value.split(_sizes(own, mine)) if len(theirs) > 1 else [value]
-                found |= {f"{name}.{kind}": part.clone() for name, part in zip(theirs, parts)}
-    return found
+    own = dict(model.named_parameters())
+
+    def divide(value: Tensor, mine: str, count: int) -> Sequence[Tensor]:
+        return value.split(_sizes(own, mine)) if count > 1 else [value]
+
+    return renamed(own, _llama_modules(len(model.blocks)), divide)
 
 
 def _sizes(own: Mapping[str, Tensor], mine: str) -> list[int]:
@@ -95,14 +94,7 @@ def llama_from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise UserError("these are no weights of a Llama: model.embed_tokens.weight is missing")
     left.setdefault("lm_head.weight", left["model.embed_tokens.weight"])
     layers = len([name for name in left if name.endswith("input_layernorm.weight")])
-    found = {}
-    for mine, theirs in _llama_modules(layers):
-        for kind in ("weight", "bias"):
-            if f"{theirs[0]}.{kind}" in left:
-                found[f"{mine}.{kind}"] = torch.cat([left.pop(f"{name}.{kind}") for name in theirs])
-    if left:
-        raise UserError(f"{', '.join(sorted(left)[:5])}: a Llama has no such weights")
-    return found
+    return named_back(left, _llama_modules(layers), "Llama")
 
 
 def _llama_name(name: str) -> str:
@@ -214,7 +206,7 @@ FORMATS = {
         "bert",
         masked_lm.bert_config,
         _bert_fields,
-        {"hidden_act": "gelu", "layer_norm_eps": masked_lm.EPSILON, "type_vocab_size": masked_lm.TYPES},
+        {"hidden_act": "gelu", "layer_norm_eps": masked_lm.EPSILON, "type_vocab_size": TOKEN_TYPES},
         masked_lm.to_transformers,
         masked_lm.from_transformers,
     ),

@@ -1,0 +1,78 @@
+"""What torch really keeps for the backward pass of a network.
+
+python tests/cost/kept.py     of compiled blocks, by family, as JSON: bytes of a row
+"""
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shoestring.core.recipe import Model
+from shoestring.models import Batch, LanguageModel, build
+from shoestring.models.cross_entropy import IGNORED
+
+VOCABULARY, LENGTH, LATENTS = 31, 20, 12
+
+
+def small(family: Any) -> Model:
+    """One layer, or of a Perceiver AR one of each kind."""
+    mixed = family == "perceiver_ar"
+    return Model(family=family, width=32, layers=2 if mixed else 1, heads=4, latents=LATENTS if mixed else None)
+
+
+def batch_of(model: Model, rows: int, predicted: float = 1.0, within: bool = False) -> Batch:
+    ids = torch.randint(VOCABULARY, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    if model.family != "masked_lm":
+        documents = (torch.arange(LENGTH + 1) >= LENGTH // 2).long().expand(rows, -1) + 1
+        return Batch(ids, segments=documents if within else None, within=within)
+    ids = ids[:, 1:].contiguous()
+    if model.classes:
+        return Batch(ids, wanted=ids[:, :1] % model.classes)
+    wanted = torch.where(torch.arange(LENGTH) < round(predicted * LENGTH), ids, IGNORED)
+    return Batch(ids, wanted=wanted)
+
+
+def kept_tensors(network: LanguageModel, batch: Batch, bf16: bool) -> int:
+    """Bytes of the storages that a forward pass keeps, those of parameters left out; each is counted once."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    storages = {}
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage  # which also keeps its address from being used again
+        return x
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16), saved_tensors_hooks(keep, lambda x: x):
+        loss = network(batch)
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def of_a_row(network: LanguageModel, model: Model, bf16: bool, **how: Any) -> float:
+    """By the difference of four rows and two, so that weights in half precision and other constants drop out."""
+    few, many = (kept_tensors(network, batch_of(model, rows, **how), bf16) for rows in (2, 4))
+    return (many - few) / 2
+
+
+def of_a_compiled_row(model: Model) -> float:
+    """As torch divides a block into two passes, run without making code of it."""
+    network, found = build(model, VOCABULARY, LENGTH, 0), []
+    for block in network.blocks:
+        block.compile(dynamic=False, backend="aot_eager_decomp_partition")
+    for rows in (2, 4):
+        batch = batch_of(model, rows)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            network(batch)  # compiles, which makes tensors of its own
+        found.append(kept_tensors(network, batch, bf16=True))
+    return (found[1] - found[0]) / 2
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps({family: of_a_compiled_row(small(family)) for family in sys.argv[1:]}))
