@@ -1,0 +1,1 @@
+"""Scaling laws: from losses of trained models to the model that a budget is best spent on. NumPy only, no torch."""

@@ -1,0 +1,288 @@
+"""Local minima of the law E + A/N^α + B/D^β, of many weightings of the same points or from many starts at once.
+
+Shapes: R problems side by side, n points, 5 coefficients. Coefficients are a row (a, b, e, α, β) in centred form,
+
+    prediction = e + a exp(-α u) + b exp(-β v)
+
+where u and v are ln N and ln D less their means, and losses are divided by their geometric mean, which keeps a, b and e
+near 1 whatever the units. Bounds: a, b, e ≥ 0 and 0 ≤ α, β ≤ STEEPEST. In linear coefficients a
+term that is absent is a point on the boundary and not a limit, so that it is reached exactly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+STEEPEST = 10.0
+"""Largest exponent: beyond it a term is a step between two neighbouring sizes, and no law."""
+LOWER = np.zeros(5)
+UPPER = np.array([np.inf, np.inf, np.inf, STEEPEST, STEEPEST])
+
+_TOLERANCE = 1e-11  # of the objective: the decrease that a step still promises where a descent ends
+_NOISE = 1e-26  # of the weights: squares of residuals that are rounding
+_SMALL = 1e-9  # exponents below it are zero
+_TINY = 1e-300
+_BLOCK = 1 << 17  # numbers in an array of a block: large beside the cost of a call, small beside memory
+
+
+class Centred(NamedTuple):
+    """The points in centred form, with what leads back."""
+
+    u: Floats  # [n]
+    v: Floats  # [n]
+    y: Floats  # [n] ln loss less its mean
+    mean: Floats  # [3] of ln N, ln D, ln loss
+
+    def outward(self, rows: Floats) -> Floats:
+        """Rows (a, b, e, α, β) as rows (E, A, B, α, β) of the law in N and D."""
+        a, b, e, alpha, beta = rows.T
+        scale = np.exp(self.mean[2])
+        A, B = a * scale * np.exp(alpha * self.mean[0]), b * scale * np.exp(beta * self.mean[1])
+        return np.stack((e * scale, A, B, alpha, beta), 1)
+
+    def inward(self, rows: Floats) -> Floats:
+        """The reverse of `outward`."""
+        E, A, B, alpha, beta = rows.T
+        scale = np.exp(-self.mean[2])
+        a, b = A * scale * np.exp(-alpha * self.mean[0]), B * scale * np.exp(-beta * self.mean[1])
+        return np.stack((a, b, E * scale, alpha, beta), 1)
+
+
+def centre(params: Floats, tokens: Floats, loss: Floats) -> Centred:
+    logs = np.log(np.stack((params, tokens, loss)))
+    mean = logs.mean(1)
+    u, v, y = logs - mean[:, None]
+    return Centred(u, v, y, mean)
+
+
+def penalties(residuals: Floats, delta: float) -> Floats:
+    """Huber's penalty of each residual: r²/2 up to `delta`, straight beyond; `delta` = inf makes them squares."""
+    size = np.abs(residuals)
+    near = np.minimum(size, delta)
+    return near * (size - near / 2)
+
+
+def reweighting(size: Floats, delta: float) -> Floats:
+    """The weights with which squares of residuals of this size are as steep as their penalties."""
+    return np.minimum(delta / np.maximum(size, _TINY), 1.0)
+
+
+class Values(NamedTuple):
+    """A law at all points: the two powers over the prediction, its inverse, and the log residuals. Each [R, n]."""
+
+    p: Floats
+    q: Floats
+    inverse: Floats
+    residuals: Floats
+
+
+def evaluate(points: Centred, rows: Floats) -> Values:
+    a, b, e, alpha, beta = rows.T[:, :, None]
+    p, q = np.exp(-alpha * points.u), np.exp(-beta * points.v)
+    prediction = np.maximum(e + a * p + b * q, 1e-60)  # a row of zeros is far from everything, and finite
+    inverse = 1 / prediction
+    return Values(p * inverse, q * inverse, inverse, np.log(prediction) - points.y)
+
+
+class Descent(NamedTuple):
+    rows: Floats  # [R, 5]
+    objective: Floats  # [R] weighted sum of penalties
+    converged: Flags  # [R]
+
+
+def descend(points: Centred, weights: Floats, starts: Floats, delta: float, limit: int = 100) -> Descent:
+    """From each row of `starts` [R, 5] to a minimum under its row of `weights` [R, n], or [1, n] for all."""
+    block = max(1, _BLOCK // len(points.u))
+    pieces = []
+    for first in range(0, len(starts), block):
+        part = slice(first, first + block)
+        with np.errstate(over="ignore"):  # a bound that is infinitely far, a step that is refused
+            piece = _descend(points, weights if len(weights) == 1 else weights[part], starts[part], delta, limit)
+        pieces.append(piece)
+    return Descent(*(np.concatenate(parts) for parts in zip(*pieces)))
+
+
+def _descend(points: Centred, weights: Floats, starts: Floats, delta: float, limit: int) -> Descent:
+    """Newton's method within bounds, damped by the Hessian of the reweighted squares.
+
+    The true Hessian of Huber's penalty sees the few points within `delta` only; that of the reweighted squares sees all
+    and never underestimates the penalty. Their mixture falls steadily far away and ends with Newton's steps.
+    """
+    rows, weights = starts.copy(), np.broadcast_to(weights, (len(starts), len(points.u)))
+    final = Descent(rows.copy(), np.full(len(rows), np.inf), np.zeros(len(rows), bool))
+    now = evaluate(points, rows)
+    objective = np.einsum("rn,rn->r", weights, penalties(now.residuals, delta))
+    damping, left = np.ones(len(rows)), np.arange(len(rows))
+    floor = _NOISE * weights.sum(1)
+    for _ in range(limit):
+        trial, promise = _trial(_slopes(points, weights, rows, now, delta, damping))
+        there = evaluate(points, trial)
+        reached = np.einsum("rn,rn->r", weights, penalties(there.residuals, delta))
+        better = reached < objective
+        done = promise * (1 + damping) <= _TOLERANCE * objective + floor
+        rows[better], objective[better] = trial[better], reached[better]
+        damping = np.where(better, damping * 0.15, damping * 6)
+        for old, new in zip(now, there, strict=True):
+            old[better] = new[better]
+        if done.any():
+            ended = left[done]
+            final.rows[ended], final.objective[ended], final.converged[ended] = rows[done], objective[done], True
+            keep = ~done
+            rows, objective, damping, left, floor = (x[keep] for x in (rows, objective, damping, left, floor))
+            weights, now = weights[keep], Values(*(x[keep] for x in now))
+            if not len(left):
+                return final
+        np.clip(damping, 1e-9, 1e12, out=damping)
+    final.rows[left], final.objective[left] = rows, objective
+    return final
+
+
+class Slopes(NamedTuple):
+    """The derivatives of R objectives, by rows whose a and b are the terms' values at (u, v) = `centres`."""
+
+    rows: Floats  # [R, 5]
+    centres: Floats  # [R, 2]
+    gradient: Floats  # [R, 5]
+    hessian: Floats  # [R, 5, 5] damped
+
+
+def _slopes(points: Centred, weights: Floats, rows: Floats, now: Values, delta: float, damping: Floats) -> Slopes:
+    """The centres are where a term weighs most: far from there, a steep term's size and exponent are hard to part."""
+    u, v = points.u, points.v
+    size = np.abs(now.residuals)
+    near = np.minimum(size, delta)
+    slope = weights * np.copysign(near, now.residuals)
+    reweighted = weights * reweighting(size, delta)
+    bend = weights * (size <= delta) - slope + damping[:, None] * reweighted  # of a product of two first derivatives
+
+    one = np.ones_like(u)
+    of_u, of_v = np.stack((one, u, u * u), 1), np.stack((one, v, v * v), 1)
+    of_both = np.stack((one, u, v, u * v), 1)
+    p, q, s = now.p, now.q, now.inverse
+    bp, bq = bend * p, bend * q
+    pp, qq, pq = ((bp * p) @ of_u).T, ((bq * q) @ of_v).T, ((bp * q) @ of_both).T
+    ps, qs, ss = ((bp * s) @ of_u).T, ((bq * s) @ of_v).T, np.einsum("rn,rn,rn->r", bend, s, s)
+    gp, gq, gs = ((slope * p) @ of_u).T, ((slope * q) @ of_v).T, np.einsum("rn,rn->r", slope, s)
+
+    a, b, e, alpha, beta = rows.T
+    uc = np.clip(pp[1] / np.maximum(pp[0], 1e-30), u.min(), u.max())
+    vc = np.clip(qq[1] / np.maximum(qq[0], 1e-30), v.min(), v.max())
+    k, m = np.exp(alpha * uc), np.exp(beta * vc)
+    pp, ps, gp = _moved(pp, uc) * k * k, _moved(ps, uc) * k, _moved(gp, uc) * k
+    qq, qs, gq = _moved(qq, vc) * m * m, _moved(qs, vc) * m, _moved(gq, vc) * m
+    both = pq[3] - uc * pq[2] - vc * pq[1] + uc * vc * pq[0]
+    pq = np.stack((pq[0], pq[1] - uc * pq[0], pq[2] - vc * pq[0], both)) * (k * m)
+    a, b = a / k, b / m
+
+    gradient = np.stack((gp[0], gq[0], gs, -a * gp[1], -b * gq[1]), 1)
+    hessian = np.empty((len(rows), 5, 5))
+    for i, j, value in (
+        (0, 0, pp[0]),
+        (1, 1, qq[0]),
+        (2, 2, ss),
+        (3, 3, a * a * pp[2] + a * gp[2]),
+        (4, 4, b * b * qq[2] + b * gq[2]),
+        (0, 1, pq[0]),
+        (0, 2, ps[0]),
+        (1, 2, qs[0]),
+        (0, 3, -a * pp[1] - gp[1]),
+        (0, 4, -b * pq[2]),
+        (1, 3, -a * pq[1]),
+        (1, 4, -b * qq[1] - gq[1]),
+        (2, 3, -a * ps[1]),
+        (2, 4, -b * qs[1]),
+        (3, 4, a * b * pq[3]),
+    ):
+        hessian[:, i, j] = hessian[:, j, i] = value
+    return Slopes(np.stack((a, b, e, alpha, beta), 1), np.stack((uc, vc), 1), gradient, hessian)
+
+
+def _moved(moments: Floats, centre: Floats) -> Floats:
+    """Moments of order 0, 1 and 2 [3, R] about another centre [R]."""
+    zero, one, two = moments
+    return np.stack((zero, one - centre * zero, two - 2 * centre * one + centre**2 * zero))
+
+
+def _trial(slopes: Slopes) -> tuple[Floats, Floats]:
+    """Where each row goes next [R, 5], and the decrease of the objective that the slope promises [R].
+
+    Where e > 0, the step is made in level a + b + e, slopes aα and bβ, α and β: what the points determine well stays as
+    it is while α changes, whereas in (a, e, α) the floor of the valley is bent.
+    """
+    rows, centres, gradient, hessian = slopes
+    trial, promise = np.empty_like(rows), np.empty(len(rows))
+    bent = (rows[:, 2] > 1e-6 * rows[:, :2].sum(1)) & (rows[:, 3:] > _SMALL).all(1)  # e is a difference there
+    (index,) = np.nonzero(bent)
+    if len(index):
+        trial[index], promise[index] = _straight_trial(rows[index], gradient[index], hessian[index])
+        bent[index] = (trial[index, 2] >= 0) & (trial[index, 3:] > _SMALL).all(1)
+    (index,) = np.nonzero(~bent)
+    if len(index):
+        step, promise[index] = _within(rows[index], gradient[index], hessian[index], LOWER)
+        trial[index] = np.clip(rows[index] + step, LOWER, UPPER)
+    trial[:, :2] *= np.exp(trial[:, 3:] * centres)
+    return trial, promise
+
+
+def _straight_trial(rows: Floats, gradient: Floats, hessian: Floats) -> tuple[Floats, Floats]:
+    """As `_trial`, by a step in (level, aα, bβ, α, β); e may come out below its bound."""
+    a, b, e, alpha, beta = rows.T
+    jacobian = np.zeros_like(hessian)  # of (a, b, e, α, β) by the new coordinates
+    jacobian[:, 0, 1], jacobian[:, 0, 3] = 1 / alpha, -a / alpha
+    jacobian[:, 1, 2], jacobian[:, 1, 4] = 1 / beta, -b / beta
+    jacobian[:, 2] = -jacobian[:, 0] - jacobian[:, 1]
+    jacobian[:, 2, 0] = jacobian[:, 3, 3] = jacobian[:, 4, 4] = 1
+    across = jacobian.transpose(0, 2, 1)
+    hessian = across @ hessian @ jacobian
+    for index, slope, size, exponent in ((3, 1, a, alpha), (4, 2, b, beta)):
+        pull = gradient[:, slope - 1] - gradient[:, 2]
+        hessian[:, index, index] += pull * 2 * size / exponent**2
+        hessian[:, index, slope] -= pull / exponent**2
+        hessian[:, slope, index] -= pull / exponent**2
+    coordinates = np.stack((a + b + e, a * alpha, b * beta, alpha, beta), 1)
+    gradient = (across @ gradient[:, :, None])[:, :, 0]
+    step, promise = _within(coordinates, gradient, hessian, np.array([-np.inf, 0, 0, 0, 0]))
+    level, t, w, alpha, beta = np.clip(coordinates + step, [-np.inf, 0, 0, 0, 0], UPPER).T
+    a, b = t / np.maximum(alpha, _SMALL), w / np.maximum(beta, _SMALL)
+    return np.stack((a, b, level - a - b, alpha, beta), 1), promise
+
+
+def _within(rows: Floats, gradient: Floats, hessian: Floats, lower: Floats) -> tuple[Floats, Floats]:
+    """Newton's step [R, 5] to the first bound that it meets, and the decrease that its slope promises [R].
+
+    A coefficient that is at its bound and would leave it is held, and the step is found anew for the others. A step is
+    cut as a whole: moving one coefficient back to its bound alone would leave the valley that the others follow.
+    """
+    low, high = rows <= lower, rows >= UPPER
+    held = (low & (gradient >= 0)) | (high & (gradient <= 0))
+    for _ in range(3):
+        step, promise = _solve(np.where(held, 0, gradient), hessian, held)
+        leaving = (low & (step < 0)) | (high & (step > 0))
+        if not leaving.any():
+            break
+        held |= leaving
+    step[leaving] = 0
+    room = np.where(step < 0, (lower - rows) / np.minimum(step, -_TINY), np.inf)
+    room = np.minimum(room, np.where(step > 0, (UPPER - rows) / np.maximum(step, _TINY), np.inf))
+    return step * np.minimum(room.min(1), 1)[:, None], promise
+
+
+def _solve(gradient: Floats, hessian: Floats, held: Flags) -> tuple[Floats, Floats]:
+    hessian = np.where(held[:, :, None] | held[:, None, :], 0, hessian)
+    scale = np.sqrt(np.abs(np.einsum("rii->ri", hessian)))
+    scale[scale == 0] = 1
+    hessian /= scale[:, :, None] * scale[:, None, :]
+    diagonal = np.einsum("rii->ri", hessian)
+    diagonal += np.where(held, 1, 1e-13)
+    step = -np.linalg.solve(hessian, (gradient / scale)[:, :, None])[:, :, 0] / scale
+    promise = -np.einsum("ri,ri->r", gradient, step)
+    uphill = promise < 0  # an indefinite Hessian: go along the gradient instead, and damp more if that is too far
+    step[uphill] = -(gradient / scale**2)[uphill]
+    promise[uphill] = np.inf
+    return step, promise

@@ -1,0 +1,177 @@
+"""The best model for a budget of FLOPs or of time, and what another size costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoestring.core.errors import UserError
+from shoestring.laws.descent import Floats
+from shoestring.laws.points import PER_TOKEN
+from shoestring.laws.search import lowest
+from shoestring.laws.surface import Surface, SurfaceBootstrap, interval
+
+Intervals = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The size with the lowest loss within a budget, and the tokens that it is trained on."""
+
+    params: float
+    tokens: float
+    loss: float
+    at_edge: str | None = None
+    """ "smallest" or "largest" where it is the end of the range looked at: the best size is likely beyond."""
+    extrapolated: bool = False
+    """Whether the speed at this size lies outside the sizes measured."""
+    intervals: Intervals = field(default_factory=dict)
+    """Of "params", "tokens" and "loss", where a bootstrap was given."""
+
+
+def best_for_flops(
+    surface: Surface,
+    flops: float,
+    bootstrap: SurfaceBootstrap | None = None,
+    level: float = 0.95,
+    per_token: float = PER_TOKEN,
+) -> Best:
+    _check_budget("flops", flops)
+    params, tokens, loss = surface.optimum(flops, per_token)
+    intervals = bootstrap.optimum_interval(flops, level, per_token) if bootstrap else {}
+    return Best(params=params, tokens=tokens, loss=loss, intervals=intervals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Tokens a second by model size: straight lines in logarithms between measured sizes, and on beyond the ends."""
+
+    log_params: Floats
+    """Ascending."""
+    log_rates: Floats
+
+    def __call__(self, params: Any) -> Any:
+        u = np.log(params)
+        inside = np.interp(u, self.log_params, self.log_rates)
+        slopes = np.diff(self.log_rates) / np.diff(self.log_params)
+        below, above = np.minimum(u - self.log_params[0], 0), np.maximum(u - self.log_params[-1], 0)
+        return np.exp(inside + slopes[0] * below + slopes[-1] * above)
+
+    def extrapolated(self, params: float) -> bool:
+        """Whether a size is outside those measured, rounding apart."""
+        u = np.log(params)
+        return bool(u < self.log_params[0] - 1e-9 or u > self.log_params[-1] + 1e-9)
+
+
+def fit_speed(params: Floats, tokens_per_second: Floats) -> Speed:
+    """From measured sizes, two or more; several rates of one size count as their geometric mean."""
+    sizes, rates = np.asarray(params, np.float64), np.asarray(tokens_per_second, np.float64)
+    if sizes.shape != rates.shape or sizes.ndim != 1:
+        raise UserError(f"{sizes.shape} sizes and {rates.shape} speeds; give one speed for each size")
+    good = np.isfinite(sizes) & np.isfinite(rates) & (sizes > 0) & (rates > 0)
+    if not good.all():
+        at = int(np.flatnonzero(~good)[0])
+        raise UserError(f"{rates[at]} tokens/s at {sizes[at]} parameters: both must be finite and above 0")
+    log_sizes, which = np.unique(np.log(sizes), return_inverse=True)
+    if len(log_sizes) < 2:
+        raise UserError(f"speeds of {len(log_sizes)} size; measure two or more, as far apart as the sizes in question")
+    log_rates = np.bincount(which, np.log(rates)) / np.bincount(which)
+    return Speed(log_params=log_sizes, log_rates=log_rates)
+
+
+def best_for_time(
+    surface: Surface,
+    seconds: float,
+    speed: Callable[[Any], Any],
+    sizes: tuple[float, float],
+    bootstrap: SurfaceBootstrap | None = None,
+    level: float = 0.95,
+) -> Best:
+    """The best size from `sizes[0]` to `sizes[1]` where N parameters see speed(N) · seconds tokens.
+
+    `speed` takes arrays of sizes. The intervals are those of the law: the speed is taken as known.
+    """
+    _check_budget("seconds", seconds)
+    if not 0 < sizes[0] < sizes[1] < np.inf:
+        raise UserError(f"sizes from {sizes[0]:g} to {sizes[1]:g}: the first must be above 0 and below the second")
+    (params,) = _best_sizes(np.array([surface]), seconds, speed, sizes)
+    tokens = float(speed(params) * seconds)
+    edges = {"smallest": sizes[0], "largest": sizes[1]}
+    at_edge = next((name for name, edge in edges.items() if abs(np.log(params / edge)) < 1e-6), None)
+    intervals: Intervals = {}
+    if bootstrap is not None:
+        samples = bootstrap.samples[bootstrap.converged]
+        best = _best_sizes(samples, seconds, speed, sizes)
+        seen = np.asarray(speed(best)) * seconds
+        losses = Surface(*samples.T).loss(best, seen)
+        columns = {"params": best, "tokens": seen, "loss": losses}
+        intervals = {name: interval(values, level) for name, values in columns.items()}
+    return Best(
+        params=float(params),
+        tokens=tokens,
+        loss=float(surface.loss(params, tokens)),
+        at_edge=at_edge,
+        extrapolated=isinstance(speed, Speed) and speed.extrapolated(float(params)),
+        intervals=intervals,
+    )
+
+
+def _best_sizes(samples: Floats, seconds: float, speed: Callable[[Any], Any], sizes: tuple[float, float]) -> Floats:
+    """The best N [R] under each law of `samples` [R, 5]."""
+    E, A, B, alpha, beta = samples.T[:, :, None]
+
+    def losses(log_params: Floats) -> Floats:
+        log_tokens = np.log(speed(np.exp(log_params)) * seconds)
+        return np.asarray(E + A * np.exp(-alpha * log_params) + B * np.exp(-beta * log_tokens))
+
+    return np.exp(lowest(losses, float(np.log(sizes[0])), float(np.log(sizes[1])), len(samples)))
+
+
+class SizeCost(NamedTuple):
+    """What it costs to train a size that is not the best, at equal compute."""
+
+    params: float
+    tokens: float
+    loss: float
+    loss_difference: float
+    """Above the loss of the best size."""
+    extra_compute: float
+    """Further compute, as a fraction, with which this size reaches the loss of the best; inf where it never does."""
+    wasted_compute: float
+    """The fraction of the budget that the best size for less compute saves at this loss."""
+
+
+def cost_of_size(surface: Surface, flops: float, factor: float, per_token: float = PER_TOKEN) -> SizeCost:
+    """The cost of a model with `factor` times the best number of parameters."""
+    _check_budget("flops", flops)
+    if not 0 < factor < np.inf:
+        raise UserError(f"factor = {factor}: it must be above 0, as in 0.5 for half the best size")
+    best_params, best_tokens, best_loss = surface.optimum(flops, per_token)
+    params, tokens = best_params * factor, best_tokens / factor
+    loss = surface.loss(params, tokens)
+    left = best_loss - surface.E - surface.A * params**-surface.alpha  # for the term of tokens
+    needed = (surface.B / left) ** (1 / surface.beta) if left > 0 else np.inf
+    falls = surface.alpha * surface.beta / (surface.alpha + surface.beta)  # loss - E of the best models ~ C^-falls
+    share = ((best_loss - surface.E) / (loss - surface.E)) ** (1 / falls)
+    return SizeCost(params, tokens, loss, loss - best_loss, max(needed / tokens - 1, 0.0), max(1 - share, 0.0))
+
+
+def cost_interval(
+    bootstrap: SurfaceBootstrap, flops: float, params: float, level: float = 0.95, per_token: float = PER_TOKEN
+) -> Intervals:
+    """Percentile intervals of what it costs to train `params` parameters, by the names of `SizeCost`.
+
+    Under each law of the bootstrap another size is best, and this one off by another factor.
+    """
+    laws = [one for one in bootstrap.surfaces if min(one[1:]) > 0]
+    costs = [cost_of_size(one, flops, params / one.optimum(flops, per_token)[0], per_token) for one in laws]
+    table = np.array(costs).reshape(-1, len(SizeCost._fields))
+    return {name: interval(column, level) for name, column in zip(SizeCost._fields, table.T) if name != "params"}
+
+
+def _check_budget(name: str, value: float) -> None:
+    if not 0 < value < np.inf:
+        raise UserError(f"{name} = {value}: a budget must be finite and above 0")

@@ -1,0 +1,215 @@
+"""The points of a scaling law: parameters, tokens and the loss that a training run reached, read from a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoestring.core.errors import UserError, storage_error
+from shoestring.core.schema import nearest
+from shoestring.laws.descent import Floats
+
+PER_TOKEN = 6.0
+"""FLOPs of training for each parameter and token: C = 6 N D."""
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Finished training runs, one in each place: all numbers are finite and above zero."""
+
+    params: Floats
+    tokens: Floats
+    loss: Floats
+    given_flops: Floats | None = None
+    """What the runs cost by their own count; None is 6 N D."""
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        columns = {"params": self.params, "tokens": self.tokens, "loss": self.loss, "flops": self.given_flops}
+        for name, values in columns.items():
+            if values is None:
+                continue
+            if values.shape != (len(self),):
+                raise UserError(f"{name} has shape {values.shape}, params {self.params.shape}; give one number a point")
+            bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+            if len(bad):
+                raise UserError(f"{name} of point {bad[0]} is {values[bad[0]]}; it must be finite and above 0")
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    @property
+    def flops(self) -> Floats:
+        return PER_TOKEN * self.params * self.tokens if self.given_flops is None else self.given_flops
+
+    def take(self, index: Any) -> Points:
+        """Some of the points, by anything that indexes an array."""
+        given = None if self.given_flops is None else self.given_flops[index]
+        names = None if self.names is None else tuple(np.array(self.names, object)[index])
+        return Points(
+            params=self.params[index], tokens=self.tokens[index], loss=self.loss[index], given_flops=given, names=names
+        )
+
+
+def read_points(
+    path: str | Path,
+    *,
+    params: str | None = None,
+    tokens: str | None = None,
+    loss: str,
+    flops: str | None = None,
+    names: str | None = None,
+    skip_bad: bool = False,
+    where: Sequence[str] = (),
+    at_least: int = 5,
+) -> tuple[Points, list[str]]:
+    """The points in the named columns of a CSV file, or fields of a .jsonl file, and a line on each row left out.
+
+    Two of `params`, `tokens` and `flops` give the third by C = 6 N D. `where` keeps the rows in which each
+    "column=value" holds: equal as text, or as numbers. `at_least` is how many coefficients are to be fitted.
+    """
+    path = Path(path)
+    if sum(column is not None for column in (params, tokens, flops)) < 2:
+        raise UserError(f"{path}: name the columns of two of params, tokens and flops; C = 6 N D gives the third")
+    wanted = {"params": params, "tokens": tokens, "flops": flops, "loss": loss}
+    columns = {role: column for role, column in wanted.items() if column is not None}
+    conditions = [_condition(text) for text in where]
+    found: dict[str, list[float]] = {role: [] for role in columns}
+    labels: list[str] = []
+    problems: list[str] = []
+    rows = 0
+    extra = [*([names] if names else []), *(column for column, _ in conditions)]
+    for line, row in _rows(path, [*columns.values(), *extra]):
+        if not all(_equal(row.get(column), value) for column, value in conditions):
+            continue
+        rows += 1
+        values = {role: _number(row.get(column)) for role, column in columns.items()}
+        wrong = [
+            f'line {line}, column "{columns[role]}": {_shown(row.get(columns[role]))}'
+            for role, value in values.items()
+            if value is None
+        ]
+        problems += wrong
+        if not wrong:
+            for role, value in values.items():
+                assert value is not None
+                found[role].append(value)
+            labels.append(str(row.get(names)) if names else "")
+    if problems and not skip_bad:
+        more = [f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        told = "\n".join(f"  {text}" for text in [*problems[:_SHOWN], *more])
+        raise UserError(
+            f"{path}: {len(problems)} numbers cannot be used; mend them, or leave their rows out with --skip-bad\n"
+            f"{told}"
+        )
+    if len(labels) < at_least:
+        kept = f"{len(labels)} of its {rows} rows" if len(labels) < rows else f"{rows} row{'s' * (rows != 1)}"
+        asked = f" where {' and '.join(where)}" if where else ""
+        raise UserError(f"{path}{asked}: {kept} can be used; a fit of {at_least} coefficients needs {at_least} or more")
+    arrays = {role: np.array(values) for role, values in found.items()}
+    if params is None:
+        arrays["params"] = arrays["flops"] / PER_TOKEN / arrays["tokens"]
+    if tokens is None:
+        arrays["tokens"] = arrays["flops"] / PER_TOKEN / arrays["params"]
+    points = Points(
+        params=arrays["params"],
+        tokens=arrays["tokens"],
+        loss=arrays["loss"],
+        given_flops=arrays.get("flops"),
+        names=tuple(labels) if names else None,
+    )
+    return points, problems
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row with its line number; a column that no row has is an error."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, file, columns)
+    except OSError as cause:
+        raise storage_error("read", path, cause) from cause
+    except UnicodeDecodeError as cause:
+        raise UserError(f"{path}: not UTF-8 text ({cause.reason} at byte {cause.start})") from cause
+
+
+def _csv_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.reader(file)
+    try:
+        header = next(reader, None)
+        if not header:
+            raise UserError(f"{path}: the file is empty; its first line must name the columns")
+        if all(_number(cell) is not None for cell in header):
+            raise UserError(f"{path}: no header; its first line must name the columns, and holds {', '.join(header)}")
+        _check_columns(path, header, columns)
+        for cells in reader:
+            if cells:
+                yield reader.line_num, dict(zip(header, cells))
+    except csv.Error as cause:
+        raise UserError(f"{path}, line {reader.line_num}: not CSV ({cause})") from cause
+
+
+def _json_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    seen = False
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as cause:
+            raise UserError(f"{path}, line {line}: not JSON ({cause})") from cause
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {line}: not an object with named fields")
+        if not seen:
+            _check_columns(path, list(row), columns)
+        seen = True
+        yield line, row
+    if not seen:
+        raise UserError(f"{path}: the file is empty; each line must be an object with named fields")
+
+
+def _check_columns(path: Path, known: list[str], columns: Sequence[str]) -> None:
+    unknown = [f'no column "{column}"; {nearest(column, known)}' for column in columns if column not in known]
+    if unknown:
+        raise UserError(f"{path}: " + "; ".join(unknown))
+
+
+def _condition(text: str) -> tuple[str, str]:
+    column, sign, value = text.partition("=")
+    if not sign or not column:
+        raise UserError(f'where "{text}": write "column=value"')
+    return column, value
+
+
+def _equal(found: Any, value: str) -> bool:
+    if str(found) == value:
+        return True
+    try:
+        return float(found) == float(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _number(value: Any) -> float | None:
+    """A number that is finite and above zero."""
+    try:
+        number = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "missing"
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return f"{str(value)[:40]!r} is not a number"
+    return f"{str(value)[:40]} is not finite and above 0"

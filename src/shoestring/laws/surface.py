@@ -1,0 +1,291 @@
+"""The loss as a surface over parameters and tokens, E + A/N^α + B/D^β (approach 3), and how sure its fit is.
+
+A fit minimises the sum of penalties of log residuals, r = ln prediction - ln loss, over E, A, B ≥ 0 and exponents from
+0 to `descent.STEEPEST`. Rows of coefficients stand in the order E, A, B, α, β.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from shoestring.core.errors import UserError
+from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
+from shoestring.laws.points import PER_TOKEN, Points
+from shoestring.laws.resampling import draw_counts
+from shoestring.laws.starts import grid_starts
+
+Penalty = Literal["huber", "l1", "squares"]
+
+COEFFICIENTS = 5
+_FIRST = 8  # steps from every start
+_KEPT = 10  # starts that go on to the end
+_LIMIT = 300
+_SAME = 1e-6  # objectives that differ by less are of one minimum
+_ROUNDING = 1e-24  # penalties of a point that are rounding
+_CHECKED = 500  # resamples that begin elsewhere too
+_PART = 1000  # resamples that a thread takes at once
+_ABSOLUTE = tuple(10.0**-power for power in range(3, 12))  # Huber's penalty over δ is |r| less δ/2 at most
+_STRAIGHT = 1e-3  # ln D that follows a line in ln N this closely
+
+
+class Surface(NamedTuple):
+    """loss(N, D) = E + A/N^α + B/D^β."""
+
+    E: float
+    A: float
+    B: float
+    alpha: float
+    beta: float
+
+    def loss(self, params: Any, tokens: Any) -> Any:
+        return self.E + self.A * params**-self.alpha + self.B * tokens**-self.beta
+
+    @property
+    def a_opt(self) -> float:
+        """The exponent with which the best N grows with compute, β/(α+β); that of the best D is 1 less it."""
+        self._check()
+        return self.beta / (self.alpha + self.beta)
+
+    def optimum(self, flops: float, per_token: float = PER_TOKEN) -> tuple[float, float, float]:
+        """N, D and loss of the best model with per_token · N · D = flops."""
+        self._check()
+        _, A, B, alpha, beta = self
+        balance = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+        product = flops / per_token
+        params = balance * product ** (beta / (alpha + beta))
+        return params, product / params, self.loss(params, product / params)
+
+    def _check(self) -> None:
+        absent = [name for name, value in zip(("A", "B"), (self.A * self.alpha, self.B * self.beta)) if value <= 0]
+        if absent:
+            more = " and ".join({"A": "parameters", "B": "tokens"}[name] for name in absent)
+            raise UserError(
+                f"this law has {' = '.join(absent)} = 0: more {more} gain nothing, so no size is best; "
+                f"fit points with a wider range of {more}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurfaceFit:
+    """The global minimum, and how it was reached."""
+
+    surface: Surface
+    objective: float
+    """Sum of the penalties: Huber's r²/2 up to δ and δ(|r| - δ/2) beyond, |r|, or r²/2."""
+    residuals: Floats
+    """ln prediction - ln loss of each point."""
+    penalty: Penalty
+    delta: float
+    starts: int
+    failed: int
+    """Starts that ended above the best: in another minimum, or given up on the way."""
+    boundary: tuple[str, ...]
+    """Coefficients at the end of their range: "E", "A", "B" at 0; "alpha", "beta" at STEEPEST. Without a term, its
+    exponent means nothing and is given as 0."""
+    converged: bool
+
+
+def fit_surface(points: Points, penalty: Penalty = "huber", delta: float = 1e-3) -> SurfaceFit:
+    """The law that lies closest to the points. Some 50 ms for 240 of them."""
+    check_identified(points)
+    if penalty not in get_args(Penalty):
+        raise UserError(f'penalty = "{penalty}": must be {", ".join(get_args(Penalty))}')
+    if not delta > 0:
+        raise UserError(f"delta = {delta}: it must be above 0; 1e-3 is customary")
+    centred = centre(points.params, points.tokens, points.loss)
+    smooth = _smooth(penalty, delta)
+    one = np.ones((1, len(points)))
+    starts = grid_starts(centred, smooth)
+    first = descend(centred, one, starts, smooth, _FIRST)
+    kept = first.objective.argsort(kind="stable")[:_KEPT]
+    last = descend(centred, one, first.rows[kept], smooth, _LIMIT)
+    reached = first.objective.copy()
+    reached[kept] = last.objective
+    if penalty == "l1":
+        last = _absolute(centred, one, last)
+    best = int(last.objective.argmin())
+    row, boundary = _canonical(last.rows[best : best + 1])
+    lowest = reached.min()
+    return SurfaceFit(
+        surface=Surface(*map(float, centred.outward(row)[0])),
+        objective=float(last.objective[best]),
+        residuals=evaluate(centred, row).residuals[0],
+        penalty=penalty,
+        delta=delta,
+        starts=len(starts),
+        failed=int((reached > lowest * (1 + _SAME) + len(points) * _ROUNDING).sum()),
+        boundary=boundary,
+        converged=bool(last.converged[best]),
+    )
+
+
+def check_identified(points: Points) -> None:
+    """Raise UserError where no data of this form can tell the five coefficients apart."""
+    if len(points) < COEFFICIENTS:
+        raise UserError(f"{len(points)} points; a law of {COEFFICIENTS} coefficients needs {COEFFICIENTS} or more")
+    logs = {"params": np.log(points.params), "tokens": np.log(points.tokens)}
+    for name, values in logs.items():
+        distinct = 1 + int((np.diff(np.sort(values)) > _STRAIGHT).sum())
+        if distinct < 3:
+            raise UserError(
+                f"{name} take {distinct} different value{'s' * (distinct > 1)}: their term cannot be told from E; "
+                "add points with 3 or more"
+            )
+    u, v = (values - values.mean() for values in logs.values())
+    slope = float(u @ v / (u @ u))
+    if np.sqrt(np.mean((v - slope * u) ** 2)) < _STRAIGHT:
+        raise UserError(
+            f"tokens are proportional to params^{slope:.3g} in all points, so that the two terms cannot be told apart; "
+            "add points with another ratio of tokens to parameters"
+        )
+
+
+def _smooth(penalty: Penalty, delta: float) -> float:
+    """δ of the Huber penalty that a fit begins with."""
+    return {"huber": delta, "l1": _ABSOLUTE[0], "squares": np.inf}[penalty]
+
+
+def _absolute(centred: Centred, weights: Floats, found: Descent) -> Descent:
+    """From minima of Huber's penalty to those of Σ|r|, by δ → 0: at the last δ the sum is n δ/2 too high at most."""
+    for delta in _ABSOLUTE[1:]:
+        found = descend(centred, weights, found.rows, delta)
+    size = np.abs(evaluate(centred, found.rows).residuals)
+    return found._replace(objective=(weights * size).sum(1))
+
+
+def _canonical(rows: Floats) -> tuple[Floats, tuple[str, ...]]:
+    """Centred rows with one form for a term that is absent, and what is at its bound in the first."""
+    rows = rows.copy()
+    for size, exponent in ((0, 3), (1, 4)):
+        flat = rows[:, exponent] <= 1e-9
+        rows[flat, 2] += rows[flat, size]
+        rows[flat, size] = 0
+        rows[rows[:, size] == 0, exponent] = 0
+    a, b, e, alpha, beta = rows[0]
+    at_bound = {"E": e == 0, "A": a == 0, "B": b == 0, "alpha": alpha >= STEEPEST, "beta": beta >= STEEPEST}
+    return rows, tuple(name for name, is_there in at_bound.items() if is_there)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurfaceBootstrap:
+    """Fits of resamples: their spread is how sure the fit is."""
+
+    samples: Floats
+    """[R, 5] E, A, B, α, β."""
+    converged: Flags
+    """[R]; the others are left out of everything below."""
+    checked: int
+    """Resamples that were also begun elsewhere: a part, or all where one of these moved."""
+    moved: int
+    """Those whose lowest minimum was not the one next to the fit of all points, but found from the other start."""
+
+    @property
+    def failed(self) -> int:
+        return int((~self.converged).sum())
+
+    @property
+    def surfaces(self) -> list[Surface]:
+        return [Surface(*map(float, row)) for row in self.samples[self.converged]]
+
+    def values(self) -> dict[str, Floats]:
+        """Each coefficient and a_opt, in all resamples that converged; a_opt is NaN where a term is absent."""
+        columns = dict(zip(Surface._fields, self.samples[self.converged].T, strict=True))
+        alpha, beta = columns["alpha"], columns["beta"]
+        both = (columns["A"] * alpha > 0) & (columns["B"] * beta > 0)
+        columns["a_opt"] = np.where(both, beta / np.where(both, alpha + beta, 1), np.nan)
+        return columns
+
+    def optima(self, flops: float, per_token: float = PER_TOKEN) -> Floats:
+        """[R', 3] N, D and loss of the best model, in all resamples with an optimum."""
+        found = [one.optimum(flops, per_token) for one in self.surfaces if min(one[1:]) > 0]
+        return np.array(found).reshape(-1, 3)
+
+    @property
+    def standard_errors(self) -> dict[str, float]:
+        return {name: float(np.nanstd(values, ddof=1)) for name, values in self.values().items()}
+
+    def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Percentile intervals of each coefficient and of a_opt."""
+        return {name: interval(values, level) for name, values in self.values().items()}
+
+    def optimum_interval(
+        self, flops: float, level: float = 0.95, per_token: float = PER_TOKEN
+    ) -> dict[str, tuple[float, float]]:
+        """Percentile intervals of the best "params" and "tokens" for a budget, and of the "loss" there."""
+        optima = self.optima(flops, per_token)
+        return {name: interval(values, level) for name, values in zip(("params", "tokens", "loss"), optima.T)}
+
+
+def interval(values: Floats, level: float = 0.95) -> tuple[float, float]:
+    """The middle `level` of the values, without those that are NaN; NaN where there are none."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return float("nan"), float("nan")
+    method: Any = "linear" if np.isfinite(values).all() else "nearest"  # nothing lies between a number and infinity
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], method=method)
+    return float(low), float(high)
+
+
+def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceBootstrap:
+    """Fit `resamples` draws of as many points, with replacement. About 1 s for 4,000 of 240 points.
+
+    Each begins at the fit of all points. To see whether its minimum is elsewhere, a part of them begin again in that
+    cell of a grid, away from the fit, which is best for the resample; all do where this finds a lower minimum for any.
+    """
+    centred = centre(points.params, points.tokens, points.loss)
+    weights = draw_counts(len(points), resamples, seed)
+    warm = centred.inward(np.array([fit.surface]))
+    found = _minima(centred, weights, np.repeat(warm, resamples, 0), fit)
+    part = slice(0, _CHECKED)
+    again, moved = _elsewhere(centred, weights[part], warm, fit, found._replace(objective=found.objective[part]))
+    if moved.any() and resamples > len(moved):
+        part = slice(0, resamples)
+        again, moved = _elsewhere(centred, weights, warm, fit, found)
+    for old, new in zip(found, again, strict=True):
+        old[part][moved] = new[moved]
+    rows, _ = _canonical(found.rows)
+    converged = found.converged & _identified(points, weights)
+    return SurfaceBootstrap(
+        samples=centred.outward(rows), converged=converged, checked=len(moved), moved=int(moved.sum())
+    )
+
+
+def _elsewhere(
+    centred: Centred, weights: Floats, warm: Floats, fit: SurfaceFit, found: Descent
+) -> tuple[Descent, Flags]:
+    """Minima from other starts than the `warm` row, and where they are lower than those `found`."""
+    smooth = _smooth(fit.penalty, fit.delta)
+    cells = grid_starts(centred, smooth)
+    near = (np.abs(np.log(cells[:, 3:] / np.maximum(warm[:, 3:], 1e-3))) < 0.4).all(1)
+    cells = cells[~near]
+    heights = penalties(evaluate(centred, cells).residuals, smooth)  # [cells, n]
+    again = _minima(centred, weights, cells[(weights @ heights.T).argmin(1)], fit)
+    slack = _SAME * found.objective + weights.sum(1) * _ROUNDING
+    return again, again.converged & (again.objective < found.objective - slack)
+
+
+def _minima(centred: Centred, weights: Floats, starts: Floats, fit: SurfaceFit) -> Descent:
+    """As `descend`, by the fit's penalty, and on two cores: NumPy computes without the interpreter's lock."""
+
+    def work(part: slice) -> Descent:
+        found = descend(centred, weights[part], starts[part], _smooth(fit.penalty, fit.delta))
+        return _absolute(centred, weights[part], found) if fit.penalty == "l1" else found
+
+    parts = [slice(first, first + _PART) for first in range(0, len(weights), _PART)]
+    with ThreadPoolExecutor(2) as pool:
+        return Descent(*(np.concatenate(pieces) for pieces in zip(*pool.map(work, parts))))
+
+
+def _identified(points: Points, weights: Floats) -> Flags:
+    """Whether a resample has three different N and three different D."""
+    enough = np.ones(len(weights), bool)
+    for values in (points.params, points.tokens):
+        _, which = np.unique(values, return_inverse=True)
+        groups = np.zeros((len(values), which.max() + 1))
+        groups[np.arange(len(values)), which] = 1
+        enough &= ((weights @ groups) > 0).sum(1) >= 3
+    return enough

@@ -1,0 +1,147 @@
+"""The best model for a budget, what another size costs, and how well a law foretells."""
+
+import numpy as np
+import pytest
+from law_oracle import TRUTH, grid_points
+from scipy.optimize import brentq, minimize_scalar
+
+from shoestring.core.errors import UserError
+from shoestring.laws.heldout import cross_validated, heldout_error
+from shoestring.laws.optimum import best_for_flops, best_for_time, cost_interval, cost_of_size, fit_speed
+from shoestring.laws.points import Points
+from shoestring.laws.search import lowest
+from shoestring.laws.surface import Surface, bootstrap_surface, fit_surface
+
+LAW = Surface(*TRUTH)
+SIZES, RATES = np.array([1e7, 1e8, 1e9]), np.array([1e6, 1.4e5, 1.5e4])
+
+
+def test_lowest_finds_the_lowest_of_several_hollows() -> None:
+    shifts = np.array([[0.1], [0.7], [-0.4]])
+
+    def waves(x: np.ndarray) -> np.ndarray:
+        return np.cos(9 * (x - shifts)) + 0.3 * (x - shifts - 0.3) ** 2
+
+    dense = np.linspace(-3, 3, 600_001)
+    expected = dense[waves(dense[None]).argmin(1)]
+    assert np.allclose(lowest(waves, -3, 3, 3), expected, atol=2e-5)
+    assert lowest(lambda x: x, 2, 5)[0] == 2 and lowest(lambda x: -x, 2, 5)[0] == 5
+
+
+def test_time_with_a_speed_of_one_over_size_is_a_budget_of_flops() -> None:
+    best = best_for_flops(LAW, 1e20)
+    timed = best_for_time(LAW, 1000.0, lambda n: 1e20 / 6000 / n, (1e6, 1e12))
+    assert timed.loss == pytest.approx(best.loss, rel=1e-12)
+    assert timed.params == pytest.approx(best.params, rel=1e-5)
+    assert timed.at_edge is None and not timed.extrapolated
+
+
+def test_the_best_for_time_is_where_a_search_finds_it() -> None:
+    speed = fit_speed(SIZES, RATES)
+    best = best_for_time(LAW, 86400.0, speed, (1e6, 1e11))
+    found = min(
+        (
+            minimize_scalar(
+                lambda x: LAW.loss(np.exp(x), float(speed(np.exp(x))) * 86400), bounds=(low, low + 2), method="bounded"
+            )
+            for low in np.arange(13.8, 25, 1.5)
+        ),
+        key=lambda result: result.fun,
+    )
+    assert best.loss == pytest.approx(found.fun, rel=1e-9)
+    assert best.tokens == pytest.approx(float(speed(best.params)) * 86400)
+
+
+def test_the_end_of_the_range_is_named() -> None:
+    speed = fit_speed(SIZES, RATES)
+    free = best_for_time(LAW, 86400.0, speed, (1e6, 1e11))
+    low = best_for_time(LAW, 86400.0, speed, (free.params * 3, 1e11))
+    high = best_for_time(LAW, 86400.0, speed, (1e6, free.params / 3))
+    assert (low.at_edge, high.at_edge) == ("smallest", "largest")
+    assert best_for_time(LAW, 3e9, speed, (1e6, 1e12)).extrapolated
+
+
+def test_speeds_are_lines_in_logarithms() -> None:
+    speed = fit_speed(SIZES[::-1], RATES[::-1])
+    assert speed(SIZES) == pytest.approx(RATES)
+    assert speed(np.sqrt(1e7 * 1e8)) == pytest.approx(np.sqrt(1e6 * 1.4e5))
+    assert speed(1e10) == pytest.approx(1.5e4 * 1.5e4 / 1.4e5)
+    assert speed(1e6) == pytest.approx(1e6 * 1e6 / 1.4e5)
+    assert [speed.extrapolated(n) for n in (9e6, 1e7, 5e8, 1e9, 1.1e9)] == [True, False, False, False, True]
+    doubled = fit_speed(np.array([1e7, 1e7, 1e8]), np.array([1e6, 4e6, 1e5]))
+    assert doubled(1e7) == pytest.approx(2e6)
+    for sizes, rates in (([1e7], [1e6]), ([1e7, 1e7], [1e6, 2e6]), ([1e7, 1e8], [1e6, 0]), ([1e7, 1e8], [1e6])):
+        with pytest.raises(UserError):
+            fit_speed(np.array(sizes), np.array(rates))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.0, 2.0, 5.0])
+def test_the_cost_of_a_size_by_searching(factor: float) -> None:
+    flops = 1e21
+    cost = cost_of_size(LAW, flops, factor)
+    params, tokens, loss = LAW.optimum(flops)
+    assert cost.params == pytest.approx(params * factor) and cost.tokens == pytest.approx(tokens / factor)
+    assert cost.loss_difference == pytest.approx(LAW.loss(params * factor, tokens / factor) - loss, abs=1e-12)
+    more = brentq(lambda m: LAW.loss(cost.params, cost.tokens * m) - loss, 0.5, 1e4)
+    assert 1 + cost.extra_compute == pytest.approx(more, rel=1e-9)
+    less = brentq(lambda share: LAW.optimum(flops * share)[2] - cost.loss, 1e-6, 2)
+    assert 1 - cost.wasted_compute == pytest.approx(less, rel=1e-9)
+
+
+def test_a_model_too_small_never_gets_there() -> None:
+    assert cost_of_size(LAW, 1e21, 1e-3).extra_compute == np.inf
+    with pytest.raises(UserError, match="factor = 0"):
+        cost_of_size(LAW, 1e21, 0)
+    with pytest.raises(UserError, match="flops = -1"):
+        best_for_flops(LAW, -1)
+    with pytest.raises(UserError, match="sizes from"):
+        best_for_time(LAW, 10, fit_speed(SIZES, RATES), (1e9, 1e8))
+
+
+def test_intervals_are_of_the_laws_of_the_bootstrap() -> None:
+    points = grid_points(noise=5e-3)
+    fit = fit_surface(points)
+    bootstrap = bootstrap_surface(points, fit, 100)
+    speed = fit_speed(SIZES, RATES)
+    best = best_for_time(fit.surface, 86400.0, speed, (1e6, 1e11), bootstrap, 0.9)
+    every = [best_for_time(one, 86400.0, speed, (1e6, 1e11)) for one in bootstrap.surfaces]
+    for name in ("params", "tokens", "loss"):
+        expected = np.quantile([getattr(one, name) for one in every], [0.05, 0.95])
+        assert best.intervals[name] == pytest.approx(tuple(expected), rel=1e-6)
+    flops = best_for_flops(fit.surface, 1e21, bootstrap)
+    assert flops.intervals == bootstrap.optimum_interval(1e21)
+    cost = cost_interval(bootstrap, 1e21, flops.params)
+    assert cost["loss_difference"][0] >= 0
+    low, high = cost["loss"]
+    assert low < flops.loss < high
+
+
+def test_held_out_points_are_the_dearest_and_not_fitted_to() -> None:
+    points = grid_points(noise=2e-3)
+    order = points.flops.argsort(kind="stable")
+    spoiled = points.loss.copy()
+    spoiled[order[29:]] *= 1.5
+    other = Points(params=points.params, tokens=points.tokens, loss=spoiled)
+    plain, changed = heldout_error(points), heldout_error(other)
+    assert plain.surface == changed.surface
+    assert (plain.fitted, plain.predicted) == (29, 7)
+    assert np.allclose((1 + plain.errors) / 1.5, 1 + changed.errors)
+    assert plain.mean_absolute < 0.02 and plain.worst >= plain.mean_absolute
+    expected = plain.surface.loss(points.params[order[-1]], points.tokens[order[-1]]) / points.loss[order[-1]] - 1
+    assert plain.errors[-1] == pytest.approx(expected)
+
+
+def test_every_point_is_predicted_once_by_the_other_folds() -> None:
+    points = grid_points(noise=2e-3)
+    errors = cross_validated(points, 4)
+    assert errors.shape == (36,) and np.abs(errors).max() < 0.03
+    assert np.abs(cross_validated(grid_points(), 4)).max() < 1e-7
+    residuals = np.expm1(fit_surface(points).residuals)
+    assert np.abs(errors).mean() > np.abs(residuals).mean()
+    for call in (
+        lambda: cross_validated(points, 1),
+        lambda: heldout_error(points, 0.1),
+        lambda: heldout_error(points, 1),
+    ):
+        with pytest.raises(UserError):
+            call()

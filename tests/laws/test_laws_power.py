@@ -1,0 +1,234 @@
+"""Power laws, parabolas at equal compute and envelopes of curves, against known laws and NumPy's own fits."""
+
+import numpy as np
+import pytest
+from law_oracle import SCALING, TRUTH
+from scipy.optimize import curve_fit
+
+from shoestring.core.errors import UserError
+from shoestring.laws.envelope import Curve, bootstrap_envelope, fit_envelope
+from shoestring.laws.isoflop import bootstrap_isoflop, fit_isoflop
+from shoestring.laws.points import Points, read_points
+from shoestring.laws.power import bootstrap_power, fit_power
+from shoestring.laws.resampling import draw_counts
+from shoestring.laws.surface import Surface
+
+generator = np.random.default_rng(0)
+X = np.geomspace(1e18, 1e25, 12)
+Y = 0.3 * X**0.48 * np.exp(0.1 * generator.normal(size=12))
+LAW = Surface(*TRUTH)
+
+
+def test_logarithms_are_fitted_as_by_polyfit() -> None:
+    slope, level = np.polyfit(np.log(X), np.log(Y), 1)
+    law = fit_power(X, Y)
+    assert law == pytest.approx((np.exp(level), slope), rel=1e-9)
+    assert law.predict(1e20) == pytest.approx(np.exp(level + slope * np.log(1e20)))
+
+
+def test_linear_space_is_fitted_as_by_curve_fit() -> None:
+    x, y = X / 1e18, Y / 1e8
+    (k, a), _ = curve_fit(lambda x, k, a: k * x**a, x, y, p0=fit_power(x, y))
+    assert fit_power(x, y, space="linear") == pytest.approx((k, a), rel=1e-5)
+
+
+def test_a_given_exponent_leaves_the_factor() -> None:
+    assert fit_power(X, Y, 0.5).k == pytest.approx(np.exp(np.mean(np.log(Y / X**0.5))))
+    assert fit_power(X, Y, 0.5, "linear").k == pytest.approx((X**0.5 * Y).sum() / X.sum())
+    assert fit_power(X[:1], Y[:1], 0.5).predict(X[0]) == pytest.approx(Y[0])
+
+
+@pytest.mark.parametrize(("x", "y"), [([1, 1], [2, 3]), ([1, 2], [0, 3]), ([1, np.nan], [1, 2]), ([1, 2, 3], [1, 2])])
+def test_what_has_no_power_law_is_refused(x: list[float], y: list[float]) -> None:
+    with pytest.raises(UserError):
+        fit_power(np.array(x, float), np.array(y, float))
+
+
+@pytest.mark.parametrize("space", ["log", "linear"])
+@pytest.mark.parametrize("exponent", [None, 0.5])
+def test_resamples_are_fits_of_repeated_points(space: str, exponent: float | None) -> None:
+    found = bootstrap_power(X, Y, exponent, space, 5, seed=7)  # type: ignore[arg-type]
+    counts = draw_counts(12, 5, seed=7).astype(int)
+    for row, k, a in zip(counts, found.k, found.a, strict=True):
+        pick = np.repeat(np.arange(12), row)
+        assert fit_power(X[pick], Y[pick], exponent, space) == pytest.approx((k, a), rel=1e-4)  # type: ignore[arg-type]
+
+
+def test_an_interval_covers_as_often_as_it_says() -> None:
+    hits = 0
+    for seed in range(60):
+        y = 2 * X[:, None].repeat(3, 1).ravel() ** 0.5
+        y = y * np.exp(0.2 * np.random.default_rng(seed).normal(size=36))
+        low, high = bootstrap_power(X.repeat(3), y, resamples=300, seed=seed).interval(0.9)["a"]
+        hits += low < 0.5 < high
+    assert 45 <= hits <= 60
+
+
+def test_a_resample_with_one_x_fails_and_is_counted() -> None:
+    found = bootstrap_power(np.array([1.0, 2.0]), np.array([1.0, 3.0]), resamples=200)
+    assert 60 < found.failed < 140
+    assert found.interval()["a"] == pytest.approx((np.log2(3), np.log2(3)))
+    assert found.predict_interval(4.0) == pytest.approx((9, 9))
+
+
+def bowls(budgets: np.ndarray, noise: float = 0.0, seed: int = 0) -> Points:
+    """Nine sizes a budget, a factor 8 to either side of the best."""
+    best = np.array([LAW.optimum(flops)[0] for flops in budgets])
+    params = (best[:, None] * np.geomspace(1 / 8, 8, 9)).ravel()
+    flops = budgets.repeat(9)
+    tokens = flops / 6 / params
+    loss = LAW.loss(params, tokens) * np.exp(noise * np.random.default_rng(seed).normal(size=len(params)))
+    return Points(params=params, tokens=tokens, loss=loss, given_flops=flops)
+
+
+BUDGETS = np.geomspace(1e18, 1e22, 6)
+
+
+def test_parabolas_find_the_optima_of_a_known_law() -> None:
+    fit = fit_isoflop(bowls(BUDGETS))
+    assert fit.left_out == ()
+    for flops, one in zip(BUDGETS, fit.optima, strict=True):
+        params, _, loss = LAW.optimum(flops)
+        assert one.flops == pytest.approx(flops)
+        assert one.params == pytest.approx(params, rel=0.1)  # a bowl is no parabola
+        assert one.loss == pytest.approx(loss, rel=5e-3)
+        assert 6 * one.params * one.tokens == pytest.approx(flops)
+    assert fit.params_law.a == pytest.approx(LAW.a_opt, abs=0.01)
+    assert fit.params_law.a + fit.tokens_law.a == pytest.approx(1, abs=1e-9)
+
+
+def test_a_parabola_is_that_of_polyfit() -> None:
+    points = bowls(BUDGETS[:2], noise=0.01)
+    fit = fit_isoflop(points)
+    a, b, _ = np.polyfit(np.log(points.params[:9]), points.loss[:9], 2)
+    assert np.log(fit.optima[0].params) == pytest.approx(-b / 2 / a, rel=1e-7)
+
+
+def test_a_bootstrap_of_parabolas_holds_the_law() -> None:
+    points = bowls(BUDGETS, noise=3e-3)
+    fit = fit_isoflop(points)
+    params, tokens = bootstrap_isoflop(fit, 400)
+    low, high = params.interval()["a"]
+    assert low < fit.params_law.a < high and low < LAW.a_opt < high
+    assert high - low < 0.2
+    assert np.allclose(params.a + tokens.a, 1, atol=1e-6)
+
+
+def test_groups_without_an_optimum_are_named() -> None:
+    good = bowls(BUDGETS)
+    params = np.geomspace(1e8, 1e9, 5)
+    extra = {
+        1e24: np.linspace(3, 2, 5),  # falls to the end
+        1e26: -((np.arange(5) - 2.0) ** 2) * 0.1 + 4,  # a hill
+        1e28: None,  # two sizes
+    }
+    parts = [(good.params, good.tokens, good.loss)]
+    for flops, loss in extra.items():
+        sizes = params if loss is not None else params[:2]
+        parts.append((sizes, flops / 6 / sizes, loss if loss is not None else np.array([2.0, 2.1])))
+    points = Points(**{k: np.concatenate(v) for k, v in zip(("params", "tokens", "loss"), zip(*parts))})
+    fit = fit_isoflop(points)
+    assert len(fit.optima) == len(BUDGETS)
+    told = "\n".join(fit.left_out)
+    assert "1e+24 FLOP, 5 points" in told and "1e+26 FLOP, 5 points: the parabola opens downward" in told
+    assert "1e+28 FLOP, 2 points: 2 sizes, and a parabola needs three or more" in told
+    with pytest.raises(UserError, match="0 budgets have an optimum"):
+        fit_isoflop(points.take(slice(len(good), None)))
+
+
+def test_given_budgets_take_what_is_near() -> None:
+    points = bowls(BUDGETS)
+    shaken = points.flops * np.exp(np.random.default_rng(0).uniform(-0.04, 0.04, len(points)))
+    near = Points(params=points.params, tokens=points.tokens, loss=points.loss, given_flops=shaken)
+    fit = fit_isoflop(near, budgets=BUDGETS[:4])
+    assert [one.flops for one in fit.optima] == pytest.approx(BUDGETS[:4])
+    assert len(fit.left_out) == 18 and "not within 10% of a budget" in fit.left_out[0]
+    assert len(fit_isoflop(near).optima) == len(BUDGETS)
+
+
+def curves(noise: float = 0.0, count: int = 14) -> list[Curve]:
+    made = []
+    for size in np.geomspace(1e7, 1e10, count):
+        tokens = np.geomspace(1e8, 3e12, 150)
+        loss = LAW.loss(size, tokens) * np.exp(noise * np.random.default_rng(int(size)).normal(size=150))
+        made.append(Curve(params=float(size), tokens=tokens, loss=loss))
+    return made
+
+
+def test_an_envelope_finds_the_law_of_its_curves() -> None:
+    fit = fit_envelope(curves(), budgets=1500)
+    assert fit.params_law.a == pytest.approx(LAW.a_opt, abs=0.03)
+    assert fit.params_law.a + fit.tokens_law.a == pytest.approx(1)
+    for one in fit.minima:
+        assert 6 * one.params * one.tokens == pytest.approx(one.flops)
+        assert np.log(one.params / LAW.optimum(one.flops)[0]) == pytest.approx(0, abs=0.2)
+    every = np.array([LAW.loss(c.params, fit.flops / 6 / c.params) for c in curves()])
+    inside = slice(200, 1200)
+    assert np.allclose(fit.loss[inside], every.min(0)[inside], rtol=1e-3)
+    assert (np.diff(np.array([one.flops for one in fit.minima])) > 0).all()
+
+
+def test_smoothing_takes_noise_from_an_envelope() -> None:
+    params, _ = bootstrap_envelope(curves(), resamples=60, budgets=300)
+    low, high = params.interval()["a"]
+    assert low - 0.02 < LAW.a_opt < high + 0.02
+    noisy = curves(0.02)
+    rough, smooth = fit_envelope(noisy, 400), fit_envelope(noisy, 400, smooth=21)
+    exact = np.array([LAW.optimum(flops)[2] for flops in smooth.flops[100:300]])
+    assert np.abs(smooth.loss[100:300] - exact).mean() < np.abs(rough.loss[100:300] - exact).mean() / 2
+
+
+def test_curves_that_cannot_be_compared_are_refused() -> None:
+    one, *_ = curves()
+    with pytest.raises(UserError, match="1 curve; an envelope needs two"):
+        fit_envelope([one])
+    with pytest.raises(UserError, match="tokens must ascend"):
+        fit_envelope([one, Curve(params=1e8, tokens=one.tokens[::-1], loss=one.loss, name="b")])
+    with pytest.raises(UserError, match="1 are lowest somewhere"):
+        fit_envelope([one, one])
+
+
+def have(name: str) -> object:
+    return pytest.mark.skipif(not (SCALING / name).exists(), reason=f"needs shared/data/scaling/{name}")
+
+
+@pytest.mark.realdata
+@have("perceiver_ar/estimates")
+@pytest.mark.parametrize(
+    ("name", "exponents", "factors"),
+    [("approach_1", (0.50, 0.50), (0.0877200, 1.8959926)), ("approach_2", (0.49, 0.51), (0.1448492, 1.1519249))],
+)
+def test_published_coefficients_come_out(name: str, exponents: tuple[float, ...], factors: tuple[float, ...]) -> None:
+    path = SCALING / "perceiver_ar/estimates" / f"{name}.csv"
+    flops, params, tokens = np.loadtxt(path, delimiter=",", skiprows=1).T
+    assert fit_power(flops, params, exponents[0], "linear").k == pytest.approx(factors[0], abs=5e-8)
+    assert fit_power(flops, tokens, exponents[1], "linear").k == pytest.approx(factors[1], abs=5e-8)
+
+
+PORIAN = {
+    "rw/tuned/short/const/standard/val": 0.4970,
+    "rw/base/short/chinchilla/standard/val": 0.5714,
+    "rw/base/short/kaplan/standard/val": 0.6035,
+    "rw/base/long/kaplan/standard/val": 0.7009,
+    "rw/base/long/kaplan/kaplan/train": 0.8338,
+}
+
+
+@pytest.mark.realdata
+@have("porian_all15_optima.csv")
+@pytest.mark.parametrize("config", PORIAN)
+def test_published_exponents_come_out(config: str) -> None:
+    where = [f"config={config}"]
+    path = SCALING / "porian_all15_optima.csv"
+    optima, _ = read_points(path, params="n_star", flops="flops", loss="loss_star", where=where, skip_bad=True)
+    assert fit_power(optima.flops, optima.params).a == pytest.approx(PORIAN[config], abs=5e-5)
+    path = SCALING / "porian_all15_isoflop.csv"
+    points, _ = read_points(path, params="N", tokens="D", flops="flops", loss="loss", where=where)
+    assert fit_isoflop(points).params_law.a == pytest.approx(PORIAN[config], abs=0.08)
+
+
+def test_draws_are_of_as_many_points_each_as_likely() -> None:
+    counts = draw_counts(10, 4000, seed=0)
+    assert (counts.sum(1) == 10).all()
+    assert counts.mean(0) == pytest.approx(np.ones(10), abs=0.08)  # five standard errors
+    assert (counts == draw_counts(10, 4000, 0)).all() and (counts != draw_counts(10, 4000, 0, "other")).any()
