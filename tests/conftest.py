@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from jaxtyping import install_import_hook
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# what one test has measured is not what a user keeps, nor the other way round
+os.environ["SHOESTRING_CACHE"] = tempfile.mkdtemp(prefix="shoestring-tests-")
 
 if importlib.util.find_spec("beartype"):  # shapes in signatures are checked wherever the checker is installed
     install_import_hook(["shoestring.models", "shoestring.hmm"], "beartype.beartype")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoestring.core import facts
 from shoestring.core.errors import RecordError, StorageError
-from shoestring.core.facts import Cost, Density, Evaluation, Machine, Outcome, Plan, Point, Profile, StateTable
+from shoestring.core.facts import Cost, Density, Evaluation, Law, Machine, Outcome, Plan, Point, Profile, StateTable
 from shoestring.core.records import Record
 from shoestring.core.schema import hints
 
@@ -36,6 +36,8 @@ def anything(kind: Any) -> st.SearchStrategy[Any]:
         return st.none()
     if get_origin(kind) in (Union, types.UnionType):
         return st.one_of(*map(anything, get_args(kind)))
+    if get_origin(kind) is tuple and get_args(kind)[-1] is not Ellipsis:
+        return st.tuples(*map(anything, get_args(kind)))
     if get_origin(kind) is tuple:
         return st.lists(anything(get_args(kind)[0]), max_size=3).map(tuple)
     if get_origin(kind) is dict:
@@ -79,7 +81,7 @@ def profile() -> Profile:
 
 
 def test_the_records_are_those_the_stages_hand_to_each_other() -> None:
-    assert set(RECORDS) == {Machine, Cost, Density, Profile, Plan, Evaluation, StateTable, Outcome}
+    assert set(RECORDS) == {Machine, Cost, Density, Profile, Plan, Evaluation, StateTable, Outcome, Law}
 
 
 def test_every_schema_has_a_name_of_its_own_and_a_number() -> None:
@@ -144,9 +146,9 @@ def test_an_extra_field_is_refused_at_every_depth(inside: tuple[str | int, ...])
         Profile.from_dict(values, "x")
 
 
-@pytest.mark.parametrize("schema", ["shoestring.profile/2", "shoestring.plan/1", "", None, 1, []])
+@pytest.mark.parametrize("schema", ["shoestring.profile/1", "shoestring.plan/1", "", None, 1, []])
 def test_another_schema_is_refused_with_both_names(schema: Any) -> None:
-    with pytest.raises(RecordError, match=r"expected a record shoestring\.profile/1, found ") as caught:
+    with pytest.raises(RecordError, match=r"expected a record shoestring\.profile/2, found ") as caught:
         Profile.from_dict(profile().to_dict() | {"schema": schema}, "the file")
     assert str(schema or "none") in str(caught.value)
 

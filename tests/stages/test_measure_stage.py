@@ -1,16 +1,28 @@
-"""What `measure` shows of a corpus: how dense it is, and how sure that is."""
+"""Measuring a recipe: what is shown of it, what is kept and when it holds, and what several processes agree on."""
 
 from __future__ import annotations
 
+import datetime
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import Command, last_json
 
 from shoestring.cli.terminal import Terminal
-from shoestring.core.facts import Cost, Density, Machine, Point, Profile
-from shoestring.core.recipe import build
+from shoestring.core.facts import Cost, Density, Machine, MemoryLaw, Point, Profile
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build
 from shoestring.core.run_folder import RunFolder
 from shoestring.stages import measure
+from shoestring.stages.measure import Measuring, ensure_profile, memory_limit, own_profile
+from shoestring.stages.profile_cache import cache_file, cache_folder, keep, read_cached
+from shoestring.stages.voice import Voice
 
 SAMPLE = Density(
     documents=85_200,
@@ -22,21 +34,38 @@ SAMPLE = Density(
     tokens_per_gb_error=600_000.0,
     entries_per_gb_error=15_000.0,
 )
+MACHINE = Machine(device="cpu", device_name="a CPU", threads=1, memory_bytes=None, system="", python="", versions={})
+LAW = MemoryLaw(
+    fixed_bytes=1_860_000_000,
+    row_bytes=1.47e9,
+    limit_bytes=149_000_000_000,
+    margin_bytes=745_000_000,
+    largest=99,
+    verified=99,
+    trials=4,
+    out_of_memory=0,
+    trial_seconds=6.2,
+)
+QUICK = Measuring(seconds=1.0)
 
 
-def shown(
-    density: Density | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    """All that a person reads while a recipe is measured."""
-    values = {"run": {"folder": str(tmp_path)}, "budget": {"steps": 1}, "train": {"batch": 1}}
-    recipe = build(values, "test")
+def recipe_in(folder: Path, **sections: dict[str, Any]) -> Recipe:
+    values: dict[str, dict[str, Any]] = {
+        "run": {"folder": str(folder)},
+        "budget": {"steps": 1},
+        "train": {"batch": 1},
+    }
+    for section, fields in sections.items():
+        values[section] = values.get(section, {}) | fields
+    return build(values, "test")
+
+
+def profile_of(recipe: Recipe, **changes: Any) -> Profile:
     profile = Profile(
-        machine=Machine(
-            device="cpu", device_name="a CPU", threads=1, memory_bytes=None, system="", python="", versions={}
-        ),
+        machine=MACHINE,
         workload=recipe.workload,
         length=recipe.data.length,
-        points=(Point(batch=1, seconds=0.5, slowest_seconds=0.5, peak_bytes=None),),
+        points=(Point(batch=1, seconds=0.5, slowest_seconds=0.6, peak_bytes=None, fastest_seconds=0.4),),
         setup_seconds=1.0,
         update_seconds=0.1,
         validate_seconds_per_row=0.1,
@@ -45,10 +74,23 @@ def shown(
         available_bytes=None,
         stopped="enough",
         cost=Cost(parameters={"all": 1}, forward_flops_per_token=1.0),
-        density=density,
+        date=datetime.date.today().isoformat(),
     )
+    return replace(profile, **changes)
+
+
+# --- what is shown
+
+
+def shown(
+    density: Density | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """All that a person reads while a recipe is measured."""
+    recipe = recipe_in(tmp_path)
+    profile = profile_of(recipe)
     monkeypatch.setattr(measure, "measure_recipe", lambda *_: profile)
-    assert measure.ensure_profile(recipe, RunFolder.of(recipe), Terminal(), 1.0) == profile
+    monkeypatch.setattr(measure, "_density", lambda _: density)
+    assert ensure_profile(recipe, RunFolder.of(recipe), Terminal(), QUICK) == replace(profile, density=density)
     return capsys.readouterr().out
 
 
@@ -89,3 +131,236 @@ def test_a_stream_has_no_density_to_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "/GB" not in shown(None, tmp_path, monkeypatch, capsys)
+
+
+def test_the_table_and_the_law_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = profile_of(
+        recipe_in(tmp_path),
+        length=1000,
+        points=tuple(
+            Point(batch=b, seconds=s, slowest_seconds=1.1 * s, peak_bytes=b * 10**9, fastest_seconds=0.9 * s)
+            for b, s in ((1, 0.1), (4, 0.2), (16, 0.4), (64, 1.59))
+        ),
+        memory=LAW,
+        validation_memory=replace(LAW, row_bytes=2e8, largest=700, verified=700),
+        compile_seconds=12.0,
+        devices=2,
+    )
+    Terminal().measured(profile)
+    out = capsys.readouterr().out
+    assert "360ms – 440ms" in out
+    assert "40k tokens/s" in out
+    assert "fastest: batch 64; within 2 % of it: batch 16; the curve bends at 16" in out
+    assert "training: 1.86 GB + 1.47 GB a row; 149 GB may be used, less a margin of 745 MB" in out
+    assert "the largest batch is 99 (99 was tried; 4 trials, 0 out of memory, 6.2s)" in out
+    assert "evaluation: 1.86 GB + 200 MB a row" in out
+    assert "compile 12s" in out
+    assert "2 devices at the same time" in out
+
+
+# --- what is kept
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOESTRING_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("SHOESTRING_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache_folder() == tmp_path / "x/shoestring"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache/shoestring"
+
+
+def test_another_machine_version_workload_or_way_of_measuring_has_another_place(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path)
+    places = [
+        cache_file(recipe, MACHINE, 1, False),
+        cache_file(recipe, MACHINE, 2, False),
+        cache_file(recipe, MACHINE, 1, True),
+        cache_file(recipe, replace(MACHINE, versions={"torch": "2.13"}), 1, False),
+        cache_file(recipe_in(tmp_path, model={"width": 64}), MACHINE, 1, False),
+        cache_file(recipe_in(tmp_path, budget={"memory": "1GB"}), MACHINE, 1, False),
+    ]
+    assert len(set(places)) == len(places)
+    assert cache_file(recipe_in(tmp_path, run={"name": "other"}), MACHINE, 1, False) == places[0]
+
+
+def test_what_is_kept_is_of_the_machine_and_not_of_the_corpus(tmp_path: Path) -> None:
+    profile, file = profile_of(recipe_in(tmp_path), density=SAMPLE), tmp_path / "deep/p.json"
+    assert keep(profile, file)
+    assert read_cached(file, False, None) == replace(profile, density=None)
+    (tmp_path / "blocked").write_text("")
+    assert not keep(profile, tmp_path / "blocked/p.json"), "a cache that cannot be written stops nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "thorough", "free", "holds"),
+    [
+        ({}, False, None, True),
+        ({}, True, None, False),
+        ({"thorough": True}, True, None, True),
+        ({"date": None}, False, None, False),
+        ({"date": "2020-01-01"}, False, None, False),
+        ({"memory": LAW, "points": "known"}, False, 149_000_000_000, True),
+        ({"memory": LAW, "points": "known"}, False, 140_000_000_000, False),
+        ({"memory": replace(LAW, largest=None), "points": "known"}, False, 5_000_000_000, True),
+        ({"memory": replace(LAW, largest=None), "points": "known"}, False, 3_000_000_000, False),
+    ],
+)
+def test_a_kept_profile_holds_while_it_is_young_thorough_enough_and_fits(
+    tmp_path: Path, changes: dict[str, Any], thorough: bool, free: int | None, holds: bool
+) -> None:
+    """99 rows take 147.4 GB of the law and 745 MB of margin; without a largest batch, the point's 3.3 GB count."""
+    if changes.get("points") == "known":
+        point = Point(batch=1, seconds=0.5, slowest_seconds=0.5, peak_bytes=3_330_000_000)
+        changes = changes | {"points": (point,)}
+    file = tmp_path / "p.json"
+    keep(profile_of(recipe_in(tmp_path), **changes), file)
+    assert (read_cached(file, thorough, free) is not None) == holds
+
+
+def test_a_gpu_s_profile_holds_longer_than_a_cpu_s(tmp_path: Path) -> None:
+    week = (datetime.date.today() - datetime.timedelta(days=7)).isoformat()
+    file = tmp_path / "p.json"
+    for device, holds in (("cpu", False), ("cuda", True)):
+        keep(profile_of(recipe_in(tmp_path), date=week, machine=replace(MACHINE, device=device)), file)
+        assert (read_cached(file, False, None) is not None) == holds
+
+
+def test_damage_is_no_profile(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text("{")
+    assert read_cached(file, False, None) is None
+    assert read_cached(tmp_path / "absent.json", False, None) is None
+
+
+def test_the_run_folder_s_own_profile_is_taken_if_it_is_what_was_asked_for(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path)
+    folder = RunFolder.of(recipe)
+    assert own_profile(recipe, folder, QUICK) is None
+    profile_of(recipe).write(folder.profile)
+    assert own_profile(recipe, folder, QUICK) is not None
+    assert own_profile(recipe, folder, replace(QUICK, thorough=True)) is None
+    assert own_profile(recipe, folder, replace(QUICK, real=True)) is None
+    assert own_profile(recipe_in(tmp_path, model={"width": 64}), folder, QUICK) is None
+    folder.profile.write_text(folder.profile.read_text().replace("profile/2", "profile/1"))
+    assert own_profile(recipe, folder, QUICK) is None, "of an older version: measured again"
+
+
+def test_a_budget_of_memory_is_a_limit_without_a_margin_where_it_is_below_what_is_free(tmp_path: Path) -> None:
+    facts = {"available_bytes": 20_000_000_000, "machine": {"device": "cpu"}}
+    assert memory_limit(recipe_in(tmp_path), facts) == (20_000_000_000, 1_000_000_000)
+    assert memory_limit(recipe_in(tmp_path, budget={"memory": "5GB"}), facts) == (5_000_000_000, 0)
+    assert memory_limit(recipe_in(tmp_path, budget={"memory": "50GB"}), facts) == (20_000_000_000, 1_000_000_000)
+    unknown = {"available_bytes": None, "machine": {"device": "cpu"}}
+    assert memory_limit(recipe_in(tmp_path), unknown) == (None, 0)
+
+
+# --- for real, on this CPU
+
+
+def test_measure_finds_a_law_within_a_budget_on_real_rows_and_keeps_it(
+    tiny: Path, tmp_path: Path, shoestring: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows must be there. A second run folder takes what was measured, and --fresh would not."""
+    monkeypatch.setenv("SHOESTRING_CACHE", str(tmp_path / "cache"))
+    larger = ("data.length=128", "model.width=64", "train.batch=8", "budget.memory=250MB")
+    options = ("--real", *(part for field in larger for part in ("--set", field)), "--json")
+    refused = shoestring("measure", tiny, *options)
+    assert refused.returncode == 2
+    assert "shoestring prepare RECIPE" in refused.stderr
+    assert shoestring("prepare", tiny, *options[1:]).returncode == 0
+    first = shoestring("measure", tiny, *options)
+    assert first.returncode == 0, first.stderr
+    assert "rows of the recipe's own" in first.stderr
+    profile = Profile.from_dict(last_json(first.stdout), "stdout")
+    law, scoring = profile.memory, profile.validation_memory
+    assert profile.thorough and profile.real
+    assert law is not None and scoring is not None
+    assert (law.limit_bytes, law.margin_bytes, law.out_of_memory) == (250_000_000, 0, 0)
+    assert 1000 < scoring.row_bytes < law.row_bytes
+    assert law.largest is None or law.predict(law.largest) <= 250_000_000
+    for point in profile.points:
+        assert point.fastest_seconds is not None
+        assert point.fastest_seconds <= point.seconds <= point.slowest_seconds
+        assert point.peak_bytes is not None
+        assert law.predict(point.batch) == pytest.approx(
+            point.peak_bytes, rel=0.1
+        )  # another process: its libraries vary
+    second = shoestring("measure", tiny, *options, "--set", "run.name=other")
+    assert "measured on " in second.stderr
+    assert str(tmp_path / "cache") in second.stderr
+    again = Profile.from_dict(last_json(second.stdout), "stdout")
+    assert replace(again, density=profile.density) == profile
+
+
+def test_an_estimate_touches_nothing(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    result = shoestring("measure", tiny, "--estimate", "--card", "nvidia h200", "--json")
+    assert result.returncode == 0, result.stderr
+    told = last_json(result.stdout)
+    assert told["card_bytes"] == 143_771 << 20
+    assert told["seconds"]["low"] <= told["seconds"]["expected"] <= told["seconds"]["high"]  # type: ignore[index]
+    assert not (tmp_path / "runs").exists()
+    unknown = shoestring("measure", tiny, "--estimate", "--card", "a card of tomorrow")
+    assert "unknown" in unknown.stdout
+    refused = shoestring("measure", tiny, "--card", "x")
+    assert refused.returncode == 2
+    assert "--estimate" in refused.stderr
+
+
+# --- several processes
+
+
+TEAM = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from shoestring.core import recipe_file
+from shoestring.core.facts import Profile
+from shoestring.core.schema import encode
+from shoestring.parallel.team import sharing_work
+from shoestring.stages import measure
+from shoestring.stages.measure import Measuring, measure_together
+
+recipe = recipe_file.load(sys.argv[1])
+own = Profile.read(Path(sys.argv[2]))
+with sharing_work(torch.device("cpu")) as team:
+    calls = []
+
+    def measured(trials, recipe, how):
+        calls.append(team.rank)
+        slower = own.points[0].seconds * (1 + team.rank)
+        return replace(own, points=(replace(own.points[0], seconds=slower),), available_bytes=100 - team.rank)
+
+    measure._measure = measured
+    measure.RemoteTrials.machine = lambda _: {"machine": encode(own.machine), "available_bytes": None}
+    first = measure_together(recipe, Measuring(seconds=1.0), team)
+    second = measure_together(recipe, Measuring(seconds=1.0), team)
+    print(json.dumps([calls, first.points[0].seconds, first.available_bytes, first.devices, second == first]))
+"""
+
+
+def test_two_processes_measure_at_the_same_time_and_agree(tiny: Path, tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path)
+    profile_of(recipe).write(tmp_path / "own.json")
+    code = tmp_path / "team.py"
+    code.write_text(TEAM)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python", "--log-dir", str(tmp_path / "logs")]
+    command += ["--redirects", "1", sys.executable, str(code), str(tiny), str(tmp_path / "own.json")]
+    environment = os.environ | {"SHOESTRING_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(path.read_text().splitlines()[-1]) for path in sorted((tmp_path / "logs").rglob("stdout.log"))]
+    assert told == [[[0], 1.0, 99, 2, True], [[1], 1.0, 99, 2, True]], "each measured once; the second time it was kept"
+
+
+def test_nothing_is_said_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`measured` was agreed on by others: this process measures nothing, and writes it."""
+    recipe = recipe_in(tmp_path)
+    monkeypatch.setattr(measure, "measure_recipe", lambda *_: pytest.fail("it is known already"))
+    profile = profile_of(recipe)
+    found = ensure_profile(recipe, RunFolder.of(recipe), Voice(), QUICK, profile)
+    assert found.points == profile.points
+    assert Profile.read(RunFolder.of(recipe).profile) == found

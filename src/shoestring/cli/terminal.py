@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
+from shoestring.cli.measured import HEAD, point_rows, profile_lines
 from shoestring.core.facts import Density, Evaluation, Outcome, Plan, Profile
 from shoestring.core.units import Bytes, Count, Seconds, rate
-from shoestring.report.page import class_scores, plan_against_actual
 from shoestring.stages.voice import Live, Voice
 
 if TYPE_CHECKING:
+    from rich.live import Live as Screen
+
     from shoestring.data.fixed_rows import Progress
 
 _QUIET_SECONDS = 10.0
@@ -51,18 +52,8 @@ class Terminal(Voice):
         self.console.print(table, soft_wrap=False)
 
     def measured(self, profile: Profile) -> None:
-        machine = profile.machine
-        rows = [
-            (
-                str(point.batch),
-                Seconds(point.seconds).short(),
-                rate(point.batch * profile.length / point.seconds, "tokens/s"),
-                "unknown" if point.peak_bytes is None else Bytes(point.peak_bytes).short(),
-            )
-            for point in profile.points
-        ]
-        self.table(f"Measured on {machine.device_name}", ("batch", "pass", "speed", "memory"), rows)
-        self.say(f"stopped there: {profile.stopped}\n")
+        self.table(f"Measured on {profile.machine.device_name}", HEAD, point_rows(profile))
+        self.say("\n".join(profile_lines(profile)) + "\n")
         if profile.density is not None:
             self.say(f"corpus: {_density(profile.density)}\n")
 
@@ -105,6 +96,8 @@ class Terminal(Voice):
 
     def _show(self, text: Text) -> None:
         if self._screen is None:
+            from rich.live import Live as Screen
+
             self._screen = Screen(console=self.console, refresh_per_second=4, transient=False)
             self._screen.start()
         self._screen.update(text)
@@ -125,9 +118,13 @@ class Terminal(Voice):
         what = "nats a token" if evaluation.macro_f1 is None else "nats a row"
         self.table(title, ("strategy", what, "perplexity"), rows)
         if evaluation.macro_f1 is not None and evaluation.accuracy is not None:
+            from shoestring.report.page import class_scores
+
             self.say(class_scores(evaluation) + "\n")
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
+        from shoestring.report.page import plan_against_actual
+
         self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
         if outcome.shortened:
             self.say(f"shortened: {outcome.shortened}\n")

@@ -99,13 +99,39 @@ class Point:
     """Median of one forward and backward pass."""
     slowest_seconds: float
     peak_bytes: int | None
+    fastest_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLaw:
+    """The peak of a device as a line in the rows at a time: fixed_bytes + row_bytes · rows, contexts included."""
+
+    fixed_bytes: int
+    row_bytes: float
+    limit_bytes: int | None
+    """What could be used: the memory that was free before anything was built. None where nobody knows."""
+    margin_bytes: int
+    """Of the limit, what is left unused on purpose."""
+    largest: int | None
+    """Rows that fit within limit less margin, by a trial that ran; None where nothing near it was tried."""
+    verified: int | None
+    """Rows of the largest trial that ran to its end; None where none did."""
+    trials: int
+    out_of_memory: int
+    """Of the trials, those that did not fit."""
+    trial_seconds: float
+    """Of all trials, compiling left out."""
+
+    def predict(self, batch: int) -> float:
+        """The peak at `batch` rows, bytes."""
+        return self.fixed_bytes + self.row_bytes * batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Record):
     """What this machine does with this workload."""
 
-    SCHEMA: ClassVar[str] = "shoestring.profile/1"
+    SCHEMA: ClassVar[str] = "shoestring.profile/2"
 
     machine: Machine
     workload: str
@@ -124,6 +150,22 @@ class Profile(Record):
     """Why no larger batch was tried."""
     cost: Cost
     density: Density | None = None
+    memory: MemoryLaw | None = None
+    """Of a training step."""
+    validation_memory: MemoryLaw | None = None
+    """Of a scoring pass beside the weights and the optimizer's state of training."""
+    compile_seconds: float | None = None
+    """The first pass at a batch that was not compiled yet, less what a steady one takes."""
+    warmup_seconds: float | None = None
+    """From then until passes are steady: recording, filling of caches."""
+    date: str | None = None
+    """Of the measurement, as 2026-11-15."""
+    devices: int = 1
+    """How many measured at the same time, each in a process of its own; of theirs the least favourable is kept."""
+    real: bool = False
+    """On rows of the recipe's own, read as in training; otherwise on random ones."""
+    thorough: bool = False
+    """Whether the largest batch that fits was looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +208,10 @@ class Plan(Record):
     disk_bytes: int | None = None
     peak_bytes: int | None = None
     evaluations: int | None = None
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """(low, high) of those fields above that are not known exactly: about 95 % of runs are expected between them."""
+    correction: float | None = None
+    """What the measured seconds of a step were multiplied by, learned from runs before; None where there were none."""
     lines: tuple[Line, ...] = ()
 
 
@@ -243,3 +289,68 @@ class Outcome(Record):
     loss: float
     shortened: str | None
     """Why the run was made shorter than its plan, if it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A fitted value and its interval of 95 %; None where it has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """How compute C is best divided, by minima that were found: N = params_factor · C^params_exponent, D likewise."""
+
+    approach: int
+    """1: the envelope of loss curves; 2: parabolas at equal FLOPs."""
+    params_factor: Estimate
+    params_exponent: Estimate
+    tokens_factor: Estimate
+    tokens_exponent: Estimate
+    optima: tuple[tuple[float, float, float], ...]
+    """The minima: (FLOPs, parameters, tokens) of each."""
+    left_out: tuple[str, ...] = ()
+    """What has no minimum, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law(Record):
+    """A scaling law: loss(N, D) = E + A / N^alpha + B / D^beta, and how compute is best divided by it."""
+
+    SCHEMA: ClassVar[str] = "shoestring.law/1"
+
+    source: str
+    """What it was fitted to, for people."""
+    count: str
+    """What N, D and C count."""
+    flops_per_product: float
+    """C = this · N · D."""
+    counting: str = "total"
+    """Parameters that N counts: "total", or "no-embeddings"."""
+    points: int
+    params: tuple[float, float]
+    """The least and the most; beyond them the law is extrapolated."""
+    tokens: tuple[float, float]
+    flops: tuple[float, float]
+    penalty: str
+    coefficients: dict[str, Estimate] = field(default_factory=dict)
+    """E, A, B, alpha, beta, and a_opt = beta / (alpha + beta); empty where the surface was not fitted."""
+    objective: float | None = None
+    """Sum of the penalties of the log residuals."""
+    starts: int | None = None
+    failed_starts: int | None = None
+    """Starts that ended above the best minimum, or were given up on the way."""
+    boundary: tuple[str, ...] = ()
+    """Coefficients that ended at the edge of what is allowed."""
+    resamples: int = 0
+    failed_resamples: int = 0
+    heldout_error: float | None = None
+    """Mean relative error on the points of most compute, by a fit to the others."""
+    heldout_points: int | None = None
+    allocations: tuple[Allocation, ...] = ()
+    samples: tuple[tuple[float, ...], ...] = ()
+    """Some of the resampled fits, (E, A, B, alpha, beta) each: the interval of everything that follows from them."""
+    notes: tuple[str, ...] = ()

@@ -119,6 +119,14 @@ class Team(NamedTuple):
         result: T = found
         return result
 
+    def gather(self, value: T) -> list[T]:
+        """What every process has, by rank."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
     def told_by(self, rank: int, error: E) -> E:
         """An error that all processes raise, and only one of them tells a person."""
         if self.rank != rank:

@@ -40,10 +40,47 @@ def describe_machine(device: torch.device) -> Machine:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Memory that is free now: of the GPU, or of the host within what its control group allows."""
+    """Memory that is free now: of the GPU, or of the host within what its control groups allow."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return _meminfo("MemAvailable")
+    free = [bytes_ for bytes_ in (_meminfo("MemAvailable"), *group_room()) if bytes_ is not None]
+    return min(free, default=None)
+
+
+def group_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What each memory limit of this process' control groups leaves, files that can go included; both versions."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in lines:
+        old = "memory" in controllers.split(",")
+        if not old and controllers:
+            continue
+        top = root / "memory" if old else root
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):  # a limit of an outer group holds too
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((folder / name).read_text()) for name in names)
+                found.append(max(0, limit - used + _cached_files(folder / "memory.stat")))
+            if folder == top:
+                break
+    return found
+
+
+def _cached_files(path: Path) -> int:
+    """Bytes of files that a control group keeps in memory without need."""
+    with contextlib.suppress(OSError, ValueError):
+        values = dict(line.split() for line in path.read_text().splitlines())
+        return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
+    return 0
+
+
+def resident_bytes() -> int | None:
+    """What this process holds now."""
+    return _field(Path("/proc/self/status"), "VmRSS")
 
 
 def reset_peak(device: torch.device) -> None:

@@ -1,102 +1,112 @@
-"""Measuring a workload, smallest batch first, so that what is learned on small ones keeps large ones from failing."""
+"""Timing a workload, smallest batch first, so that what is learned on small ones keeps large ones from failing."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from shoestring.core.facts import Point
+from shoestring.core.facts import MemoryLaw
 from shoestring.core.units import Bytes, Seconds
-from shoestring.probe.workload import Workload
+from shoestring.probe.child import Died
+from shoestring.probe.search import line, upper_bytes
+from shoestring.probe.trials import Trial, Trials
 
 _WORSE = 1.10
 """A row that takes this many times as long as at the best batch so far ends the search."""
-_MEMORY_SHARE = 0.92
-"""The share of the free memory that a prediction may use before a batch is not tried."""
+_NO_BETTER = 0.98
+"""Beyond the effective batch, a row must take less than this share of the best before, or larger ones are not tried."""
+PASSES = 3
+"""Timed at each batch, at the least."""
 
 
-def candidate_batches(batch: int) -> list[int]:
-    """Divisors of the effective batch to try, smallest first: the largest below each power of two, and the whole."""
+class Timings(NamedTuple):
+    """What a row of batches came to."""
+
+    trials: tuple[Trial, ...]
+    stopped: str
+    """Why no larger batch was tried."""
+    out_of_memory: int
+
+
+def candidate_batches(batch: int, sparse: bool = False) -> list[int]:
+    """Divisors of the effective batch to try, smallest first: the largest below each power of two, and the whole.
+
+    `sparse`: of four, where each size is compiled anew.
+    """
     divisors = [d for d in range(1, batch + 1) if batch % d == 0]
     chosen = {max(d for d in divisors if d <= 2**k) for k in range(batch.bit_length())} | {batch}
-    return sorted(chosen)
+    return sorted(chosen)[::-2][::-1] if sparse else sorted(chosen)
 
 
-def measure(
-    workload: Workload, batches: Sequence[int], limit_bytes: int | None, seconds: float
-) -> Iterator[dict[str, Any]]:
-    """Yields {"point": …} for each batch that was measured, then {"stopped": why}, then {"update_seconds": …, …}.
+def beyond(batch: int, largest: int, sparse: bool = False) -> list[int]:
+    """Multiples of the effective batch up to the largest that fits: how much faster a row could be."""
+    factor, found = 4 if sparse else 2, []
+    while batch * factor <= largest:
+        batch *= factor
+        found.append(batch)
+    return found
 
-    About `seconds` are spent on the points. The findings come one by one, so that a crash loses only the last.
+
+def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: int | None, seconds: float) -> Timings:
+    """Passes at each batch for about `seconds` in all; a batch that is not likely to fit `room` is not tried.
+
+    One that runs out of memory, or takes the process with it, ends the row.
     """
-    points: list[Point] = []
-    stopped = f"batch {batches[-1]} is the effective batch"
+    found: list[Trial] = []
     for batch in batches:
-        predicted = predicted_bytes(points, batch)
-        if predicted and limit_bytes and predicted > limit_bytes * _MEMORY_SHARE:
-            stopped = f"batch {batch} would need {Bytes(int(predicted)).short()} of {Bytes(limit_bytes).short()}"
-            break
-        expected = points[-1].seconds / points[-1].batch * batch if points else 0.0
-        if expected > seconds:
-            stopped = f"a pass at batch {batch} would take {Seconds(expected).short()}, longer than all of measuring"
-            break
+        if why := _too_large(found, batch, room) or _too_slow(found, batch, effective, seconds):
+            return Timings(tuple(found), why, 0)
         try:
-            workload.accumulate(batch)  # the first pass at a new shape also pays for its set-up
-            workload.update()
-            workload.reset_peak()
-            times = repeat(partial(workload.accumulate, batch), seconds / len(batches))
-            workload.update()
-        except MemoryError:
-            stopped = f"batch {batch} ran out of memory"
-            break
-        point = Point(
-            batch=batch, seconds=statistics.median(times), slowest_seconds=max(times), peak_bytes=workload.peak_bytes()
-        )
-        points.append(point)
-        yield {"point": point}
-        fastest = min(p.seconds / p.batch for p in points)
-        if point.seconds / point.batch > _WORSE * fastest:
-            stopped = f"a row takes longer at batch {batch} than at a smaller one"
-            break
-    yield {"stopped": stopped}
-    if not points:
-        return
-    best = min(points, key=lambda p: p.seconds / p.batch).batch
-    yield {"update_seconds": _update_seconds(workload, best)}
-    workload.validate(best)
-    yield {"validate_seconds_per_row": statistics.median(repeat(lambda: workload.validate(best), 0.3)) / best}
-    started = time.perf_counter()
-    size = workload.checkpoint()
-    yield {"checkpoint_seconds": time.perf_counter() - started, "checkpoint_bytes": size}
+            trial = trials.trial(batch, seconds / len(batches), PASSES)
+        except MemoryError as cause:
+            return Timings(tuple(found), f"batch {batch:,} ran out of memory{_told(cause)}", 1)
+        except Died as cause:
+            return Timings(tuple(found), f"batch {batch:,} ended the process ({cause})", 0)
+        found.append(trial)
+    return Timings(tuple(found), f"batch {batches[-1]:,} is the largest there was to try", 0)
 
 
-def _update_seconds(workload: Workload, batch: int) -> float:
-    times = []
-    for _ in range(3):
-        workload.accumulate(batch)
-        started = time.perf_counter()
-        workload.update()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+def _told(cause: MemoryError) -> str:
+    return f" ({cause})" if str(cause) else ""
 
 
-def repeat(work: Callable[[], None], seconds: float) -> list[float]:
-    """Times of repeated calls, at least three, for about `seconds` in all."""
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < seconds and len(times) < 50):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return times
+def _too_large(found: Sequence[Trial], batch: int, room: int | None) -> str | None:
+    known = [trial for trial in found if trial.usage is not None]
+    if room is None or len(known) < 2:  # the smallest batches are measured wherever they fit at all
+        return None
+    if (needed := upper_bytes(known, batch)) <= room:
+        return None
+    return f"batch {batch:,} would need {Bytes(int(needed)).short()}, and {Bytes(room).short()} may be used"
 
 
-def predicted_bytes(points: Sequence[Point], batch: int) -> float | None:
-    """The peak at `batch` by the line through the two largest batches measured; None before there are two."""
-    known = [(p.batch, p.peak_bytes) for p in points if p.peak_bytes is not None]
+def _too_slow(found: Sequence[Trial], batch: int, effective: int, seconds: float) -> str | None:
+    if not found:
+        return None
+    rows = [statistics.median(trial.times) / trial.batch for trial in found]
+    if (expected := rows[-1] * batch) > seconds:
+        return f"a pass at batch {batch:,} would take {Seconds(expected).short()}, longer than all of measuring"
+    if rows[-1] > _WORSE * min(rows):
+        return f"a row takes longer at batch {found[-1].batch:,} than at a smaller one"
+    if len(rows) > 1 and batch > effective and rows[-1] > _NO_BETTER * min(rows[:-1]):
+        return f"a row is no faster at batch {found[-1].batch:,} than at a smaller one"
+    return None
+
+
+def law_of(timings: Timings, limit: int | None, margin: int) -> MemoryLaw | None:
+    """The memory of the batches that were timed; none of them was meant to be the largest that fits."""
+    known = [trial for trial in timings.trials if trial.usage is not None]
     if len(known) < 2:
         return None
-    (b0, y0), (b1, y1) = known[-2:]
-    return y1 + max(0.0, (y1 - y0) / (b1 - b0)) * (batch - b1)
+    fixed, row = line(known)
+    return MemoryLaw(
+        fixed_bytes=fixed,
+        row_bytes=row,
+        limit_bytes=limit,
+        margin_bytes=margin,
+        largest=None,
+        verified=known[-1].batch,
+        trials=len(timings.trials) + timings.out_of_memory,
+        out_of_memory=timings.out_of_memory,
+        trial_seconds=sum(trial.seconds for trial in timings.trials),
+    )

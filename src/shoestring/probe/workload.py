@@ -1,12 +1,37 @@
-"""What is measured: anything that can take a step at a batch size."""
+"""What is measured: anything that can take a step at a batch size, and what a step was seen to take."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Usage(NamedTuple):
+    """Memory in bytes, on top of what was in use before the workload was built."""
+
+    asked: int
+    """The peak of what tensors took: a straight line in the batch."""
+    reserved: int
+    """The peak of what the allocator held for them: `asked`, rounded up and with holes."""
+    outside: int
+    """What the device's driver and libraries took beside the allocator."""
+    rest: int
+    """Between steps: weights, optimizer state, what is kept for the next pass."""
+    blocks: int = 0
+    """Tensors that were alive at once and have a piece of memory of their own, each of them rounded up."""
+    squeezed: bool = False
+    """Whether the allocator had to give back what it kept before it could go on."""
+
+    @property
+    def held(self) -> int:
+        """What the device has to have free."""
+        return self.reserved + self.outside
 
 
 class Workload(Protocol):
-    """Every method returns when the device is done."""
+    """Every method returns when the device is done; what does not fit raises MemoryError."""
+
+    compiled: bool
+    """Whether a batch of a new size is compiled first, and passes are recorded."""
 
     def accumulate(self, batch: int) -> None:
         """One forward and backward pass over `batch` rows."""
@@ -20,6 +45,10 @@ class Workload(Protocol):
         """One scoring pass over `batch` rows."""
         ...
 
+    def forget(self) -> None:
+        """Drop what is kept for the next training pass: gradients and recordings."""
+        ...
+
     def checkpoint(self) -> int:
         """Save everything once; returns the bytes written."""
         ...
@@ -28,6 +57,6 @@ class Workload(Protocol):
         """Forget the memory peak so far."""
         ...
 
-    def peak_bytes(self) -> int | None:
-        """The memory peak since `reset_peak`; None where the system does not tell."""
+    def usage(self) -> Usage | None:
+        """Since `reset_peak`; None where the system does not tell."""
         ...

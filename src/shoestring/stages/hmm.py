@@ -28,9 +28,10 @@ from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
 from shoestring.parallel.team import Team, join
 from shoestring.plan.make import RESERVE_SECONDS
-from shoestring.probe.machine import describe_machine, peak_bytes, pick_device
+from shoestring.probe.machine import describe_machine, pick_device
+from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, write_page
-from shoestring.stages.measure import ensure_profile
+from shoestring.stages.measure import Measuring, ensure_profile
 from shoestring.stages.plan import plan_recipe, read_plan
 from shoestring.stages.train import Finished, measuring_seconds, read_finished
 from shoestring.stages.voice import Live, Voice
@@ -71,7 +72,7 @@ def plan_fit(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> P
     """The plan that is there, or a new one after measuring."""
     if folder.plan.is_file():
         return read_plan(recipe, folder.plan)
-    profile = ensure_profile(recipe, folder, voice, measuring_seconds(recipe))
+    profile = ensure_profile(recipe, folder, voice, Measuring(seconds=measuring_seconds(recipe)))
     plan = plan_recipe(recipe, profile, clock.elapsed())
     plan.write(folder.plan)
     return plan
@@ -144,6 +145,7 @@ def _fit(
     def time_left() -> float:
         return math.inf if budget is None else float(budget) - clock.elapsed() - plan.parts["finish"] - RESERVE_SECONDS
 
+    meter = Meter(device)
     fitted = fit(
         torch.from_numpy(rows.train),
         _settings(recipe, plan),
@@ -156,6 +158,7 @@ def _fit(
     )
     if writer is None:
         return None
+    usage = meter.usage()
     voice.trained()
     describe_machine(device).write(folder.machine)
     save(folder.model, fitted.parameters, rows.alphabet)
@@ -179,7 +182,7 @@ def _fit(
         segments=sum(line.get("event") == "start" for line in timings),
         tokens_per_second=len(speeds) / sum(1 / speed for speed in speeds) if speeds else 0.0,
         disk_bytes=folder_bytes(folder.checkpoints) + folder.model.stat().st_size,
-        peak_bytes=peak_bytes(device),
+        peak_bytes=None if usage is None else usage.reserved,
         loss=evaluation.loss,
         shortened=short,
     )

@@ -17,7 +17,8 @@ from shoestring.hmm.expect import Counts
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import maximize
 from shoestring.hmm.parameters import random_parameters, save
-from shoestring.probe.machine import peak_bytes, reset_peak
+from shoestring.probe.meter import Meter
+from shoestring.probe.workload import Usage
 
 
 def alphabet_size(recipe: Recipe) -> int:
@@ -37,9 +38,12 @@ def hmm_cost(recipe: Recipe) -> Cost:
 class HmmWorkload:
     """E-steps of a recipe's model at any number of rows."""
 
-    def __init__(self, recipe: Recipe, device: torch.device):
+    compiled = False
+
+    def __init__(self, recipe: Recipe, meter: Meter):
         assert recipe.hmm is not None
-        self.device = device
+        self.device, self._meter = meter.device, meter
+        device = meter.device
         self._folder = Path(recipe.run.folder)
         self._symbols = alphabet_size(recipe)
         self._length = recipe.data.length
@@ -68,8 +72,14 @@ class HmmWorkload:
         self._wait()
 
     def validate(self, batch: int) -> None:
-        token_log_probs(self._parameters, self._rows(batch))
-        self._wait()
+        try:
+            token_log_probs(self._parameters, self._rows(batch))
+            self._wait()
+        except torch.OutOfMemoryError as cause:
+            raise MemoryError(str(cause)) from cause
+
+    def forget(self) -> None:
+        self._counts = None
 
     def checkpoint(self) -> int:
         make_folder(self._folder)
@@ -78,7 +88,7 @@ class HmmWorkload:
             return (Path(folder) / "model.safetensors").stat().st_size
 
     def reset_peak(self) -> None:
-        reset_peak(self.device)
+        self._meter.reset()
 
-    def peak_bytes(self) -> int | None:
-        return peak_bytes(self.device)
+    def usage(self) -> Usage | None:
+        return self._meter.usage()

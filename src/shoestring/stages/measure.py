@@ -2,73 +2,235 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoestring.core import recipe as recipes
-from shoestring.core.errors import Fault, UserError
-from shoestring.core.facts import Profile
+from shoestring.core import recipe_file
+from shoestring.core.errors import Fault, RecordError
+from shoestring.core.facts import Density, Machine, Profile
 from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.data.density import measure_density
 from shoestring.data.sources import open_source
-from shoestring.probe.child import listen
-from shoestring.probe.measure import candidate_batches
+from shoestring.probe.agreement import agree
+from shoestring.probe.child import Died, RemoteTrials
+from shoestring.probe.measure import Timings, beyond, candidate_batches, law_of, time_batches
+from shoestring.probe.search import Found, find_largest, margin_bytes
+from shoestring.probe.trials import Trial
+from shoestring.stages.profile_cache import cache_file, keep, read_cached
 from shoestring.stages.voice import Voice
 
+if TYPE_CHECKING:
+    from shoestring.parallel.team import Team
+
 _TIMEOUT = 900.0
+"""Seconds that one request to the child may take; compiling is the longest part of it."""
+_SEARCH_SECONDS = {"cuda": 20.0, "cpu": 2.0}
+"""At the least, what one trial of a search for the largest batch may take."""
 
 
-def ensure_profile(recipe: Recipe, folder: RunFolder, voice: Voice, seconds: float, fresh: bool = False) -> Profile:
-    """The profile in the run folder, measured anew where it is missing or of another workload."""
-    if folder.profile.is_file() and not fresh:
-        profile = Profile.read(folder.profile)
-        if profile.workload == recipe.workload:
-            return profile
-    profile = measure_recipe(recipe, seconds)
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How a recipe is measured."""
+
+    seconds: float
+    """About how long passes are timed."""
+    thorough: bool = False
+    """Whether the largest batches that fit are looked for, and batches beyond the effective one timed."""
+    real: bool = False
+    """On the rows of the recipe's own store, read as in training."""
+    fresh: bool = False
+    """Even if there is a profile."""
+
+
+def ensure_profile(
+    recipe: Recipe, folder: RunFolder, voice: Voice, how: Measuring, measured: Profile | None = None
+) -> Profile:
+    """The profile of the run folder, of the user's cache, or measured anew; it is in the run folder then.
+
+    `measured` is one that several processes have just agreed on.
+    """
+    if not how.fresh and (there := own_profile(recipe, folder, how)) is not None:
+        return there
+    profile = measured or measure_recipe(recipe, how, voice)
+    profile = replace(profile, density=_density(recipe))
     profile.write(folder.profile)
     voice.measured(profile)
     return profile
 
 
-def measure_recipe(recipe: Recipe, seconds: float) -> Profile:
-    """About `seconds` of passes at growing batch sizes, in a child process; a child that dies costs its last size."""
-    given = recipe.train.per_device
-    if recipe.hmm is not None:
-        batches = [recipe.batch >> shift for shift in range(10, -1, -2)]
-    else:
-        batches = candidate_batches(recipe.batch) if given is None else [given]
-    findings, points, trouble = _trial(recipe, batches, seconds)
-    if "refused" in findings:
-        raise UserError(f"measuring failed: {findings['refused']}")
-    if trouble and points:  # it died in mid-way: stay with the sizes that worked
-        findings, points, again = _trial(recipe, [point["batch"] for point in points], seconds)
-        findings["stopped"] = f"the next batch ended the process ({trouble})"
-        trouble = again
-    if trouble or not points:
-        raise Fault(f"measuring failed: {trouble or findings.get('stopped')}")
-    findings.pop("point")
-    density = None
-    if recipe.data.stream is None and not recipe.data.source.startswith("store:"):
-        density = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
-    values = findings | {"schema": Profile.SCHEMA, "workload": recipe.workload, "length": recipe.data.length}
-    return Profile.from_dict(values | {"points": points, "density": encode(density)}, "the measurement")
+def own_profile(recipe: Recipe, folder: RunFolder, how: Measuring) -> Profile | None:
+    """What the run folder has, if it can be read, is of this workload and as thorough as asked for."""
+    if not folder.profile.is_file():
+        return None
+    try:
+        profile = Profile.read(folder.profile)
+    except RecordError:
+        return None
+    same = profile.workload == recipe.workload and (profile.thorough or not how.thorough)
+    return profile if same and (profile.real or not how.real) else None
 
 
-def _trial(
-    recipe: Recipe, batches: list[int], seconds: float
-) -> tuple[dict[str, Any], list[dict[str, Any]], str | None]:
-    """Everything the child told, the points among it, and what ended it if it did not end well."""
+def measure_recipe(recipe: Recipe, how: Measuring, voice: Voice) -> Profile:
+    """Without density: measured before on such a machine and kept, or measured now in child processes."""
+    with _open_trials(recipe, how.real) as trials:
+        cached, file = _kept(trials, recipe, how, 1)
+        if cached is not None:
+            voice.say(f"measured on {cached.date}, kept in {file}; shoestring measure RECIPE --fresh measures again")
+            return cached
+        profile = _measure(trials, recipe, how)
+    keep(profile, file)
+    return profile
+
+
+def measure_together(recipe: Recipe, how: Measuring, team: Team) -> Profile:
+    """As `measure_recipe`, called by all processes of a team: each measures its own device at the same time, and they
+    agree."""
+    with _open_trials(recipe, how.real, team.device.index or 0) as trials:
+        cached, file = team.first(_kept, trials, recipe, how, team.world)
+        if cached is not None:
+            return cached
+        profile = agree(team.gather(team.each(_measure, trials, recipe, how)))
+    if team.rank == 0:
+        keep(profile, file)
+    return profile
+
+
+def _kept(trials: RemoteTrials, recipe: Recipe, how: Measuring, devices: int) -> tuple[Profile | None, Path]:
+    """A profile in the cache, if there is one that holds; and its place there."""
+    told = trials.machine()
+    file = cache_file(recipe, Machine(**told["machine"]), devices, how.real)
+    return (None if how.fresh else read_cached(file, how.thorough, told["available_bytes"])), file
+
+
+@contextlib.contextmanager
+def _open_trials(recipe: Recipe, real: bool, local_rank: int = 0) -> Iterator[RemoteTrials]:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "recipe.toml"
-        write_whole(file, recipes.dump(recipe))
-        arguments = [str(file), ",".join(map(str, batches)), str(seconds)]
-        told, trouble = listen([sys.executable, "-m", "shoestring.stages.trial", *arguments], _TIMEOUT)
-    findings: dict[str, Any] = {}
-    for finding in told:
-        findings |= finding
-    return findings, [finding["point"] for finding in told if "point" in finding], trouble
+        write_whole(file, recipe_file.dump(recipe))
+        arguments = [str(file), str(local_rank), "real" if real else "random"]
+        with RemoteTrials([sys.executable, "-m", "shoestring.stages.trial", *arguments], _TIMEOUT) as trials:
+            yield trials
+
+
+def _measure(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
+    """A child that dies costs its last batch."""
+    try:
+        return _measured(trials, recipe, how)
+    except MemoryError as cause:
+        raise Fault(f"measuring failed: the smallest batch does not fit the memory ({cause})") from cause
+    except Died as cause:
+        raise Fault(f"measuring failed: {cause}") from cause
+
+
+def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
+    compiles = trials.begin(_batches(recipe)[0])
+    limit, margin = memory_limit(recipe, compiles)
+    sparse = compiles["compile_seconds"] is not None
+    batches = _batches(recipe, sparse)
+    found: Found | None = None
+    facts = compiles
+    if how.thorough and limit is not None:
+        found = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe))
+        trials.close()
+        facts = trials.begin(batches[0])  # as a run will find it: what can be kept of compiling is there
+        if found.law.largest is not None and recipe.train.per_device is None:
+            batches += beyond(recipe.batch, found.law.largest, sparse)
+    room = None if limit is None else limit - margin
+    timings = time_batches(trials, batches, recipe.batch, room, how.seconds)
+    if not timings.trials:
+        raise Fault(f"measuring failed: {timings.stopped}")
+    best = min(timings.trials, key=_row_seconds).batch
+    around = trials.around(best)
+    scoring: Found | None = None
+    if how.thorough and limit is not None:
+        scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
+    law = law_of(timings, limit, margin)
+    if found is not None:  # its trials, and the line through the largest batches that ran
+        wider = law is not None and found.law.verified is not None and (law.verified or 0) > found.law.verified
+        line = law if wider and law is not None else found.law
+        law = replace(found.law, fixed_bytes=line.fixed_bytes, row_bytes=line.row_bytes, verified=line.verified)
+    values = {
+        "schema": Profile.SCHEMA,
+        **facts,
+        "compile_seconds": compiles["compile_seconds"],
+        "warmup_seconds": compiles["warmup_seconds"],
+        "workload": recipe.workload,
+        "length": recipe.data.length,
+        "points": [encode(trial.point()) for trial in timings.trials],
+        **around._asdict(),
+        "stopped": _stopped(timings, found),
+        "memory": encode(law),
+        "validation_memory": None if scoring is None else encode(scoring.law),
+        "date": datetime.date.today().isoformat(),
+        "real": how.real,
+        "thorough": how.thorough,
+    }
+    return Profile.from_dict(values, "the measurement")
+
+
+def _row_seconds(trial: Trial) -> float:
+    return trial.point().seconds / trial.batch
+
+
+def _batches(recipe: Recipe, sparse: bool = False) -> list[int]:
+    """Rows at a time that are timed."""
+    if recipe.hmm is not None:
+        return [recipe.batch >> shift for shift in range(10, -1, -2)]
+    given = recipe.train.per_device
+    return candidate_batches(recipe.batch, sparse) if given is None else [given]
+
+
+def _first(recipe: Recipe) -> int:
+    """Rows of the first trial; those of an HMM are small, and as nothing against what is fixed."""
+    return 1 if recipe.hmm is None else _batches(recipe)[0]
+
+
+def memory_limit(recipe: Recipe, facts: dict[str, Any]) -> tuple[int | None, int]:
+    """Bytes that may be used and the margin in them: what is free, or the budget where that is less."""
+    available, budget = facts["available_bytes"], recipe.budget.memory
+    margin = 0 if available is None else margin_bytes(available, facts["machine"]["device"])
+    if budget is not None and (available is None or int(budget) <= available - margin):
+        return int(budget), 0
+    return available, margin
+
+
+def _search(
+    trials: RemoteTrials,
+    facts: dict[str, Any],
+    limit: int,
+    margin: int,
+    seconds: float,
+    first: int,
+    scoring: bool = False,
+) -> Found:
+    """The largest batch of training, or of scoring beside it; the decisive trials have a process of their own."""
+
+    def trial(batch: int, apart: bool) -> Trial:
+        if apart and not scoring:
+            trials.close()
+        return trials.trial(batch, scoring=scoring)
+
+    allowed = max(seconds, _SEARCH_SECONDS[facts["machine"]["device"]])
+    return find_largest(trial, limit, margin, allowed, first)
+
+
+def _stopped(timings: Timings, found: Found | None) -> str:
+    """Why larger batches were not timed; and why the largest that fits is not known, where it was looked for."""
+    if found is None or found.law.largest is not None:
+        return timings.stopped
+    return f"{timings.stopped}; the largest that fits was not found: {found.stopped}"
+
+
+def _density(recipe: Recipe) -> Density | None:
+    if recipe.data.stream is not None or recipe.data.source.startswith("store:"):
+        return None
+    return measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +16,10 @@ from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.parallel.team import join
+from shoestring.parallel.team import Team
 from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval
-from shoestring.probe.machine import describe_machine, peak_bytes, pick_device
+from shoestring.probe.machine import describe_machine
+from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, write_page
 from shoestring.stages.corpus import Corpus
 from shoestring.stages.evaluate import Watch, evaluate_learner, scored_rows
@@ -35,11 +38,42 @@ FINISH_MARGIN = 1.25
 """How much longer than planned the finish may take before it passes the deadline."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """What one session works with, from the first step to the last; only the first process' lines are written."""
+
+    recipe: Recipe
+    plan: Plan
+    steps: int
+    """As planned; the course may be shortened."""
+    batch: int
+    """Effective, in rows."""
+    corpus: Corpus
+    learner: Learner
+    meter: Meter
+    checkpoints: Checkpoints
+    metrics: LineFile
+    timings: LineFile
+    pace: Pace
+    voice: Voice
+    clock: Clock
+    limit: float | None
+    """When the session is to end, on its clock."""
+    scored: int
+    """Held-out rows at a time."""
+    wishes: loop.Wishes = field(default_factory=loop.Wishes)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.recipe.data.length
+
+
 def train(
     recipe: Recipe,
     folder: RunFolder,
     plan: Plan,
     corpus: Corpus,
+    team: Team,
     voice: Voice,
     clock: Clock,
     limit: float | None = None,
@@ -50,72 +84,94 @@ def train(
     its clock comes to `limit`.
     """
     assert plan.steps and plan.per_device and plan.effective_batch, "a recipe's plan has them"
-    team = join(pick_device())
     writes = team.rank == 0
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep)
     step, damaged = team.first(checkpoints.latest)
     for line in damaged:
         voice.say(f"left out: {line}")
+    meter = Meter(team.device)
     learner = make_learner(recipe, team.device, team, init=step is None)
     state = _restore(recipe, plan, corpus, checkpoints, step, learner, voice)
     if writes:
         _note_machine(folder, team.device, voice)
-    metrics = LineFile.rewound(folder.metrics, state.step) if writes else NoLines()
-    timings = LineFile(folder.timings) if writes else NoLines()
-    per_device = team.first(_rows_that_fitted, folder, "per_device", plan.per_device)
-    scored = team.first(_rows_that_fitted, folder, "scored", scored_rows(recipe, plan))
-    timings.add(step=state.step, elapsed=clock.elapsed(), event="start")
     finish = FINISH_MARGIN * plan.parts.get("finish", 0.0)
-    pace = Pace(clock, _deadline(recipe, finish), _overhead_per_step(plan), plan.step_seconds, finish)
-    wishes = loop.Wishes()
-
-    def halved(step: int, rows: int) -> None:
-        timings.add(step=step, elapsed=clock.elapsed(), event="halved", per_device=rows)
-        voice.say(f"step {step} did not fit the memory; it is taken again with per_device = {rows}")
-
-    running = loop.Loop(
-        learner,
-        corpus.training(team.device),
-        recipe.train,
-        _hooks(recipe, plan, corpus, learner, checkpoints, metrics, timings, pace, wishes, voice, clock, limit, scored),
+    session = _Session(
+        recipe=recipe,
+        plan=plan,
+        steps=plan.steps,
         batch=plan.effective_batch,
-        per_device=per_device,
-        seed=recipe.run.seed,
-        wishes=wishes,
-        halved=halved,
+        corpus=corpus,
+        learner=learner,
+        meter=meter,
+        checkpoints=checkpoints,
+        metrics=LineFile.rewound(folder.metrics, state.step) if writes else NoLines(),
+        timings=LineFile(folder.timings) if writes else NoLines(),
+        pace=Pace(clock, _deadline(recipe, finish), _overhead_per_step(plan), plan.step_seconds, finish),
+        voice=voice,
+        clock=clock,
+        limit=limit,
+        scored=team.first(_rows_that_fitted, folder, "scored", scored_rows(recipe, plan)),
     )
+    per_device = team.first(_rows_that_fitted, folder, "per_device", plan.per_device)
+    session.timings.add(step=state.step, elapsed=clock.elapsed(), event="start")
     try:
-        with hooks.listening(wishes):
-            state = running.run(state)
+        state = _take_steps(session, state, per_device)
         voice.trained()
-        evaluation = evaluate_learner(learner, state.step, scored, corpus)
+        evaluation = evaluate_learner(learner, state.step, session.scored, corpus)
     except OutOfMemory as cause:  # of a sharded model: the others cannot go on without this process
         rows = {"scored" if cause.scored else "per_device": cause.half}
         LineFile(folder.timings).add(step=state.step, elapsed=clock.elapsed(), event="halved", **rows)
         raise
     except Fault as cause:  # decided by numbers that all processes have
         raise team.told_by(0, cause)  # noqa: B904
-    if not writes:
-        return None
+    return (_finish(session, folder, state, evaluation), evaluation) if writes else None
+
+
+def _take_steps(session: _Session, state: State, per_device: int) -> State:
+    """To the end of the course."""
+
+    def halved(step: int, rows: int) -> None:
+        session.timings.add(step=step, elapsed=session.clock.elapsed(), event="halved", per_device=rows)
+        session.voice.say(f"step {step} did not fit the memory; it is taken again with per_device = {rows}")
+
+    running = loop.Loop(
+        session.learner,
+        session.corpus.training(session.learner.device),
+        session.recipe.train,
+        _hooks(session),
+        batch=session.batch,
+        per_device=per_device,
+        seed=session.recipe.run.seed,
+        wishes=session.wishes,
+        halved=halved,
+    )
+    with hooks.listening(session.wishes):
+        return running.run(state)
+
+
+def _finish(session: _Session, folder: RunFolder, state: State, evaluation: Evaluation) -> Outcome:
+    """Write the last evaluation, the page and DONE."""
+    usage = session.meter.usage()  # of training and evaluation, as it was measured; not of drawing
     evaluation.write(folder.evaluation)
-    voice.evaluated(evaluation)
+    session.voice.evaluated(evaluation)
     figures = draw(folder)
-    timings.add(step=state.step, elapsed=clock.elapsed(), event="end")
+    session.timings.add(step=state.step, elapsed=session.clock.elapsed(), event="end")
     lines = read_lines(folder.timings)
+    checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
     outcome = Outcome(
         steps=state.step,
-        tokens=state.step * plan.effective_batch * recipe.data.length,
+        tokens=state.step * session.tokens_per_step,
         seconds=_seconds(lines),
         segments=sum(line.get("event") == "start" for line in lines),
         tokens_per_second=_rate(lines),
-        disk_bytes=corpus.bytes + max(checkpoints.peak_bytes, folder_bytes(folder.checkpoints)),
-        peak_bytes=peak_bytes(team.device),
+        disk_bytes=session.corpus.bytes + checkpoint_bytes,
+        peak_bytes=None if usage is None else usage.reserved,
         loss=evaluation.loss,
         shortened=state.shortened,
     )
     write_page(folder, figures, outcome)
     outcome.write(folder.done)
-    return outcome, evaluation
+    return outcome
 
 
 def _rows_that_fitted(folder: RunFolder, name: str, planned: int) -> int:
@@ -161,61 +217,55 @@ def _overhead_per_step(plan: Plan) -> float:
     return (plan.parts.get("evaluations", 0.0) + plan.parts.get("checkpoints", 0.0)) / (plan.steps or 1)
 
 
-def _hooks(
-    recipe: Recipe,
-    plan: Plan,
-    corpus: Corpus,
-    learner: Learner,
-    checkpoints: Checkpoints,
-    metrics: LineFile,
-    timings: LineFile,
-    pace: Pace,
-    wishes: loop.Wishes,
-    voice: Voice,
-    clock: Clock,
-    limit: float | None,
-    scored: int,
-) -> Sequence[loop.AnyHook]:
+def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
     """What happens after each step, in this order: a shortened course is known before the step is logged and saved."""
-    assert plan.steps and plan.per_device and plan.effective_batch
-    tokens = plan.effective_batch * recipe.data.length
-    watch = Watch(corpus)
+    recipe, steps, pace, metrics = session.recipe, session.steps, session.pace, session.metrics
+    watch = Watch(session.corpus)
 
     def score() -> dict[str, float]:
-        return watch(learner, scored)
+        return watch(session.learner, session.scored)
 
     def write(state: State, wait: bool) -> None:
         metrics.sync()
-        checkpoints.save(learner, state, wait)
-
-    def out_of_time() -> bool:
-        return limit is not None and clock.elapsed() >= limit - _stopping_seconds(plan, pace, checkpoints, limit)
+        session.checkpoints.save(session.learner, state, wait)
 
     def show(state: State, report: loop.Report) -> State:
-        live = Live(
-            step=state.step,
-            total=state.course.total,
-            loss=report.loss.mean,
-            tokens_per_second=tokens / (pace.seconds_per_step or report.seconds),
-            seconds_left=pace.seconds_left(state.course.total - state.step) or 0.0,
-            budget_left=None if recipe.budget.time is None else float(recipe.budget.time) - clock.elapsed(),
-        )
-        voice.training(live)
+        session.voice.training(_live(session, state, report))
         return state
 
     return (
-        hooks.KeepPace(pace, wishes, metrics, voice.say),
-        hooks.Log(metrics, timings, clock, max(1, plan.steps // METRICS_LINES), tokens),
-        hooks.Evaluate(score, metrics, pace, plan.steps, recipe.evaluate.every),
-        hooks.Save(write, wishes, pace, checkpoint_interval(recipe), out_of_time),
+        hooks.KeepPace(pace, session.wishes, metrics, session.voice.say),
+        hooks.Log(metrics, session.timings, session.clock, max(1, steps // METRICS_LINES), session.tokens_per_step),
+        hooks.Evaluate(score, metrics, pace, steps, recipe.evaluate.every),
+        hooks.Save(write, session.wishes, pace, checkpoint_interval(recipe), partial(_out_of_time, session)),
         show,
     )
 
 
-def _stopping_seconds(plan: Plan, pace: Pace, checkpoints: Checkpoints, limit: float) -> float:
-    """What it takes to end a session: steps until all know of it, an evaluation, two checkpoints, a little more."""
+def _live(session: _Session, state: State, report: loop.Report) -> Live:
+    """How the run stands, for a person who watches."""
+    budget = session.recipe.budget.time
+    return Live(
+        step=state.step,
+        total=state.course.total,
+        loss=report.loss.mean,
+        tokens_per_second=session.tokens_per_step / (session.pace.seconds_per_step or report.seconds),
+        seconds_left=session.pace.seconds_left(state.course.total - state.step) or 0.0,
+        budget_left=None if budget is None else float(budget) - session.clock.elapsed(),
+    )
+
+
+def _out_of_time(session: _Session) -> bool:
+    """Whether a session with a limit must begin to end.
+
+    That takes steps until all know of it, an evaluation, two checkpoints, and a little more.
+    """
+    if session.limit is None:
+        return False
+    plan, steps = session.plan, 4 * (session.pace.seconds_per_step or 0.0)
     evaluation = plan.parts.get("evaluations", 0.0) / (plan.evaluations or 1)
-    return 4 * (pace.seconds_per_step or 0.0) + evaluation + 2 * checkpoints.slowest + min(60.0, max(1.0, 0.01 * limit))
+    more = min(60.0, max(1.0, 0.01 * session.limit))
+    return session.clock.elapsed() >= session.limit - (steps + evaluation + 2 * session.checkpoints.slowest + more)
 
 
 def _seconds(timings: list[dict[str, Any]]) -> float:

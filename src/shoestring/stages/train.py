@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import PlanError, RunError, UserError
-from shoestring.core.facts import Evaluation, Outcome, Plan
+from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.slurm import allocation_end
-from shoestring.stages.measure import ensure_profile
+from shoestring.stages.measure import Measuring, ensure_profile, measure_together, own_profile
 from shoestring.stages.plan import plan_recipe, read_plan
 from shoestring.stages.prepare import check_source, prepare_recipe
 from shoestring.stages.voice import Voice
+
+if TYPE_CHECKING:
+    from shoestring.parallel.team import Team
 
 MEASURE_SHARE = 0.04
 """Of the time budget, spent on measuring."""
@@ -46,15 +49,14 @@ def run(
     """
     if recipe.hmm is not None:
         raise UserError("this recipe has an [hmm] section; fit it with: shoestring hmm fit RECIPE")
-    devices = int(os.environ.get("WORLD_SIZE", "1"))
-    if devices == 1:
-        return _run(recipe, voice, clock, plan_file, limit, lambda begin: begin())
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return _run(recipe, voice, clock, plan_file, limit)
     from shoestring.parallel.team import sharing_work
     from shoestring.probe.machine import pick_device
 
     with sharing_work(pick_device()) as team:
         voice = voice if team.rank == 0 else Voice()
-        finished = _run(recipe, voice, clock, plan_file, limit, team.first, devices)
+        finished = _run(recipe, voice, clock, plan_file, limit, team)
         return finished if team.rank == 0 else None
 
 
@@ -64,23 +66,25 @@ def _run(
     clock: Clock,
     plan_file: Path | None,
     limit: float | None,
-    first: Callable[[Callable[[], Plan | None]], Plan | None],
-    devices: int = 1,
+    team: Team | None = None,
 ) -> Finished | None:
-    """As `run`, in one process of a team; `first` does something in the first one, for all."""
+    """As `run`, in one process of a team, or in one alone, which loads torch only when it is time to train."""
     folder = RunFolder.of(recipe)
     with contextlib.ExitStack() as stack:
-        plan = first(partial(_begin, recipe, folder, voice, clock, plan_file, devices, stack))
+        devices = 1 if team is None else team.world
+        measured = None if team is None else _measured_by_all(recipe, folder, plan_file, team)
+        begin = partial(_begin, recipe, folder, voice, clock, plan_file, devices, stack, measured)
+        plan = begin() if team is None else team.first(begin)
         if plan is None:
             return read_finished(folder)
-        # with torch, which measuring, planning and preparing do without
-        from shoestring.parallel.team import join
+        from shoestring.parallel.team import Team
         from shoestring.probe.machine import pick_device
         from shoestring.stages.corpus import open_corpus
         from shoestring.stages.session import train
 
-        corpus = join(pick_device()).each(open_corpus, recipe, plan)
-        found = train(recipe, folder, plan, corpus, voice, clock, _end(clock, limit))
+        team = team or Team.of(pick_device())
+        corpus = team.each(open_corpus, recipe, plan)
+        found = train(recipe, folder, plan, corpus, team, voice, clock, _end(clock, limit))
         return None if found is None else Finished(folder, plan, *found)
 
 
@@ -99,24 +103,42 @@ def _begin(
     plan_file: Path | None,
     devices: int,
     stack: contextlib.ExitStack,
+    measured: Profile | None = None,
 ) -> Plan | None:
     """The plan of a run whose data is ready; None where the run is finished. The run is locked until `stack` closes."""
-    if recipe.batch % devices:
-        raise PlanError(
-            f"an effective batch of {recipe.batch} rows does not divide over {devices} processes; start another "
-            f"number of them, or change train.batch"
-        )
-    check_source(recipe)  # a missing file is found before anything is written
+    _check(recipe, devices)
     given = read_plan(recipe, plan_file) if plan_file else None
     stack.enter_context(folder.lock())
     folder.claim(recipe)
     if folder.done.is_file():
         voice.say(f"{folder.path} is finished; its page is {folder.report}")
         return None
-    plan = _ensure_plan(recipe, folder, voice, clock, given, devices)
+    plan = _ensure_plan(recipe, folder, voice, clock, given, devices, measured)
     if recipe.data.stream is None and recipe.data.label is None:
         prepare_recipe(recipe, plan, voice)
     return plan
+
+
+def _check(recipe: Recipe, devices: int) -> None:
+    """What can be known to fail before anything is measured or written."""
+    if recipe.batch % devices:
+        raise PlanError(
+            f"an effective batch of {recipe.batch} rows does not divide over {devices} processes; start another "
+            f"number of them, or change train.batch"
+        )
+    check_source(recipe)
+
+
+def _measured_by_all(recipe: Recipe, folder: RunFolder, plan_file: Path | None, team: Team) -> Profile | None:
+    """The profile that the devices of a team agree on; None where none is needed."""
+    how = Measuring(seconds=measuring_seconds(recipe))
+
+    def needed() -> bool:
+        _check(recipe, team.world)
+        there = plan_file is not None or folder.plan.is_file() or folder.done.is_file()
+        return not there and own_profile(recipe, folder, how) is None
+
+    return measure_together(recipe, how, team) if team.first(needed) else None
 
 
 def read_finished(folder: RunFolder) -> Finished:
@@ -130,7 +152,13 @@ def measuring_seconds(recipe: Recipe) -> float:
 
 
 def _ensure_plan(
-    recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock, given: Plan | None, devices: int = 1
+    recipe: Recipe,
+    folder: RunFolder,
+    voice: Voice,
+    clock: Clock,
+    given: Plan | None,
+    devices: int = 1,
+    measured: Profile | None = None,
 ) -> Plan:
     """The plan is made once, before the first step, and kept: two runs of one plan are the same run."""
     if folder.plan.is_file():
@@ -139,7 +167,7 @@ def _ensure_plan(
             raise RunError(f"{folder.path} has a plan already, and it is not the one given; choose another run.name")
     else:
         if given is None:
-            profile = ensure_profile(recipe, folder, voice, measuring_seconds(recipe))
+            profile = ensure_profile(recipe, folder, voice, Measuring(seconds=measuring_seconds(recipe)), measured)
             plan = plan_recipe(recipe, profile, clock.elapsed(), devices)
         else:
             plan = given

@@ -1,48 +1,82 @@
-"""The child process of `measure`: builds the workload, measures it, tells its findings. Run with -m."""
+"""The child process of `measure`: builds the workload when it is first asked for, and answers. Run with -m."""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
-from shoestring.core import recipe as recipes
+import torch
+
+from shoestring.core import recipe_file
 from shoestring.core.clock import process_age
 from shoestring.core.errors import UserError
+from shoestring.core.recipe import Recipe
 from shoestring.core.schema import encode
-from shoestring.probe.child import tell
+from shoestring.probe.child import Answer, Request, answer, serve
 from shoestring.probe.machine import available_bytes, describe_machine, pick_device
-from shoestring.probe.measure import measure
+from shoestring.probe.meter import Meter
+from shoestring.probe.trials import LocalTrials
 from shoestring.probe.workload import Workload
 from shoestring.stages.hmm_workload import HmmWorkload, hmm_cost
-from shoestring.stages.workload import TrainingWorkload, training_cost
+from shoestring.stages.workload import TrainingWorkload, own_rows, training_cost
 
 
-def main(recipe_file: str, batches: str, seconds: str) -> None:
-    recipe = recipes.load(Path(recipe_file))
+class Server:
+    """Answers the requests of one measurement."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, real: bool):
+        self._recipe, self._device, self._real = recipe, device, real
+        self._workload: Workload | None = None
+        self._available: int | None = None
+
+    def __call__(self, request: Request) -> Answer:
+        if "machine" in request:
+            return self._machine()
+        trials = LocalTrials(self._built())
+        return self._begin(trials, request["begin"]) if "begin" in request else answer(trials, request)
+
+    def _built(self) -> Workload:
+        if self._workload is None:
+            rows = own_rows(self._recipe, self._device) if self._real else None
+            meter = Meter(self._device)
+            self._available = meter.available
+            if self._recipe.hmm is not None:
+                self._workload = HmmWorkload(self._recipe, meter)
+            else:
+                self._workload = TrainingWorkload(self._recipe, meter, rows)
+        return self._workload
+
+    def _begin(self, trials: LocalTrials, batch: int) -> Answer:
+        """Facts of machine and model; and how long a process takes to its first full-speed step."""
+        first = trials.trial(batch)
+        ready = process_age()
+        counted = training_cost(self._recipe) if self._recipe.hmm is None else hmm_cost(self._recipe)
+        compiled = self._built().compiled
+        recording = first.warmup_seconds if compiled else 0.0
+        return {
+            **self._machine(),
+            "available_bytes": self._available,
+            "cost": encode(counted),
+            "setup_seconds": max(0.0, ready - (first.seconds - recording)),
+            "compile_seconds": first.compile_seconds if compiled else None,
+            "warmup_seconds": first.warmup_seconds,
+        }
+
+    def _machine(self) -> Answer:
+        return {"machine": encode(describe_machine(self._device)), "available_bytes": available_bytes(self._device)}
+
+
+def main(file: str, local_rank: str, real: str) -> None:
     device = pick_device()
-    available = available_bytes(device)
-    counted = training_cost(recipe) if recipe.hmm is None else hmm_cost(recipe)
-    tell({"machine": encode(describe_machine(device)), "available_bytes": available, "cost": encode(counted)})
-    sizes = [int(batch) for batch in batches.split(",")]
-    workload: Workload = TrainingWorkload(recipe, device) if recipe.hmm is None else HmmWorkload(recipe, device)
-    if isinstance(workload, TrainingWorkload) and workload.learner.compiled:
-        sizes = sizes[::-2][::-1]  # every other one: each is compiled anew
-    workload.accumulate(sizes[0])
-    workload.update()
-    warm = process_age()
-    started = time.perf_counter()
-    workload.accumulate(sizes[0])
-    workload.update()
-    tell({"setup_seconds": warm - (time.perf_counter() - started)})
-    limit = recipe.budget.memory
-    for finding in measure(workload, sizes, int(limit) if limit is not None else available, float(seconds)):
-        tell(encode(finding))
+    if device.type == "cuda":
+        device = torch.device("cuda", int(local_rank))
+        torch.cuda.set_device(device)
+    serve(Server(recipe_file.load(Path(file)), device, real == "real"))
 
 
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except UserError as mistake:
-        tell({"refused": str(mistake)})
+        print(mistake, file=sys.stderr)
         sys.exit(mistake.exit_code)

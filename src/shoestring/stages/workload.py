@@ -1,4 +1,4 @@
-"""The training of a recipe as a workload to be measured: the real learner on random tokens, no data needed."""
+"""The training of a recipe as a workload to be measured: the real learner on random tokens, or on a store's rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoestring.core.facts import Cost
+from shoestring.core.errors import UserError
+from shoestring.core.facts import Cost, Plan
 from shoestring.core.files import make_folder
 from shoestring.core.recipe import Recipe
+from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
+from shoestring.data.prepare import store_folder
+from shoestring.data.store import Store, StorePaths
 from shoestring.models import Batch, build, cost
 from shoestring.models.cross_entropy import IGNORED
-from shoestring.models.masked_lm import masked_lm_cost
 from shoestring.parallel.team import Team
-from shoestring.probe.machine import peak_bytes, reset_peak
-from shoestring.stages.corpus import vocabulary
+from shoestring.probe.meter import Meter
+from shoestring.probe.workload import Usage
+from shoestring.stages.corpus import open_corpus, vocabulary
 from shoestring.stages.initial import start_from
 from shoestring.stages.masked_rows import is_encoder
+from shoestring.stages.prepare import given_store, planned_documents
 from shoestring.train.checkpoint import Checkpoints, State
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner, Tally
+from shoestring.train.loop import TokenSource
 
 MEASURED_DOCUMENT = 128
 """Tokens of a document, where attention stays within them."""
@@ -38,26 +44,42 @@ def make_learner(recipe: Recipe, device: torch.device, team: Team | None = None,
 
 def training_cost(recipe: Recipe) -> Cost:
     """What the network of a recipe costs."""
-    if recipe.model.family == "masked_lm" and recipe.model.classes is None:
-        return masked_lm_cost(recipe.model, vocabulary(recipe), recipe.data.length, recipe.data.masked)
-    return cost(recipe.model, vocabulary(recipe), recipe.data.length)
+    return cost(recipe.model, vocabulary(recipe), recipe.data.length, predicted=recipe.data.masked)
+
+
+def own_rows(recipe: Recipe, device: torch.device) -> TokenSource:
+    """The rows that the recipe trains on, which must be there."""
+    if recipe.hmm is not None:
+        raise UserError("--real: an HMM is measured on random rows; they cost what real ones do")
+    file = RunFolder.of(recipe).plan
+    plan = Plan.read(file) if file.is_file() else None
+    store = None
+    if recipe.data.stream is None and recipe.data.label is None and given_store(recipe) is None:
+        folder = store_folder(recipe.data, recipe.run.seed, planned_documents(recipe, plan))
+        if not StorePaths(folder).manifest.is_file():
+            raise UserError(f"--real: there is no store {folder} yet; make it first with: shoestring prepare RECIPE")
+        store = Store(folder, recipe.data.tokenizer)
+    return open_corpus(recipe, plan or Plan(binding=""), store).training(device)
 
 
 class TrainingWorkload:
-    """Steps of a recipe's learner at any batch size."""
+    """Steps of a recipe's learner at any batch size; `source` gives its rows, or they are random."""
 
-    def __init__(self, recipe: Recipe, device: torch.device):
-        self.learner = make_learner(recipe, device)
-        self.device = device
-        self._folder = Path(recipe.run.folder)
+    def __init__(self, recipe: Recipe, meter: Meter, source: TokenSource | None = None):
+        self.learner = make_learner(recipe, meter.device)
+        self.compiled, self.device, self._meter = self.learner.compiled, meter.device, meter
+        self._folder, self._seed = Path(recipe.run.folder), recipe.run.seed
         self._length, self._data, self._model = recipe.data.length, recipe.data, recipe.model
         self._vocabulary, self._encoder = vocabulary(recipe), is_encoder(recipe.model)
         self._tally: Tally | None = None
-        self._warm = 0
+        self._source, self._step = source, 0
         self._generator = torch.Generator().manual_seed(derive(recipe.run.seed, "random tokens"))
 
     def _rows(self, batch: int) -> Batch:
-        """Random rows of the kind that is trained on."""
+        """Rows of the kind that is trained on."""
+        if self._source is not None:
+            self._step += 1
+            return Batch.of(self._source.rows(self._source.order(self._seed, self._step, batch)))
         ids = torch.randint(self._vocabulary, (batch, self._length + 1), generator=self._generator)
         if self._encoder:
             return self._encoder_rows(ids[:, :-1])
@@ -77,12 +99,6 @@ class TrainingWorkload:
         return Batch(ids, segments, wanted=ids.masked_fill(~hidden, IGNORED))
 
     def accumulate(self, batch: int) -> None:
-        if self.learner.compiled and batch != self._warm:
-            self._warm = batch
-            for updates in (True, False, True):  # compile, record a pass that writes, and one that adds
-                self.accumulate(batch)
-                if updates:
-                    self.update()
         self._tally = self.learner.accumulate(self._rows(batch), batch)
         self._wait()
         if not self._tally.fitted:
@@ -98,7 +114,17 @@ class TrainingWorkload:
             torch.cuda.synchronize(self.device)
 
     def validate(self, batch: int) -> None:
+        failed = self._failures()
         self.learner.score(self._rows(batch), batch)
+        if self._failures() > failed:  # the learner has taken them in smaller parts
+            raise MemoryError(f"{batch} rows to be scored do not fit")
+
+    def _failures(self) -> int:
+        """How often the device has had no memory for a tensor."""
+        return int(torch.cuda.memory_stats(self.device)["num_ooms"]) if self.device.type == "cuda" else 0
+
+    def forget(self) -> None:
+        self.learner.forget()
 
     def checkpoint(self) -> int:
         make_folder(self._folder)
@@ -108,7 +134,7 @@ class TrainingWorkload:
             return checkpoints.path(0).stat().st_size
 
     def reset_peak(self) -> None:
-        reset_peak(self.device)
+        self._meter.reset()
 
-    def peak_bytes(self) -> int | None:
-        return peak_bytes(self.device)
+    def usage(self) -> Usage | None:
+        return self._meter.usage()

@@ -1,0 +1,304 @@
+"""The largest batch: ours beside accelerate's and Lightning's finders and the true maximum; then plans against runs.
+
+    python bench/measure.py [--only NAME …] [--tiny] [--budget 3m] [--out FOLDER]
+
+Names are NAME for a search and runs:NAME for runs. A search on a workload has:
+- ours: `shoestring.probe.search` as `shoestring measure` uses it. Trials, those out of memory, their seconds (compiling
+  left out), and the wall clock of everything, processes and compiling included;
+- true: bisection between what ours verified and what its line says is impossible, every batch in a process of its own;
+- on `transformers-gpt2` and `gpt2-124m`: `accelerate.find_executable_batch_size` from 1,024 and Lightning's
+  `scale_batch_size`, power and binsearch, on the same steps.
+`transformers-gpt2` is that library's GPT-2 124M as it comes, with bf16 autocast and fused AdamW: peers' own ground.
+
+runs:NAME trains for --budget twice, from nothing (measuring included), and sets plan beside outcome.
+
+Results are merged into the record that is there, name by name, so that the work can be divided over several calls.
+--tiny is the same with small models on any machine; a limit takes the place of a device that is full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from measure_workloads import NAMES, PEERS_OWN, RECIPES, TIMEOUT, TINY_BYTES, build_workload, open_trials, write_recipe
+
+from shoestring.core import recipe_file
+from shoestring.core.facts import Machine
+from shoestring.core.schema import encode
+from shoestring.probe.machine import describe_machine, pick_device
+from shoestring.probe.search import find_largest, margin_bytes
+from shoestring.probe.trials import Trial
+from shoestring.probe.workload import Workload
+
+PEERS = ("accelerate", "lightning power", "lightning binsearch")
+WITH_PEERS = (PEERS_OWN, "gpt2-124m")
+RUNS = 2
+SECONDS = 20.0
+"""That one trial may take, as in `shoestring measure` on a GPU."""
+NO_MEMORY = "CUDA out of memory."
+"""What both peers know a full device by."""
+
+
+def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
+    first = 64 if "hmm" in name else 1
+    started = time.perf_counter()
+    tried: list[int] = []
+    with open_trials(name, tiny, folder) as trials:
+        facts = trials.begin(first)
+        ready = time.perf_counter() - started
+        limit = TINY_BYTES if tiny else facts["available_bytes"]
+        margin = 0 if tiny else margin_bytes(limit, facts["machine"]["device"])
+
+        def trial(batch: int, apart: bool) -> Trial:
+            tried.append(batch)
+            if apart:
+                trials.close()
+            return trials.trial(batch)
+
+        found = find_largest(trial, limit, margin, SECONDS, first)
+        scoring = find_largest(lambda batch, _: trials.trial(batch, scoring=True), limit, margin, SECONDS, first)
+    last = found.trials[-1]
+    assert last.usage is not None
+    return {
+        "largest": found.law.largest,
+        "tried": tried,
+        **{key: getattr(found.law, key) for key in ("trials", "out_of_memory", "trial_seconds")},
+        "wall_seconds": time.perf_counter() - started,
+        "first_step_seconds": ready,
+        "law": encode(found.law),
+        "scoring_law": encode(scoring.law),
+        "usages": [[one.batch, *(one.usage or ())] for one in found.trials],
+        "predicted_share": found.law.predict(last.batch) / last.usage.held,
+    }
+
+
+def true_largest(name: str, tiny: bool, folder: Path, law: dict[str, Any]) -> dict[str, Any]:
+    """Every batch apart; a limit where the device is not to be filled."""
+    tried: dict[int, bool] = {}
+    with open_trials(name, tiny, folder) as trials:
+
+        def fits(batch: int) -> bool:
+            trials.close()
+            try:
+                usage = trials.trial(batch).usage
+            except MemoryError:
+                tried[batch] = False
+            else:
+                tried[batch] = not tiny or (usage is not None and usage.held <= TINY_BYTES)
+            print(f"  {name} true: {batch} {'fits' if tried[batch] else 'does not fit'}", flush=True)
+            return tried[batch]
+
+        low = law["verified"]
+        high = int((law["limit_bytes"] - law["fixed_bytes"]) / max(1.0, law["row_bytes"])) + 1
+        high = max(low + 1, high)
+        step = max(1, high // 50)
+        while fits(high):  # holes were squeezed out, or the line was too steep
+            low, high, step = high, high + step, 2 * step
+        while high - low > max(1, low // 500):
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+    return {"largest": low, "tried": tried}
+
+
+def peer(method: str, name: str, tiny: bool, folder: Path) -> dict[str, Any]:
+    """A finder of others, in this process; the model is built anew for every trial of accelerate's, as it advises."""
+    tried: list[int] = []
+    failed: list[int] = []
+
+    def steps(workload: Workload, batch: int) -> None:
+        try:
+            for _ in range(3):
+                workload.accumulate(batch)
+                workload.update()
+            if tiny and (usage := workload.usage()) is not None and usage.held > TINY_BYTES:
+                raise MemoryError
+        except (MemoryError, torch.OutOfMemoryError):
+            failed.append(batch)
+            workload.forget()
+            raise RuntimeError(NO_MEMORY) from None
+
+    started = time.perf_counter()
+    if method == "accelerate":
+        from accelerate.utils import find_executable_batch_size
+
+        @find_executable_batch_size(starting_batch_size=64 if tiny else 1024)
+        def search(batch_size: int) -> int:
+            tried.append(batch_size)
+            gc.collect()
+            steps(build_workload(name, tiny, folder), batch_size)
+            return batch_size
+
+        found = search()
+    else:
+        found = _lightning(method.removeprefix("lightning "), lambda: build_workload(name, tiny, folder), steps, tried)
+    seconds = time.perf_counter() - started
+    return {"largest": found, "tried": tried, "trials": len(tried), "out_of_memory": len(failed), "seconds": seconds}
+
+
+def _lightning(
+    mode: str, build: Callable[[], Workload], steps: Callable[[Workload, int], None], tried: list[int]
+) -> int | None:
+    try:
+        import lightning.pytorch as pl
+        from lightning.pytorch.tuner import Tuner
+    except ModuleNotFoundError:
+        import pytorch_lightning as pl
+        from pytorch_lightning.tuner import Tuner
+
+    class Endless(torch.utils.data.IterableDataset[torch.Tensor]):
+        """Without a length: Lightning tries no batch above the number of batches there are."""
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            while True:
+                yield torch.zeros(1)
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        """The steps are the workload's own; a weight of no use is what Lightning's own step updates."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 1
+            self.idle = torch.nn.Parameter(torch.zeros(1))
+            self._work = build()
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            steps(self._work, len(batch))
+            return self.idle.sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD([self.idle], lr=0.0)
+
+        def train_dataloader(self) -> Any:
+            tried.append(self.batch_size)
+            return torch.utils.data.DataLoader(Endless(), batch_size=self.batch_size)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)  # the tuner writes a checkpoint where it is
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        accelerator = "gpu" if pick_device().type == "cuda" else "cpu"
+        trainer = pl.Trainer(max_epochs=1, accelerator=accelerator, devices=1, enable_model_summary=False, **quiet)
+        found: int | None = Tuner(trainer).scale_batch_size(Module(), mode=mode, init_val=1, steps_per_trial=1)
+        os.chdir("/")
+    return found
+
+
+def peer_apart(method: str, name: str, tiny: bool, folder: Path) -> dict[str, Any]:
+    """In a process of its own; what it said where it did not end well."""
+    command = [sys.executable, __file__, "--peer", method, "--only", name, "--scratch", str(folder)]
+    command += ["--tiny"] if tiny else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no end within {TIMEOUT:.0f} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 0 and lines:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+
+
+def search(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
+    if name != PEERS_OWN:
+        write_recipe(name, tiny, folder)
+    found: dict[str, Any] = {"ours": ours(name, tiny, folder)}
+    print(f"{name}: ours {found['ours']['largest']}", flush=True)
+    found["true"] = true_largest(name, tiny, folder, found["ours"]["law"])
+    found["share"] = (found["ours"]["largest"] or 0) / max(1, found["true"]["largest"])
+    if name in WITH_PEERS:
+        for method in PEERS:
+            found[method] = peer_apart(method, name, tiny, folder)
+            print(f"{name}: {method} {found[method].get('largest', found[method].get('error'))}", flush=True)
+    return found
+
+
+# --- plans against runs
+
+
+def run(name: str, tiny: bool, folder: Path, budget: str) -> dict[str, Any]:
+    """One run from nothing: its plan, what came of it, and the wall clock of the process."""
+    recipe = write_recipe(name, tiny, folder, budget)
+    verb = ["hmm", "fit"] if "hmm" in name else ["train"]
+    command = [sys.executable, "-m", "shoestring", *verb, str(recipe), "--json"]
+    environment = os.environ | {"SHOESTRING_CACHE": str(folder / "cache")}
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment)
+    wall = time.perf_counter() - started
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+    told = json.loads(done.stdout)
+    plan, outcome = told["plan"], told["outcome"]
+    memory = outcome["peak_bytes"] / plan["peak_bytes"] - 1 if plan["peak_bytes"] and outcome["peak_bytes"] else None
+    allowed = float(recipe_file.load(recipe).budget.time or 0)
+    return {
+        "wall_seconds": wall,
+        "used_share": wall / allowed,
+        "seconds_error": outcome["seconds"] / plan["seconds"] - 1,
+        "memory_error": memory,
+        "plan": {key: plan[key] for key in ("steps", "seconds", "parts", "step_seconds", "peak_bytes", "per_device")},
+        "outcome": outcome,
+    }
+
+
+def runs(name: str, tiny: bool, budget: str) -> dict[str, Any]:
+    found = []
+    for number in range(RUNS):
+        with tempfile.TemporaryDirectory() as scratch:
+            found.append(run(name, tiny, Path(scratch), budget))
+        print(
+            f"runs:{name} {number + 1}: {json.dumps({k: v for k, v in found[-1].items() if k != 'outcome'})}",
+            flush=True,
+        )
+    return {"budget": budget, "runs": found}
+
+
+def earlier(folder: Path | None, machine: Machine) -> dict[str, Any]:
+    """Results by name of the record that is to be added to: in `folder`, or else among the results."""
+    for place in (folder, record.ROOT / "results"):
+        for file in sorted(place.glob("measure-*.json")) if place is not None else ():
+            old = json.loads(file.read_text())
+            if old["machine"]["device_name"] == machine.device_name:
+                results: dict[str, Any] = old["results"]
+                return results
+    return {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of " + ", ".join(NAMES) + "; or runs:NAME")
+    parser.add_argument("--tiny", action="store_true", help="small models and a limit, on any machine")
+    parser.add_argument("--budget", default="3m", help="of time, for runs")
+    parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
+    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peer:
+        print(json.dumps(peer(arguments.peer, arguments.only[0], arguments.tiny, arguments.scratch)))
+        return
+    wanted = arguments.only or [*NAMES, *(f"runs:{name}" for name in RECIPES)]
+    if unknown := [name for name in wanted if name.removeprefix("runs:") not in NAMES or name == f"runs:{PEERS_OWN}"]:
+        parser.error(f"--only {' '.join(unknown)}: unknown")
+    results = {} if arguments.tiny else earlier(arguments.out, describe_machine(pick_device()))
+    for name in wanted:
+        kind, _, workload = name.rpartition(":")
+        with tempfile.TemporaryDirectory() as scratch:
+            if kind:
+                results[name] = runs(workload, arguments.tiny, arguments.budget)
+            else:
+                results[name] = search(name, arguments.tiny, Path(scratch))
+        record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The largest batch that fits, by a line: few trials, none of them meant to fail.
+
+Tensors take a + b · batch bytes. Where that is not quite so, they take less by the row at larger batches (a workspace
+that is full, a chunk that is whole), so a line through two trials is never below what a larger batch takes. What the
+allocator adds is rounding, at most ROUNDING a tensor, and holes, a share. So:
+
+1. One small trial. All that it took above its rest may be of its rows, which says what is safe to try next.
+2. A trial that takes half of the room left, by that account. The line through both says which batch fills the room.
+3. That batch, in a process of its own, as a run would be.
+4. What trial 3 left unused, once more; and again only where rows came to cost far less than small batches said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoestring.core.facts import MemoryLaw
+from shoestring.core.units import Bytes, Seconds
+from shoestring.probe.child import Died
+from shoestring.probe.trials import Trial
+from shoestring.probe.workload import Usage
+
+ROUNDING = 2 << 20
+"""Bytes to whose multiple torch's allocator rounds a large tensor up."""
+_LEVER = 0.5
+"""Of the room that the first trial left, what the second may take by the worst account."""
+_NOISE = 4 << 20
+"""Bytes: a first trial that took less above its rest may have found them lying about."""
+_CLEAR = 4 * _NOISE
+"""Bytes between two trials that tell what a row takes."""
+_CORRECTIONS = ((1, 0.005), (2, 0.03), (2, 0.03))
+"""(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
+_BACK = 0.75
+"""Of the way from the last trial that fitted, where one that did not is followed by another."""
+
+
+class Found(NamedTuple):
+    """What a search came to."""
+
+    law: MemoryLaw
+    stopped: str
+    """Why no larger batch was tried."""
+    trials: tuple[Trial, ...]
+    """Those that fitted."""
+
+
+def margin_bytes(limit: int, device: str) -> int:
+    """What is left unused on purpose: for holes that many steps leave, and for others who use the same memory."""
+    return max(64 << 20, limit // 200) if device == "cuda" else max(256 << 20, limit // 20)
+
+
+def upper_bytes(trials: list[Trial], batch: int) -> float:
+    """What a `batch` above those tried takes at most; needs trials with a usage, smallest batch first."""
+    last = _usage(trials[-1])
+    if len(trials) == 1:
+        rest = min(last.rest, last.held)
+        return rest + (last.held - rest) * batch / trials[-1].batch
+    asked = last.asked + _slope(trials) * (batch - trials[-1].batch)
+    slack = last.reserved - last.asked
+    holes = slack * max(1.0, asked / max(1, last.asked))
+    return asked + max(holes, last.blocks * ROUNDING) + last.outside
+
+
+def _slope(trials: list[Trial]) -> float:
+    """Bytes of tensors by the row, from a trial of at most half the rows of the last: nearer ones tell noise."""
+    last = trials[-1]
+    before = next((trial for trial in reversed(trials) if 2 * trial.batch <= last.batch), trials[0])
+    return max(0.0, (_usage(last).asked - _usage(before).asked) / (last.batch - before.batch))
+
+
+def _usage(trial: Trial) -> Usage:
+    assert trial.usage is not None, "a search needs to know the memory"
+    return trial.usage
+
+
+def line(trials: list[Trial]) -> tuple[int, float]:
+    """(fixed, by the row): what is expected, through the largest trial; of one trial, its rest is what is fixed."""
+    last = _usage(trials[-1])
+    if len(trials) == 1:
+        rest = min(last.rest, last.held)
+        return rest, (last.held - rest) / trials[-1].batch
+    row = _slope(trials)
+    return max(0, round(last.held - row * trials[-1].batch)), row
+
+
+def largest_within(bytes_of: Callable[[int], float], room: float, least: int) -> int:
+    """The largest batch from `least` on whose bytes are within the room, `least` where none is; bytes never fall."""
+    low, high = least, least + 1
+    while bytes_of(high) <= room and high < 1 << 40:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_of(middle) <= room else (low, middle)
+    return low
+
+
+class _Search:
+    """The trials so far."""
+
+    def __init__(self, trial: Callable[[int, bool], Trial], limit: int, margin: int, seconds: float):
+        self._trial, self.limit, self.margin, self._seconds = trial, limit, margin, seconds
+        self.room = limit - margin
+        self.fitted: list[Trial] = []
+        self.tried = self.out_of_memory = 0
+        self.stopped = ""
+
+    def attempt(self, batch: int, apart: bool) -> bool:
+        self.tried += 1
+        try:
+            self.fitted.append(self._trial(batch, apart))
+        except MemoryError:
+            self.out_of_memory += 1
+            self.stopped = f"batch {batch:,} ran out of memory"
+            return False
+        except Died as cause:
+            self.stopped = f"batch {batch:,} ended the process ({cause})"
+            return False
+        return True
+
+    def safe(self, room: float) -> int:
+        """The largest batch that takes no more than `room`, by the worst account."""
+        return largest_within(lambda batch: upper_bytes(self.fitted, batch), room, self.fitted[-1].batch)
+
+    def lever(self) -> int:
+        """Rows of the second trial: all that the first took above its rest grows, but for what the allocator added.
+
+        That was the rounding of small tensors; and only a part of the room is taken.
+        """
+        only, first = _usage(self.fitted[-1]), self.fitted[-1].batch
+        rest = min(only.rest, only.asked)
+        row = max(_NOISE, only.asked - rest) / first
+        room = only.held + _LEVER * (self.room - only.held)
+        return largest_within(lambda batch: rest + row * batch + only.held - only.asked, room, first)
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the bytes of a row are lost in noise."""
+        return _usage(self.fitted[-1]).asked - _usage(self.fitted[0]).asked < _CLEAR
+
+    def in_time(self, batch: int) -> int:
+        """`batch`, or as many rows as a trial of the seconds allowed can have, if each takes as long as in the last."""
+        last = self.fitted[-1]
+        row = last.seconds / last.batch
+        most = int(min(1e15, self._seconds / max(1e-12, row)))
+        if batch > most:
+            took = Seconds(row * batch).short()
+            self.stopped = f"a trial of batch {batch:,}, which may fit, would take {took}"
+        return min(batch, most)
+
+    def found(self, complete: bool) -> Found:
+        """`complete`: the room was searched to its end."""
+        largest = verified = None
+        fixed, row = (0, 0.0)
+        if self.fitted:
+            fixed, row = line(self.fitted)
+            verified = self.fitted[-1].batch
+        if complete and verified is not None:
+            fits = largest_within(lambda batch: fixed + row * batch, self.room, 0)
+            largest = min(verified, fits) or None
+        law = MemoryLaw(
+            fixed_bytes=fixed,
+            row_bytes=row,
+            limit_bytes=self.limit,
+            margin_bytes=self.margin,
+            largest=largest,
+            verified=verified,
+            trials=self.tried,
+            out_of_memory=self.out_of_memory,
+            trial_seconds=sum(trial.seconds for trial in self.fitted),
+        )
+        return Found(law, self.stopped, tuple(self.fitted))
+
+
+def find_largest(
+    trial: Callable[[int, bool], Trial], limit: int, margin: int, seconds: float = math.inf, first: int = 1
+) -> Found:
+    """Mostly three or four trials, at most six, each of about `seconds` at most.
+
+    `trial(batch, apart)` tells, or raises MemoryError; `apart` asks for a process of its own. `law.largest` is None
+    where time ended the search, or nothing fits.
+    """
+    search = _Search(trial, limit, margin, seconds)
+    if not search.attempt(first, False):
+        return search.found(complete=True)
+    full = f"the next row would pass {Bytes(search.room).short()}: {Bytes(limit).short()} free less the margin"
+    lever = search.lever()
+    second = lever if lever > first else min(2 * first, search.safe(search.room))
+    if second == first:
+        search.stopped = full
+        return search.found(complete=True)
+    second = max(first + 1, search.in_time(second))
+    search.stopped = ""
+    if not search.attempt(second, False):
+        return search.found(complete=True)
+    third = search.safe(search.room)
+    if third > (timely := search.in_time(third)):
+        if timely > second and search.unclear:
+            told = search.stopped
+            if search.attempt(timely, False):
+                search.stopped = told
+        return search.found(complete=False)
+    search.stopped = full
+    if third > second:
+        if not search.attempt(third, True):
+            back = second + int(_BACK * (third - second))
+            if back > second:
+                search.attempt(back, True)
+            return search.found(complete=True)
+        for least, share in _CORRECTIONS:
+            last, following = search.fitted[-1], search.safe(search.room)
+            worth = following - last.batch >= max(least, share * last.batch)
+            if not worth or _usage(last).squeezed or search.in_time(following) < following:
+                break
+            if not search.attempt(following, True):
+                break
+    return search.found(complete=True)

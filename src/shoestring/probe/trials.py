@@ -1,0 +1,137 @@
+"""Trials of a workload: a few real steps at one batch, with their seconds by kind and the memory they took."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from shoestring.core.facts import Point
+from shoestring.probe.workload import Usage, Workload
+
+_MOST_PASSES = 50
+
+
+class Trial(NamedTuple):
+    """One batch that was tried, and that fitted."""
+
+    batch: int
+    times: tuple[float, ...]
+    """Seconds of each steady pass."""
+    seconds: float
+    """Of the whole trial, without what the first pass took longer than a steady one: compiling, loading of kernels."""
+    compile_seconds: float
+    """The first pass less a steady one, where something is compiled; else 0."""
+    warmup_seconds: float
+    """What the other passes before the steady ones took longer than those."""
+    usage: Usage | None
+
+    def point(self) -> Point:
+        return Point(
+            batch=self.batch,
+            seconds=statistics.median(self.times),
+            slowest_seconds=max(self.times),
+            peak_bytes=None if self.usage is None else self.usage.reserved,
+            fastest_seconds=min(self.times),
+        )
+
+
+class Around(NamedTuple):
+    """What a run does besides passes."""
+
+    update_seconds: float
+    validate_seconds_per_row: float
+    checkpoint_seconds: float
+    checkpoint_bytes: int
+
+
+class Trials(Protocol):
+    """What a search asks for; here or in another process. What does not fit raises MemoryError."""
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+        """Steps at `batch`, with at least so many steady passes, for about `seconds`; or scoring passes."""
+        ...
+
+    def around(self, batch: int) -> Around: ...
+
+
+class LocalTrials:
+    """Trials in this process."""
+
+    def __init__(self, workload: Workload):
+        self._workload = workload
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+        return self._scoring(batch, seconds, least) if scoring else self._training(batch, seconds, least)
+
+    def _training(self, batch: int, seconds: float, least: int) -> Trial:
+        """The peak is that of all passes, the first one too: compiling and optimizer state are in it."""
+        work, one_pass = self._workload, partial(self._workload.accumulate, batch)
+        work.reset_peak()
+        began = time.perf_counter()
+        first = timed(one_pass)
+        work.update()
+        others: list[float] = []
+        if work.compiled:  # the second pass over a shape is recorded where it writes gradients, the third where it adds
+            others = [timed(one_pass), timed(one_pass)]
+            work.update()
+        times = repeat(one_pass, seconds, least)
+        work.update()
+        return _trial(work, batch, began, first, others, times)
+
+    def _scoring(self, batch: int, seconds: float, least: int) -> Trial:
+        """Beside weights and optimizer state; what training keeps for its next pass is dropped first."""
+        work, one_pass = self._workload, partial(self._workload.validate, batch)
+        work.forget()
+        work.reset_peak()
+        began = time.perf_counter()
+        first = timed(one_pass)
+        return _trial(work, batch, began, first, [], repeat(one_pass, seconds, least))
+
+    def around(self, batch: int) -> Around:
+        work = self._workload
+        updates = []
+        for _ in range(3):
+            work.accumulate(batch)
+            updates.append(timed(work.update))
+        work.validate(batch)
+        scored = repeat(lambda: work.validate(batch), 0.3, 3)
+        started = time.perf_counter()
+        size = work.checkpoint()
+        return Around(
+            update_seconds=statistics.median(updates),
+            validate_seconds_per_row=statistics.median(scored) / batch,
+            checkpoint_seconds=time.perf_counter() - started,
+            checkpoint_bytes=size,
+        )
+
+
+def _trial(work: Workload, batch: int, began: float, first: float, others: list[float], times: list[float]) -> Trial:
+    wall, steady = time.perf_counter() - began, statistics.median(times)
+    late = max(0.0, first - steady)
+    compiling = late if work.compiled else 0.0
+    return Trial(
+        batch=batch,
+        times=tuple(times),
+        seconds=wall - late,
+        compile_seconds=compiling,
+        warmup_seconds=late - compiling + sum(max(0.0, other - steady) for other in others),
+        usage=work.usage(),
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def repeat(work: Callable[[], object], seconds: float, least: int) -> list[float]:
+    """Times of repeated calls, at least so many, for about `seconds` in all."""
+    times: list[float] = []
+    while len(times) < least or (sum(times) < seconds and len(times) < _MOST_PASSES):
+        times.append(timed(work))
+    return times

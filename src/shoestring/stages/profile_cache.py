@@ -1,0 +1,70 @@
+"""Profiles of this user, by machine, versions and workload: the same thing is not measured twice."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from shoestring.core.errors import RecordError, StorageError
+from shoestring.core.facts import Machine, Profile
+from shoestring.core.files import make_folder
+from shoestring.core.recipe import Recipe, fingerprint
+
+_DAYS = {"cuda": 30, "cpu": 1}
+"""How long a profile holds: a CPU is shared with everything else that runs."""
+
+
+def cache_folder() -> Path:
+    """SHOESTRING_CACHE, or `shoestring` in the user's folder for what can be made again."""
+    if own := os.environ.get("SHOESTRING_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shoestring"
+
+
+def cache_file(recipe: Recipe, machine: Machine, devices: int, real: bool) -> Path:
+    """Where the profile belongs; the machine's fingerprint has the versions in it."""
+    memory = None if recipe.budget.memory is None else int(recipe.budget.memory)
+    key = fingerprint([machine.fingerprint, recipe.workload, memory, devices, real])
+    return cache_folder() / "profiles" / f"{key}.json"
+
+
+def read_cached(file: Path, thorough: bool, available_bytes: int | None) -> Profile | None:
+    """The profile in `file`, if it holds: young, as thorough as asked for, and its batches fit what is free now."""
+    if not file.is_file():
+        return None
+    try:
+        profile = Profile.read(file)
+    except (RecordError, StorageError):  # of another version, or damaged: measured again
+        return None
+    if thorough and not profile.thorough:
+        return None
+    return profile if _young(profile) and _fits(profile, available_bytes) else None
+
+
+def _young(profile: Profile) -> bool:
+    if profile.date is None:
+        return False
+    age = datetime.date.today() - datetime.date.fromisoformat(profile.date)
+    return age.days <= _DAYS[profile.machine.device]
+
+
+def _fits(profile: Profile, free: int | None) -> bool:
+    """Whether the largest batch that the profile speaks of still fits what is free now, the margin included."""
+    law, peaks = profile.memory, [point.peak_bytes for point in profile.points if point.peak_bytes is not None]
+    if free is None or law is None or not peaks:
+        return True
+    largest = law.predict(law.largest) if law.largest is not None else max(peaks)
+    return free >= largest + law.margin_bytes
+
+
+def keep(profile: Profile, file: Path) -> bool:
+    """Write it, without what belongs to a corpus; False where the folder cannot be written, which stops nothing."""
+    try:
+        make_folder(file.parent)
+        replace(profile, density=None).write(file)
+    except StorageError:
+        return False
+    return True

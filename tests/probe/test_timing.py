@@ -1,0 +1,203 @@
+"""Timing batches whose seconds and bytes are known, and what is read from the times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shoestring.core.facts import Point
+from shoestring.core.throughput import fastest, knee, row_rate, smallest_near
+from shoestring.probe.child import Died
+from shoestring.probe.measure import Timings, beyond, candidate_batches, law_of, time_batches
+from shoestring.probe.trials import Around, LocalTrials, Trial, repeat
+from shoestring.probe.workload import Usage
+
+MB = 1 << 20
+
+
+class Known:
+    """Trials whose seconds and bytes are functions of the batch; none of them takes time."""
+
+    def __init__(self, seconds: Callable[[int], float], most: int = 10**9, error: type[Exception] = MemoryError):
+        self._seconds, self._most, self._error = seconds, most, error
+        self.tried: list[int] = []
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+        self.tried.append(batch)
+        if batch > self._most:
+            raise self._error("no more")
+        used = (1000 + 100 * batch) * MB
+        usage = Usage(asked=used, reserved=used, outside=0, rest=900 * MB)
+        return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
+
+    def around(self, batch: int) -> Around:
+        return Around(0.0, 0.0, 0.0, 0)
+
+
+def timed(work: Known, batches: list[int], effective: int | None = None, room: int | None = None) -> Timings:
+    return time_batches(work, batches, effective or batches[-1], room, seconds=1.0)
+
+
+def test_every_batch_is_timed_up_to_the_last() -> None:
+    found = timed(Known(lambda _: 0.002), [1, 2, 4])
+    assert [trial.batch for trial in found.trials] == [1, 2, 4]
+    assert "batch 4 is the largest" in found.stopped
+    assert found.trials[-1].point().peak_bytes == 1400 * MB
+
+
+def test_a_batch_that_would_not_fit_is_never_tried() -> None:
+    work = Known(lambda _: 0.001)
+    found = timed(work, [1, 2, 4, 8, 16], room=2000 * MB)
+    assert work.tried == [1, 2, 4, 8], "1,800 of 2,000 MB; the next would take 2,600"
+    assert "batch 16 would need 2.73 GB, and 2.1 GB may be used" in found.stopped
+
+
+@pytest.mark.parametrize(("error", "said", "out"), [(MemoryError, "ran out", 1), (Died, "ended the process", 0)])
+def test_a_batch_that_fails_ends_the_row_and_what_was_found_is_kept(
+    error: type[Exception], said: str, out: int
+) -> None:
+    found = timed(Known(lambda _: 0.001, most=3, error=error), [1, 2, 4, 8])
+    assert [trial.batch for trial in found.trials] == [1, 2]
+    assert said in found.stopped
+    assert "no more" in found.stopped
+    assert found.out_of_memory == out
+
+
+def test_a_batch_that_is_slower_by_the_row_ends_the_row() -> None:
+    work = Known(lambda batch: 0.004 if batch < 4 else 0.06)
+    found = timed(work, [1, 2, 4, 8])
+    assert work.tried == [1, 2, 4]
+    assert "longer at batch 4" in found.stopped
+
+
+def test_beyond_the_effective_batch_only_what_still_gets_faster_is_tried() -> None:
+    work = Known(lambda batch: 0.001 * max(8, batch))
+    found = timed(work, [1, 2, 4, 8, 16, 32, 64], effective=8)
+    assert work.tried == [1, 2, 4, 8, 16]
+    assert "no faster at batch 16" in found.stopped
+
+
+def test_a_pass_that_is_longer_than_measuring_may_take_is_not_tried() -> None:
+    work = Known(lambda batch: 0.1 * batch)
+    found = timed(work, [1, 2, 4, 64])
+    assert 64 not in work.tried
+    assert "batch 64 would take 6.4s" in found.stopped
+
+
+def test_the_law_of_timed_batches_claims_no_largest_one() -> None:
+    law = law_of(timed(Known(lambda _: 0.001), [1, 2, 4]), limit=4000 * MB, margin=64 * MB)
+    assert law is not None
+    assert (law.fixed_bytes, law.row_bytes) == (1000 * MB, 100 * MB)
+    assert (law.largest, law.verified, law.trials) == (None, 4, 3)
+    assert law_of(timed(Known(lambda _: 0.001), [4]), limit=None, margin=0) is None
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, [1]), (16, [1, 2, 4, 8, 16]), (12, [1, 2, 4, 6, 12]), (7, [1, 7])])
+def test_candidates_divide_the_effective_batch(batch: int, expected: list[int]) -> None:
+    assert candidate_batches(batch) == expected
+
+
+def test_fewer_sizes_are_compiled() -> None:
+    assert candidate_batches(64, sparse=True) == [1, 4, 16, 64]
+    assert beyond(16, 100) == [32, 64]
+    assert beyond(16, 100, sparse=True) == [64]
+    assert beyond(16, 15) == []
+
+
+# --- what the points say
+
+
+def points(rates: dict[int, float]) -> list[Point]:
+    """Rows a second by batch."""
+    return [
+        Point(batch=batch, seconds=batch / rate, slowest_seconds=batch / rate, peak_bytes=None)
+        for batch, rate in rates.items()
+    ]
+
+
+def test_the_smallest_batch_within_2_percent_of_the_best() -> None:
+    curve = points({1: 10, 2: 20, 4: 40, 8: 98.1, 16: 100, 32: 97.9, 64: 99})
+    assert fastest(curve).batch == 16
+    assert smallest_near(curve).batch == 8
+    assert smallest_near(curve, share=0.7).batch == 4
+    assert row_rate(curve[3]) == pytest.approx(98.1)
+
+
+def test_equal_rates_are_equal_and_the_smaller_batch_is_taken() -> None:
+    assert fastest(points({4: 50.0, 8: 50.0})).batch == 4
+
+
+def test_the_knee_is_where_a_saturating_curve_bends() -> None:
+    """b / (b + 8): of 1 to 64, the point farthest above the chord solves a quadratic: b = sqrt(72 · 9) - 8 = 17.5."""
+    curve = points({batch: batch / (batch + 8) for batch in range(1, 65)})
+    assert knee(curve).batch in (17, 18)
+
+
+@pytest.mark.parametrize("curve", [{1: 1.0, 2: 2.0, 4: 4.0}, {1: 1.0, 2: 1.5, 4: 9.0}, {4: 7.0}, {1: 9.0, 2: 5.0}])
+def test_a_curve_without_a_bend_has_its_knee_at_the_best(curve: dict[int, float]) -> None:
+    assert knee(points(curve)).batch == fastest(points(curve)).batch
+
+
+# --- trials in this process
+
+
+class Counting:
+    """A workload that takes no time and notes what is asked of it."""
+
+    def __init__(self, compiled: bool):
+        self.compiled = compiled
+        self.calls: list[str] = []
+
+    def accumulate(self, batch: int) -> None:
+        self.calls.append("pass")
+
+    def update(self) -> None:
+        self.calls.append("update")
+
+    def validate(self, batch: int) -> None:
+        self.calls.append("score")
+
+    def forget(self) -> None:
+        self.calls.append("forget")
+
+    def checkpoint(self) -> int:
+        return 77
+
+    def reset_peak(self) -> None:
+        self.calls.append("reset")
+
+    def usage(self) -> Usage | None:
+        return None
+
+
+def test_a_compiled_trial_passes_through_every_recording_before_it_is_timed() -> None:
+    work = Counting(compiled=True)
+    trial = LocalTrials(work).trial(4, least=2)
+    assert work.calls == ["reset", "pass", "update", "pass", "pass", "update", "pass", "pass", "update"]
+    assert len(trial.times) == 2
+    assert trial.seconds >= sum(trial.times)
+
+
+def test_a_plain_trial_has_one_pass_before_it_is_timed_and_nothing_compiled() -> None:
+    work = Counting(compiled=False)
+    trial = LocalTrials(work).trial(4, least=3)
+    assert work.calls == ["reset", "pass", "update", "pass", "pass", "pass", "update"]
+    assert trial.compile_seconds == 0.0
+
+
+def test_scoring_is_tried_without_what_training_keeps() -> None:
+    work = Counting(compiled=True)
+    LocalTrials(work).trial(4, scoring=True)
+    assert work.calls == ["forget", "reset", "score", "score", "score"]
+
+
+def test_what_a_run_does_besides_passes() -> None:
+    around = LocalTrials(Counting(compiled=False)).around(4)
+    assert around.checkpoint_bytes == 77
+    assert around.update_seconds >= 0
+
+
+def test_work_is_repeated_often_enough_and_not_for_ever() -> None:
+    assert len(repeat(lambda: None, 0.0, 3)) == 3
+    assert len(repeat(lambda: None, 1e9, 3)) == 50
