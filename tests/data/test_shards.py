@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.data import shards
+from shoestring.data import shards, sizes
 from shoestring.data.shards import Shard, dtype_for, shard_bytes, write_shard
 
 MASKS = (0x01, 0x80, 0xFF)
@@ -136,7 +136,7 @@ def test_the_seal_stands_for_the_content(tmp_path: Path) -> None:
 
 def test_damage_is_reported_exactly_where_its_block_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = 16
-    monkeypatch.setattr(shards, "_BLOCK", block)
+    monkeypatch.setattr(sizes, "BLOCK", block)
     path, tokens = tmp_path / "a.tok", some_tokens(40, "<u2")
     write(path, tokens, [8, 40])
     content = path.read_bytes()
@@ -164,7 +164,7 @@ def test_gathered_windows_are_those_of_slicing(
     starts = data.draw(st.lists(st.integers(0, len(values) - width), max_size=12))
     path = tmp_path_factory.mktemp("shard") / "a.tok"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "_BLOCK", block)
+        patch.setattr(sizes, "BLOCK", block)
         write(path, values, [len(values)])
         shard = Shard(path)
         if checked_before:
@@ -177,7 +177,7 @@ def test_gathered_windows_are_those_of_slicing(
 
 def test_damage_is_reported_exactly_where_a_window_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, width = 16, 5
-    monkeypatch.setattr(shards, "_BLOCK", block)
+    monkeypatch.setattr(sizes, "BLOCK", block)
     path, tokens = tmp_path / "a.tok", some_tokens(40, "<u2")
     write(path, tokens, [8, 40])
     content = path.read_bytes()
@@ -211,7 +211,7 @@ def test_a_block_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_damaged_document_ends_do_not_stop_tokens_of_other_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_BLOCK", 16)
+    monkeypatch.setattr(sizes, "BLOCK", 16)
     path, tokens = tmp_path / "a.tok", some_tokens(40, "<u2")
     write(path, tokens, [8, 40])
     path.write_bytes(flipped(path.read_bytes(), 64 + 80, 1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.recipe import Data
-from shoestring.data import passes, shards, store, units
+from shoestring.data import passes, shards, sizes, store, units
 from shoestring.data.order import step_rows
 from shoestring.data.prepare import prepare
 from shoestring.data.store import Store, StoreRows
@@ -407,7 +407,7 @@ def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
 
 def test_a_large_store_reports_damage_only_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, itemsize, header = 32, 2, 64
-    monkeypatch.setattr(shards, "_BLOCK", block)
+    monkeypatch.setattr(sizes, "BLOCK", block)
     opened = make(tmp_path, [f"document {i} of some" for i in range(12)], "bytes")
     expected = all_rows(opened.split("train", 5))
     path = opened.paths.folder / "train-00000-00000.tok"

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Cost, Density, Machine, Plan, Point, Profile
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Budget, Recipe
+from shoestring.core.units import Bytes, Count
 from shoestring.plan.make import (
     REPORT_SECONDS,
     RESERVE_SECONDS,
@@ -52,7 +53,7 @@ def recipe(budget: dict[str, Any], **sections: dict[str, Any]) -> Recipe:
         "train": {"batch": 8} | sections.get("train", {}),
         "evaluate": {"rows": 10, "every": 0.2} | sections.get("evaluate", {}),
     }
-    return recipes.build(values, "test")
+    return recipe_file.build(values, "test")
 
 
 def store_bytes(tokens: float, documents: float) -> int:
@@ -362,7 +363,7 @@ def cases(draw: st.DrawFn, endless: bool | None = None) -> Case:
     }
     if draw(st.booleans()):
         values["train"]["checkpoint_every"] = f"{draw(st.floats(0.5, 500))!r}s"
-    return Case(recipes.build(values, "case"), profile, draw(st.floats(0, 10)))
+    return Case(recipe_file.build(values, "case"), profile, draw(st.floats(0, 10)))
 
 
 def documents_for(case: Case, steps: int) -> int:
@@ -450,7 +451,7 @@ def test_the_numbers_of_any_plan_agree_with_each_other(case: Case, data: st.Data
             ]
         )
     )
-    changed = replace(case.recipe, budget=recipes.Budget(**budget))
+    changed = replace(case.recipe, budget=Budget(**budget))
     made = plan_or_refusal(case, changed)
     if isinstance(made, str):
         assert "time" in budget
@@ -474,7 +475,7 @@ def test_a_disk_budget_is_never_exceeded_and_refused_only_when_the_least_does_no
     case: Case, steps: int, disk: int
 ) -> None:
     assume(case.density.tokens >= case.density.documents)
-    budget = recipes.Budget(steps=recipes.Count(steps), disk=recipes.Bytes(disk))
+    budget = Budget(steps=Count(steps), disk=Bytes(disk))
     changed = replace(case.recipe, budget=budget)
     free = make_plan(replace(changed, budget=replace(budget, disk=None)), case.profile, store_bytes)
     assert free.disk_bytes is not None and free.entries is not None

@@ -6,7 +6,8 @@ import pytest
 
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Cost, Machine, Point, Profile
-from shoestring.core.recipe import Recipe, build
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build
 from shoestring.plan.hmm import plan_hmm
 from shoestring.plan.make import RESERVE_SECONDS, RESERVE_SHARE
 

@@ -10,7 +10,8 @@ from test_make import PROFILE, recipe
 
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Plan, Profile
-from shoestring.plan.make import RESERVE_SECONDS, RESERVE_SHARE, Ready, make_plan
+from shoestring.plan.corpus import Ready
+from shoestring.plan.make import RESERVE_SECONDS, RESERVE_SHARE, make_plan
 
 ENDLESS = Ready(None, 0, "computed as they are read")
 STORE = Ready(450, 3_000_000, "for training, in a/store")

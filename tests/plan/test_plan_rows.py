@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_make import PROFILE
 
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.facts import Plan
 from shoestring.core.recipe import Recipe
 from shoestring.data.density import measure_density
@@ -38,7 +38,7 @@ def recipe(folder: Path, budget: dict[str, Any], **data: Any) -> Recipe:
         "train": {"batch": 8},
         "evaluate": {"rows": 40},
     }
-    return recipes.build(values, "test")
+    return recipe_file.build(values, "test")
 
 
 def planned(made: Recipe) -> Plan:

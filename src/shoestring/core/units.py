@@ -6,17 +6,18 @@
     Flops    "1e21", "3.5P", "2.1e18 FLOP"
 
 `str(x)` is exact and parses back to the same value; `x.short()` is rounded, for tables. A time or a size without a unit
-is refused: a bare 120 is seconds to one reader, and minutes to Slurm.
+is refused: a bare 120 is seconds to one reader, and minutes to Slurm. `Interval` is a quantity that is not exact:
+"200M..400M", or "200M..250M..400M" with what to expect in the middle.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from typing import Self
+from typing import NamedTuple, Self
 
 _NUMBER = r"[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
@@ -35,6 +36,12 @@ _COUNTS = {"T": 10**12, "B": 10**9, "M": 10**6, "k": 10**3, "": 1}
 _COUNT_NAMES = _COUNTS | {"K": 10**3, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _FLOPS = {"Z": 10**21, "E": 10**18, "P": 10**15, "T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 _FLOP_NAMES = _FLOPS | {"K": 10**3, "B": 10**9}
+_KINDS: Mapping[str, _Scale] = {
+    "a time": _TIME_NAMES,
+    "a size": _BYTE_NAMES,
+    "a count": _COUNT_NAMES,
+    "an amount of computation": _FLOP_NAMES,
+}
 
 
 def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
@@ -47,7 +54,9 @@ def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
         if not unit:
             raise ValueError(f"{text!r} has no unit; write for example {example}")
         allowed = ", ".join(name for name in names if name)
-        raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are {allowed}")
+        others = " or ".join(other for other, known in _KINDS.items() if unit in known)
+        meant = f", which is of {others} and not of {what}" if others else ""
+        raise ValueError(f"{text!r} has the unknown unit {unit!r}{meant}; units are {allowed}")
     return _bounded(Fraction(Decimal(number.replace("_", ""))) * names[unit], text)
 
 
@@ -191,6 +200,45 @@ class Flops(float):
 
     def short(self) -> str:
         return f"{_rounded(float(self), _FLOPS, ' ')}FLOP" if self >= 1000 else f"{float(self):g} FLOP"
+
+
+class Interval(NamedTuple):
+    """A quantity of which no more is known than that it lies between `low` and `high`; all three are above zero.
+
+    Products and quotients take their factors to be independent of each other: the ends are those of the worst case.
+    """
+
+    low: float
+    expected: float
+    high: float
+
+    @classmethod
+    def exactly(cls, value: float) -> Interval:
+        return cls(value, value, value)
+
+    @classmethod
+    def parse(cls, text: str, value: Callable[[str], float]) -> Interval:
+        """`value` reads each end; "a..b" expects the middle of the two, "a..m..b" says what to expect."""
+        parts = [float(value(part)) for part in text.split("..")]
+        if len(parts) > 3 or parts != sorted(parts):
+            raise ValueError(f"{text!r} is not an interval; write low..high or low..expected..high, as 200M..400M")
+        middle = parts[1] if len(parts) == 3 else (parts[0] + parts[-1]) / 2
+        return cls(parts[0], middle, parts[-1])
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low == self.high
+
+    def times(self, other: Interval) -> Interval:
+        return Interval(self.low * other.low, self.expected * other.expected, self.high * other.high)
+
+    def over(self, other: Interval) -> Interval:
+        return Interval(self.low / other.high, self.expected / other.expected, self.high / other.low)
+
+    def show(self, printer: Callable[[float], str]) -> str:
+        """As in "5.4 GB (2.7 GB – 5.4 GB)"; one value where the ends print alike."""
+        middle, ends = printer(self.expected), (printer(self.low), printer(self.high))
+        return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} – {ends[1]})"
 
 
 def rate(value: float, unit: str) -> str:

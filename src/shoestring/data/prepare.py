@@ -35,7 +35,8 @@ from shoestring.data.passes import (
     resolve_duplicates,
     run_pass,
 )
-from shoestring.data.shards import dtype_for, shard_bytes
+from shoestring.data.shards import dtype_for
+from shoestring.data.sizes import estimate_bytes as estimate_bytes
 from shoestring.data.sources import open_source
 from shoestring.data.store import Manifest, SplitEntry, Store, StorePaths, write_tokenizer
 from shoestring.data.tokenizers import (
@@ -44,7 +45,6 @@ from shoestring.data.tokenizers import (
     open_tokenizer,
     tokenizer_fingerprint,
     tokenizer_identity,
-    vocabulary_size,
     words_in,
 )
 from shoestring.data.units import Unit, divide, limited
@@ -63,12 +63,6 @@ def store_folder(data: Data, seed: int, documents: int | None, source: Corpus | 
     label = f"{Path(data.source).name.split('.')[0]}-{Path(data.tokenizer).name.split('.')[0]}"
     name = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")
     return Path(data.folder) / f"{name}-{fingerprint(identity)[:8]}"
-
-
-def estimate_bytes(tokens: float, documents: float, data: Data) -> int:
-    """What a store of about this many tokens takes on disk."""
-    itemsize = dtype_for(vocabulary_size(data.tokenizer, data.end)).itemsize
-    return shard_bytes(int(tokens), int(documents), itemsize)
 
 
 def prepare(

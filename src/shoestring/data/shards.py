@@ -19,31 +19,18 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.files import whole_file
+from shoestring.data import sizes
+from shoestring.data.sizes import HEADER, payload_bytes, token_bytes
+from shoestring.data.sizes import shard_bytes as shard_bytes
 
 _MAGIC = b"SHOESTOK"
 _VERSION = 2
-_HEADER = struct.Struct("<8sIIQQ28xI")
-_BLOCK = 1 << 16
 _DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 def dtype_for(vocab_size: int) -> np.dtype[np.unsignedinteger]:
     """The smallest unsigned type that holds every id."""
-    return _DTYPES[1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4]
-
-
-def shard_bytes(tokens: int, documents: int, itemsize: int) -> int:
-    """The size of a shard's file."""
-    payload = _payload_bytes(tokens, documents, itemsize)
-    return _HEADER.size + payload + 4 * (_blocks(payload) + 1)
-
-
-def _payload_bytes(tokens: int, documents: int, itemsize: int) -> int:
-    return -(-tokens * itemsize // 8) * 8 + 8 * documents
-
-
-def _blocks(payload: int) -> int:
-    return -(-payload // _BLOCK)
+    return _DTYPES[token_bytes(vocab_size)]
 
 
 def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], ends: NDArray[np.uint64]) -> int:
@@ -52,10 +39,10 @@ def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], ends: NDArray[n
     payload = np.ascontiguousarray(tokens).data.cast("B")  # no copy: large shards are written by several threads
     if len(ends) or len(payload) % 8:
         payload = memoryview(bytes(payload) + b"\0" * (-len(payload) % 8) + ends.astype("<u8").tobytes())
-    checks = [zlib.crc32(payload[at : at + _BLOCK]) for at in range(0, len(payload), _BLOCK)]
+    checks = [zlib.crc32(payload[at : at + sizes.BLOCK]) for at in range(0, len(payload), sizes.BLOCK)]
     table = np.array(checks, dtype="<u4").tobytes()
     seal = zlib.crc32(table)
-    head = _HEADER.pack(_MAGIC, _VERSION, itemsize, len(tokens), len(ends), 0)[:-4]
+    head = HEADER.pack(_MAGIC, _VERSION, itemsize, len(tokens), len(ends), 0)[:-4]
     with whole_file(path) as file:
         for part in (head, struct.pack("<I", zlib.crc32(head)), payload, table, struct.pack("<I", seal)):
             file.write(part)
@@ -74,10 +61,10 @@ class Shard:
             raise storage_error("read", path, cause) from cause
         except ValueError as cause:  # an empty file cannot be mapped
             raise DataError(f"{path}: not a token shard: it is empty") from cause
-        if len(self._bytes) < _HEADER.size:
+        if len(self._bytes) < HEADER.size:
             raise DataError(f"{path}: not a token shard: it is shorter than a header")
-        head = self._bytes[: _HEADER.size].tobytes()
-        magic, version, itemsize, self.tokens, self.documents, check = _HEADER.unpack(head)
+        head = self._bytes[: HEADER.size].tobytes()
+        magic, version, itemsize, self.tokens, self.documents, check = HEADER.unpack(head)
         if magic != _MAGIC:
             raise DataError(f"{path}: not a token shard")
         if zlib.crc32(head[:-4]) != check or itemsize not in _DTYPES:
@@ -86,12 +73,12 @@ class Shard:
             raise DataError(f"{path}: a token shard of version {version}; this program reads version {_VERSION}")
         if len(self._bytes) != shard_bytes(self.tokens, self.documents, itemsize):
             raise self._damaged("its size")
-        payload = _payload_bytes(self.tokens, self.documents, itemsize)
-        table = self._bytes[_HEADER.size + payload : -4].tobytes()
+        payload = payload_bytes(self.tokens, self.documents, itemsize)
+        table = self._bytes[HEADER.size + payload : -4].tobytes()
         self.seal = int.from_bytes(self._bytes[-4:].tobytes(), "little")
         if zlib.crc32(table) != self.seal:
             raise self._damaged("its table of checksums")
-        self._payload = self._bytes[_HEADER.size : _HEADER.size + payload]
+        self._payload = self._bytes[HEADER.size : HEADER.size + payload]
         self._checks = np.frombuffer(table, dtype="<u4")
         self._trusted = np.zeros(len(self._checks), dtype=bool)
         self._all_trusted = False
@@ -107,9 +94,9 @@ class Shard:
 
     def verify(self, first: int = 0, last: int | None = None) -> None:
         """Check the blocks from byte `first` to byte `last` of the payload that nobody has checked yet."""
-        stop = len(self._checks) if last is None else min(len(self._checks), -(-last // _BLOCK))
-        for block in first // _BLOCK + np.flatnonzero(~self._trusted[first // _BLOCK : stop]):
-            if zlib.crc32(self._payload[block * _BLOCK : (block + 1) * _BLOCK].data) != self._checks[block]:
+        stop = len(self._checks) if last is None else min(len(self._checks), -(-last // sizes.BLOCK))
+        for block in first // sizes.BLOCK + np.flatnonzero(~self._trusted[first // sizes.BLOCK : stop]):
+            if zlib.crc32(self._payload[block * sizes.BLOCK : (block + 1) * sizes.BLOCK].data) != self._checks[block]:
                 raise self._damaged(f"block {block} of its content")
             self._trusted[block] = True
 
@@ -122,10 +109,10 @@ class Shard:
     def gather(self, starts: NDArray[np.int64], width: int) -> NDArray[np.unsignedinteger]:
         """The `width` tokens from each of `starts` on, checked; a copy."""
         if not self.trusted:
-            first, last = starts * self.itemsize // _BLOCK, ((starts + width) * self.itemsize - 1) // _BLOCK
+            first, last = starts * self.itemsize // sizes.BLOCK, ((starts + width) * self.itemsize - 1) // sizes.BLOCK
             for begin, end in zip(first.tolist(), last.tolist()):
                 if not self._trusted[begin : end + 1].all():
-                    self.verify(begin * _BLOCK, (end + 1) * _BLOCK)
+                    self.verify(begin * sizes.BLOCK, (end + 1) * sizes.BLOCK)
         if self._windows is None or self._windows.shape[1] != width:
             self._windows = sliding_window_view(self._ids, width)
         found: NDArray[np.unsignedinteger] = self._windows[starts]

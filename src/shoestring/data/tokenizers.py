@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.recipe import fingerprint
+from shoestring.data.sizes import BYTE_SPECIALS, WORD_SPECIALS
+from shoestring.data.sizes import vocabulary_size as vocabulary_size
+from shoestring.data.sizes import words_in as words_in
 
 if TYPE_CHECKING:
     from shoestring.data.fast_words import WordEncoder
 
 Tokens = NDArray[np.uint32]
 
-ALLOWED = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
 _COMPILED_CHARACTERS = 1 << 18
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
@@ -56,7 +58,7 @@ class ByteTokenizer:
     """One token a byte, after six special ones: the 262 ids of the Perceiver language models."""
 
     spec = "bytes"
-    SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[MASK]", "[CLS]", "[SEP]")
+    SPECIALS = BYTE_SPECIALS
     vocab_size = len(SPECIALS) + 256
     end = SPECIALS.index("[EOS]")
 
@@ -84,7 +86,7 @@ class WordTokenizer:
     The vocabulary has N + 2 entries even where the corpus has fewer words, so that its size is known beforehand.
     """
 
-    SPECIALS = ("<end>", "<unk>")
+    SPECIALS = WORD_SPECIALS
     end = 0
     unknown = 1
 
@@ -183,16 +185,6 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def words_in(spec: str) -> int | None:
-    """N of "words:N", None of any other tokenizer that there is."""
-    kind, _, rest = spec.partition(":")
-    if spec == "bytes" or (kind in ("file", "hf") and rest):
-        return None
-    if kind == "words" and rest.isdecimal() and int(rest) > 0:
-        return int(rest)
-    raise DataError(f'data.tokenizer = "{spec}": must be {ALLOWED}')
-
-
 def open_tokenizer(spec: str, end: str | None = None) -> Tokenizer:
     """A tokenizer that needs no corpus to fit it: bytes, or one that was made elsewhere."""
     assert words_in(spec) is None, "words are counted first"
@@ -216,12 +208,6 @@ def _opened(spec: str, end: str | None, _files: tuple[tuple[str, int, int], ...]
     from shoestring.data.subwords import load_subwords
 
     return load_subwords(spec, end)
-
-
-def vocabulary_size(spec: str, end: str | None = None) -> int:
-    """How many ids the tokenizer will have; known without reading the corpus."""
-    words = words_in(spec)
-    return open_tokenizer(spec, end).vocab_size if words is None else words + len(WordTokenizer.SPECIALS)
 
 
 def tokenizer_identity(spec: str, end: str | None) -> str:

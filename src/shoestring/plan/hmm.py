@@ -5,23 +5,37 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
-from shoestring.core.errors import PlanError
 from shoestring.core.facts import Line, Plan, Point, Profile
 from shoestring.core.recipe import Recipe
-from shoestring.core.units import Bytes, Count, Flops, Seconds, rate
-from shoestring.plan.make import REPORT_SECONDS, RESERVE_SECONDS, RESERVE_SHARE
-from shoestring.plan.split import choose_split
+from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, rate
+from shoestring.plan.history import NO_HISTORY, Correction
+from shoestring.plan.intervals import seconds_ends
+from shoestring.plan.lines import parts_reason
+from shoestring.plan.make import REPORT_SECONDS, reserve_seconds
+from shoestring.plan.refusal import Refusal, plan_or_nearest
+from shoestring.plan.split import Split, choose_split, memory_limit
 
 
-def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) -> Plan:
-    """`rows` training rows of `data.length` tokens; `spent` seconds of the time budget are gone already."""
+def plan_hmm(
+    recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0, correction: Correction = NO_HISTORY
+) -> Plan:
+    """`rows` training rows of `data.length` tokens; `spent` seconds of the time budget are gone already.
+
+    Raises PlanError as `make_plan`, with the nearest recipe that fits.
+    """
+    attempt = partial(_plan, profile=profile, rows=rows, spent=spent, correction=correction)
+    return plan_or_nearest(recipe, attempt, memory_limit(profile, None))
+
+
+def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correction: Correction) -> Plan:
     hmm, length = recipe.hmm, recipe.data.length
     assert hmm is not None, "an HMM recipe"
     split = choose_split(profile, recipe.batch, None, recipe.budget.memory)
     updates = 1 if hmm.update == "all" else -(-rows // hmm.update_every)
-    counting = _seconds(profile.points, split.per_device, -(-rows // updates))
-    epoch = updates * (counting + profile.update_seconds)
+    counting = _seconds(profile.points, split.point, -(-rows // updates))
+    epoch = updates * (counting + profile.update_seconds) * correction.factor
     score = recipe.evaluate.rows * profile.validate_seconds_per_row
     evaluations = math.ceil(1 / recipe.evaluate.every)
     # while several starts are compared, each takes three epochs of its own
@@ -33,20 +47,22 @@ def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) ->
         allowed["epochs"] = max(1, round(recipe.budget.epochs))
     if recipe.budget.time is not None:
         time = float(recipe.budget.time)
-        left = time - sum(parts.values()) - RESERVE_SECONDS - RESERVE_SHARE * time
+        left = time - sum(parts.values()) - reserve_seconds(time)
         allowed["time"] = int(left / (epoch + profile.checkpoint_seconds)) - extra
     binding = min(allowed, key=lambda name: allowed[name])
     epochs = allowed[binding]
     if epochs < 1:
-        raise PlanError(
+        raise Refusal(
             f"nothing fits the time: budget.time = {recipe.budget.time}, and one epoch of {rows:,} rows takes "
-            f"{Seconds(epoch).short()}; raise it, or take fewer data.documents or hmm.states"
+            f"{Seconds(epoch).short()}; raise it, or take fewer data.documents or hmm.states",
+            "time",
         )
     parts["train"] = (epochs + extra) * epoch
     parts["checkpoints"] = epochs * profile.checkpoint_seconds
     tokens = epochs * rows * length
     seconds = sum(parts.values())
-    in_parts = " + ".join(f"{Seconds(v).short()} {k}" for k, v in parts.items() if v >= 0.05)
+    passes = (epochs + extra) * updates * -(-rows // updates // split.per_device)
+    ends = seconds_ends(parts, profile, split.point, passes, correction.spread)
     limit = getattr(recipe.budget, binding)
     table = [
         ("rows", Count(rows).short(), f"of {length} tokens"),
@@ -55,8 +71,13 @@ def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) ->
         ("epochs", f"{epochs:,}", f"budget.{binding} = {limit}"),
         ("an epoch", Seconds(epoch).short(), f"{rows:,} rows at {rate(rows * length / epoch, 'tokens/s')}"),
         ("computation", Flops(tokens * profile.cost.train_flops_per_token).short(), "6 H² a token"),
-        ("seconds", Seconds(seconds).short(), in_parts),
-        ("memory", "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short(), "measured peak"),
+        (
+            "seconds",
+            Interval(ends[0], seconds, ends[1]).show(lambda value: Seconds(value).short()),
+            parts_reason(parts),
+        ),
+        ("memory", "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short(), _memory_reason(split)),
+        *_rows_per_gigabyte(profile),
         ("parameters", Count(profile.cost.total_parameters).short(), "start, transitions, emissions"),
     ]
     return Plan(
@@ -78,13 +99,36 @@ def plan_hmm(recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0) ->
         disk_bytes=2 * profile.checkpoint_bytes,
         peak_bytes=split.peak_bytes,
         evaluations=evaluations,
-        lines=tuple(Line(quantity=q, value=v, reason=r) for q, v, r in table),
+        intervals={"seconds": ends},
+        correction=correction.factor if correction.runs else None,
+        lines=(*(Line(quantity=q, value=v, reason=r) for q, v, r in table), *correction.lines()),
     )
 
 
-def _seconds(points: Sequence[Point], most: int, rows: int) -> float:
-    """How long counting `rows` rows takes, `most` at a time: by lines between the batches that were measured."""
-    known = [(0, points[0].seconds), *((p.batch, p.seconds) for p in points if p.batch <= most)]
-    whole, rest = divmod(rows, most)
+def _memory_reason(split: Split) -> str:
+    return f"measured peak at {split.per_device:,} rows at a time"
+
+
+def _rows_per_gigabyte(profile: Profile) -> list[tuple[str, str, str]]:
+    """How many more rows at a time a gigabyte of memory holds; nothing where that was not measured."""
+    if profile.memory is not None:
+        row_bytes, how = profile.memory.row_bytes, "by the line through all measured peaks"
+    else:
+        known = [(point.batch, point.peak_bytes) for point in profile.points if point.peak_bytes is not None]
+        if len(known) < 2 or known[-1][1] <= known[0][1]:
+            return []
+        (small, little), (large, much) = known[0], known[-1]
+        row_bytes, how = (much - little) / (large - small), f"between {small:,} and {large:,} rows at a time"
+    if row_bytes <= 0:
+        return []
+    return [("rows a GB", Count(int(1e9 / row_bytes)).short(), f"{Bytes(round(row_bytes)).short()} a row, {how}")]
+
+
+def _seconds(points: Sequence[Point], largest: Point, rows: int) -> float:
+    """How long counting `rows` rows takes, as many as `largest` at a time: by lines between measured batches."""
+    smaller = sorted((p for p in points if p.batch < largest.batch), key=lambda p: p.batch)
+    known = [(p.batch, p.seconds) for p in (*smaller, largest)]
+    known = [(0, known[0][1]), *known]
+    whole, rest = divmod(rows, largest.batch)
     (b0, s0), (b1, s1) = next(pair for pair in itertools.pairwise(known) if rest <= pair[1][0])
-    return whole * known[-1][1] + (s0 + (s1 - s0) * (rest - b0) / (b1 - b0) if rest else 0.0)
+    return whole * largest.seconds + (s0 + (s1 - s0) * (rest - b0) / (b1 - b0) if rest else 0.0)

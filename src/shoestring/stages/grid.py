@@ -6,19 +6,18 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
 from shoestring.core.errors import RecipeError
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Seconds
-from shoestring.stages.hmm import plan_fit
 from shoestring.stages.voice import Voice
 
 
 def grid(file: Path, overrides: Sequence[str], over: Sequence[str]) -> list[Recipe]:
     """The recipes of all combinations of `section.field=a,b,c`, each with a run name of its own; one without any."""
-    base = recipes.load(file, overrides)
+    base = recipe_file.load(file, overrides)
     if not over:
         return [base]
     axes, problems = [], []
@@ -33,12 +32,14 @@ def grid(file: Path, overrides: Sequence[str], over: Sequence[str]) -> list[Reci
     for point in itertools.product(*axes):
         suffix = "-".join(f"{field.rpartition('.')[2]}{value.replace(':', '')}" for field, value in point)
         chosen = [f"{field}={value}" for field, value in point]
-        found.append(recipes.load(file, [*overrides, *chosen, f'run.name="{base.run.name}-{suffix}"']))
+        found.append(recipe_file.load(file, [*overrides, *chosen, f'run.name="{base.run.name}-{suffix}"']))
     return found
 
 
 def plan_grid(made: Sequence[Recipe], voice: Voice) -> tuple[str, list[tuple[str, str, str, str]]]:
     """The time of all fits that are not done yet, and a line for each."""
+    from shoestring.stages.hmm import plan_fit  # with torch, which a list of recipes does without
+
     total, lines = 0.0, []
     for recipe in made:
         folder = RunFolder.of(recipe)

@@ -1,53 +1,123 @@
-"""Plan: from the recipe and its profile to plan.json. Needs no torch."""
+"""Plan: from the recipe and its profile to plan.json. Needs no torch, and numpy only for what is stored already."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from shoestring.core.errors import PlanError
-from shoestring.core.facts import Plan, Profile
-from shoestring.core.files import free_bytes
+from shoestring.core.errors import PlanError, ShoestringError
+from shoestring.core.facts import Machine, Outcome, Plan, Profile
+from shoestring.core.files import free_bytes, write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.data.labels import count_labelled
-from shoestring.data.packed import PackedSource
-from shoestring.data.prepare import estimate_bytes
-from shoestring.data.sentence_store import prepare_rows
+from shoestring.data.sizes import estimate_bytes
+from shoestring.plan.corpus import Ready
+from shoestring.plan.history import Correction, Past, learn
 from shoestring.plan.hmm import plan_hmm
-from shoestring.plan.make import Ready, make_plan
-from shoestring.stages.prepare import given_store
+from shoestring.plan.make import make_plan, reserve_seconds
+from shoestring.plan.sbatch import Job, sbatch_script
+
+LEARNED_RUNS = 20
+"""The last finished runs that a plan learns from."""
 
 
-def plan_recipe(recipe: Recipe, profile: Profile, spent: float = 0.0, devices: int = 1) -> Plan:
-    """The plan, with `spent` seconds of the time budget gone already; an HMM's needs its rows, and makes them."""
+def plan_recipe(
+    recipe: Recipe, profile: Profile, spent: float = 0.0, devices: int = 1, estimate_error: float = 0.0
+) -> Plan:
+    """The plan, with `spent` seconds of the time budget gone already; an HMM's needs its rows, and makes them.
+
+    It is corrected by what the finished runs beside this one have taught. A profile that was not measured but estimated
+    is off by the share `estimate_error`, which widens the interval of the seconds.
+    """
+    correction = learned(recipe, profile)
+    correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
     if recipe.hmm is not None:
+        from shoestring.data.sentence_store import prepare_rows
+
         rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
-        return plan_hmm(recipe, profile, len(rows.train), spent)
+        return plan_hmm(recipe, profile, len(rows.train), spent, correction)
 
     def store_bytes(tokens: float, documents: float) -> int:
         return estimate_bytes(tokens, documents, recipe.data)
 
     free = free_bytes(Path(recipe.run.folder))
-    return make_plan(recipe, profile, store_bytes, spent, free, ready_rows(recipe), devices)
+    return make_plan(recipe, profile, store_bytes, spent, free, ready_rows(recipe), devices, correction)
 
 
 def ready_rows(recipe: Recipe) -> Ready | None:
     """Rows that need no preparing."""
-    if recipe.data.stream is not None:
-        return Ready(None, 0, "computed as they are read; nothing is prepared")
-    if recipe.data.label is not None:
-        assert recipe.model.classes is not None, "checked when the recipe was read"
-        rows, _ = count_labelled(recipe.data, recipe.run.seed, recipe.model.classes)
-        return Ready(rows, 0, "for training, one a document, read into memory; nothing is prepared")
-    store = given_store(recipe)
-    if store is None:
-        return None
     data = recipe.data
+    if data.stream is not None:
+        return Ready(None, 0, "computed as they are read; nothing is prepared")
+    if data.label is not None:
+        from shoestring.data.labels import count_labelled
+
+        assert recipe.model.classes is not None, "checked when the recipe was read"
+        rows, _ = count_labelled(data, recipe.run.seed, recipe.model.classes)
+        return Ready(rows, 0, "for training, one a document, read into memory; nothing is prepared")
+    if not data.source.startswith("store:"):
+        return None
+    from shoestring.data.packed import PackedSource
+    from shoestring.stages.prepare import given_store
+
+    store = given_store(recipe)
+    assert store is not None, "the source names one"
     if data.packing == "concat":
         rows = len(store.split("train", data.length))
     else:
         rows = len(PackedSource(store, "train", data.length, data.packing))
     return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
+
+
+def learned(recipe: Recipe, profile: Profile) -> Correction:
+    """What the last finished runs in the same folder teach about the machine that was measured."""
+    past, left_out = read_history(finished_runs(Path(recipe.run.folder)))
+    return learn(past, profile.machine.fingerprint, left_out)
+
+
+def finished_runs(folder: Path, most: int = LEARNED_RUNS) -> list[Path]:
+    """The runs in `folder` that ended last, the latest first."""
+    if not folder.is_dir():
+        return []
+    ended: list[tuple[float, Path]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                ended.append((RunFolder(entry.path).done.stat().st_mtime, Path(entry.path)))
+            except OSError:  # not a run, or not finished
+                continue
+    return [path for _, path in sorted(ended, reverse=True)[:most]]
+
+
+def read_history(folders: Iterable[Path]) -> tuple[list[Past], list[str]]:
+    """Finished runs beside their plans, and a line for each folder that is not one, or cannot be read."""
+    found, left_out = [], []
+    for path in folders:
+        folder = RunFolder(path)
+        try:
+            if not folder.done.is_file() or not folder.plan.is_file():
+                missing = folder.plan if folder.done.is_file() else folder.done
+                left_out.append(f"{path} (not a finished run: no {missing.name})")
+                continue
+            machine = Machine.read(folder.machine).fingerprint if folder.machine.is_file() else None
+            plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
+        except (ShoestringError, UnicodeDecodeError) as cause:
+            left_out.append(f"{path} ({str(cause).splitlines()[0]})")
+            continue
+        found.append(Past(name=path.name, machine=machine, plan=plan, outcome=outcome))
+    return found, left_out
+
+
+def history_of(paths: Sequence[Path]) -> tuple[list[Past], list[str]]:
+    """As `read_history` of runs, and of all runs in a folder that holds runs."""
+    runs: list[Path] = []
+    for path in paths:
+        inside = [] if RunFolder(path).recipe.is_file() else finished_runs(path)
+        runs += inside or [path]
+    return read_history(runs)
 
 
 def read_profile(recipe: Recipe, folder: RunFolder, file: Path | None = None) -> Profile:
@@ -59,9 +129,34 @@ def read_profile(recipe: Recipe, folder: RunFolder, file: Path | None = None) ->
             f"or give figures by hand: --time, --tokens-per-second, …"
         )
     profile = Profile.read(path)
-    if profile.workload != recipe.workload:
+    if not is_of(profile, recipe):
         raise PlanError(f"{path} was measured with another model, row length or batch; run: shoestring measure RECIPE")
     return profile
+
+
+def is_of(profile: Profile, recipe: Recipe) -> bool:
+    """Whether the workload is the recipe's; one that was measured at several batches serves any per_device of them."""
+    if profile.workload == recipe.workload:
+        return True
+    if recipe.hmm is not None or recipe.train.per_device is None:
+        return False
+    return profile.workload == replace(recipe, train=replace(recipe.train, per_device=None)).workload
+
+
+def write_sbatch(path: Path, recipe: Recipe, plan: Plan, profile: Profile, command: Sequence[str], python: str) -> None:
+    """Write a Slurm script that runs `command`, the words after "python -m", here."""
+    job = Job(
+        name=recipe.run.name,
+        folder=str(RunFolder.of(recipe).path.resolve()),
+        working_folder=str(Path.cwd()),
+        command=command,
+        python=python,
+        on_gpu=profile.machine.device == "cuda",
+        threads=profile.machine.threads,
+        time_budget=None if recipe.budget.time is None else float(recipe.budget.time),
+        reserve=reserve_seconds(plan.seconds or 0.0),
+    )
+    write_whole(path, sbatch_script(plan, job))
 
 
 def read_plan(recipe: Recipe, path: Path) -> Plan:

@@ -1,0 +1,161 @@
+"""What a run reads: rows that are there already, or the documents that its steps, its time and its disk allow."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoestring.core.facts import Density, Profile
+from shoestring.core.recipe import Recipe
+from shoestring.core.units import Bytes
+from shoestring.plan.refusal import Refusal
+
+_PREPARE_SHARE = 0.10
+"""Of the time budget: an endless corpus is read no longer than this, and then repeated."""
+
+StoreBytes = Callable[[float, float], int]
+"""Bytes on disk of a store with this many tokens and documents."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Rows that are there before the run, with no corpus to read: a stream, or a store that was made before."""
+
+    rows: int | None
+    """For training; None where they never end."""
+    bytes: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is read: of a text, the least of what the steps need, what there is, and what time and disk allow."""
+
+    reason: str
+    rows: int | None
+    """For training; None where they never end."""
+    bytes: int
+    """On disk."""
+    documents: int | None = None
+    text_bytes: float | None = None
+    tokens_per_document: float | None = None
+    seconds: float = 0.0
+    """To prepare it."""
+    whole: bool = False
+    """All there is of a text is read."""
+    as_needed: bool = False
+    """The documents are as many as the tokens of the run need."""
+
+
+def rows_there_are(recipe: Recipe, density: Density) -> float | None:
+    documents = available_documents(recipe, density)
+    if documents is None:
+        return None
+    return documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
+
+
+def _rows_per_document(recipe: Recipe, density: Density) -> float:
+    """Rows that a document fills, of average length.
+
+    Where it has rows of its own, at least one; the last row of a document that takes several is half full on average.
+    """
+    if recipe.data.packing == "pad":
+        return max(1.0, (density.tokens_per_document - 1) / recipe.data.length + 0.5)
+    return density.tokens_per_document / recipe.data.length
+
+
+def available_documents(recipe: Recipe, density: Density) -> int | None:
+    """Documents there are to read; None: no end."""
+    numbers = [n for n in (recipe.data.documents, density.total_documents) if n is not None]
+    return min(int(n) for n in numbers) if numbers else None
+
+
+def documents_for(recipe: Recipe, density: Density, steps: int) -> float:
+    """Documents that give every step of one epoch rows of its own."""
+    return steps * recipe.batch / _rows_per_document(recipe, density) / (1 - recipe.data.heldout)
+
+
+def least_documents(recipe: Recipe, density: Density) -> int:
+    """Enough for the held-out rows, and for one step of training."""
+    heldout = recipe.evaluate.rows / _rows_per_document(recipe, density) / recipe.data.heldout
+    return math.ceil(max(heldout, documents_for(recipe, density, 1))) + 1
+
+
+def document_limit(recipe: Recipe, density: Density) -> float:
+    """Most documents of an endless corpus, by the time they may take; what there is otherwise."""
+    if (available := available_documents(recipe, density)) is not None:
+        return available
+    if recipe.budget.time is None:
+        return math.inf
+    in_time = _PREPARE_SHARE * float(recipe.budget.time) * density.documents / density.seconds
+    return max(in_time, least_documents(recipe, density))
+
+
+def kept_bytes(recipe: Recipe, profile: Profile) -> int:
+    """Checkpoints on disk at the worst moment: those kept, the best, and the one being written."""
+    return (recipe.train.keep + 2) * profile.checkpoint_bytes
+
+
+def corpus_to_read(
+    recipe: Recipe, density: Density, store_bytes: StoreBytes, profile: Profile, steps: int, free_disk: int | None
+) -> Corpus:
+    needed = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
+    limit = document_limit(recipe, density)
+    if available_documents(recipe, density) is not None:
+        documents, reason = int(limit), "all there are" if recipe.data.documents is None else "data.documents"
+    elif needed <= limit:
+        documents, reason = needed, "one epoch of the steps, and the held-out rows"
+    else:
+        documents, reason = int(limit), f"as many as {_PREPARE_SHARE:.0%} of the time prepares; then repeated"
+    as_needed = available_documents(recipe, density) is None and needed <= limit
+
+    def size(number: int) -> int:
+        return store_bytes(number * density.tokens_per_document, number)
+
+    limits = [(recipe.budget.disk, f"budget.disk = {recipe.budget.disk}"), (free_disk, "what is free on the disk")]
+    for disk, name in limits:
+        if disk is None:
+            continue
+        room = int(disk) - kept_bytes(recipe, profile)
+        least = min(documents, least_documents(recipe, density))
+        if size(least) > room:
+            raise Refusal(
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), of which the checkpoints take "
+                f"{Bytes(kept_bytes(recipe, profile)).short()} and the least text {Bytes(size(least)).short()}; "
+                f"make room, or take a smaller model or train.keep",
+                "disk",
+            )
+        if size(documents) > room:
+            reason = f"as many as {name} holds; then repeated"
+            as_needed = False
+            documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
+    rows = documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
+    all_there_are = density.total_documents is not None and documents >= density.total_documents
+    return Corpus(
+        reason=reason,
+        rows=max(1, int(rows)),
+        bytes=size(documents),
+        documents=documents,
+        text_bytes=documents * density.text_bytes / density.documents,
+        tokens_per_document=density.tokens_per_document,
+        seconds=documents * density.seconds / density.documents,
+        whole=all_there_are and (recipe.data.documents is None or documents < int(recipe.data.documents)),
+        as_needed=as_needed,
+    )
+
+
+def corpus_that_is_ready(recipe: Recipe, ready: Ready, profile: Profile, free_disk: int | None) -> Corpus:
+    """Nothing is written but checkpoints."""
+    needed = kept_bytes(recipe, profile)
+    budget = (recipe.budget.disk, f"budget.disk = {recipe.budget.disk}", needed + ready.bytes)
+    for disk, name, taken in (budget, (free_disk, "what is free", needed)):
+        if disk is not None and taken > int(disk):
+            what = "the checkpoints" if taken == needed else "the store and the checkpoints"
+            raise Refusal(
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and {what} take {Bytes(taken).short()}; "
+                f"make room, or take a smaller model or train.keep",
+                "disk",
+            )
+    return Corpus(reason=ready.what, rows=ready.rows, bytes=ready.bytes)

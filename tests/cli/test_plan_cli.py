@@ -1,0 +1,246 @@
+"""`shoestring plan` through the real command line: the questions of the notebooks, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, last_json
+
+from shoestring.core.facts import Cost, Density, Machine, Outcome, Plan, Point, Profile
+from shoestring.core.recipe_file import load
+from shoestring.core.run_folder import RunFolder
+
+MACHINE = Machine(device="cpu", device_name="x", threads=2, memory_bytes=None, system="x", python="3.11", versions={})
+
+
+def told(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert result.returncode == 0, result.stderr
+    return last_json(result.stdout)
+
+
+def refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+    for part in parts:
+        assert part in result.stderr
+
+
+def write_profile(recipe: Path, *settings: str, speed: float = 1.0) -> Profile:
+    """A profile as if it had been measured, in the folder of the recipe's run beside the recipe."""
+    made = load(recipe, settings)
+    profile = Profile(
+        machine=MACHINE,
+        workload=made.workload,
+        length=made.data.length,
+        points=tuple(
+            Point(batch=rows, seconds=(0.01 + 0.002 * rows) / speed, slowest_seconds=0.1, peak_bytes=rows * 10**8)
+            for rows in (1, 2, 4)
+        ),
+        setup_seconds=2.0,
+        update_seconds=0.01,
+        validate_seconds_per_row=0.001,
+        checkpoint_seconds=0.05,
+        checkpoint_bytes=100_000,
+        available_bytes=10**9,
+        stopped="there was no larger one",
+        cost=Cost(parameters={"all": 10_000}, forward_flops_per_token=20_000.0),
+        density=Density(documents=100, text_bytes=60_000, tokens=16_000, seconds=0.1, total_documents=None),
+    )
+    profile.write(recipe.parent / RunFolder.of(made).profile)
+    return profile
+
+
+# --- by hand
+
+
+def test_the_data_for_five_days(shoestring: Command) -> None:
+    options = ("--time", "5d", "--tokens-per-second", "2500", "--tokens-per-gb", "200M", "--entries-per-gb", "400k")
+    plan = told(shoestring("plan", *options, "--json"))
+    assert (plan["tokens"], plan["entries"], plan["binding"]) == (1_080_000_000, 2_160_000, "time")
+    assert plan["gigabytes"] == pytest.approx(5.4)
+    names = "tokens entries gigabytes steps samples effective_batch per_device accumulate devices seconds disk_bytes"
+    assert {*names.split(), "peak_bytes", "binding"} <= plan.keys()
+    spread = told(shoestring("plan", *options[:5], "200M..400M", *options[6:], "--json"))
+    assert spread["intervals"]["gigabytes"] == [2.7, 5.4]
+
+
+def test_a_thousand_steps_with_a_margin(shoestring: Command) -> None:
+    options = ("--per-device", "4", "--accumulate", "4", "--devices", "1", "--steps", "1000", "--margin", "1.25")
+    result = shoestring("plan", *options)
+    assert result.returncode == 0
+    assert "16 rows" in result.stdout
+    assert "20,000" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ("--time 5GB --tokens-per-second 3", ("--time 5GB", "of a size and not of a time")),
+        ("--time 0s --tokens-per-second 3", ("--time = 0", "above zero")),
+        ("--time -5d --tokens-per-second 3", ("--time -5d", "not a time")),
+        ("--per-device 4 --accumulate 4 --batch 17 --steps 5", ("17 rows ÷ 4 rows", "whole number")),
+        ("--steps 1..5 --per-device 2", ("--steps 1..5", "not an interval")),
+        ("--tokens-per-second 400..200 --time 5d", ("--tokens-per-second 400..200", "low..high")),
+        ("--batch 16 --per-device 4 --accumulate 2 --devices 1", ("16 rows as given", "8 rows")),
+        ("--tokens-per-secnd 5", ("--tokens-per-secnd", "--help")),
+        ("--time", ("--time", "expected one argument")),
+        ("--sbatch x.sh --time 5d", ("--sbatch", "RECIPE")),
+        ("--time 5d --tokens-per-second 5 --what-if colour=red", ("--what-if colour=red", "devices=2")),
+        ("--history absent", ("no finished run in absent",)),
+        ("", ("nothing follows",)),
+    ],
+)
+def test_a_mistake_is_one_message_that_names_both_sides(
+    options: str, parts: tuple[str, ...], shoestring: Command
+) -> None:
+    result = shoestring("plan", *options.split())
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert all(part in result.stderr for part in parts), result.stderr
+
+
+def test_what_if_by_hand(shoestring: Command) -> None:
+    figures = ("--time", "5d", "--tokens-per-second", "2500")
+    found = told(shoestring("plan", *figures, "--what-if", "devices=2", "--json"))
+    assert (found["now"]["tokens"], found["then"]["tokens"]) == (1_080_000_000, 2_160_000_000)
+
+
+# --- of a recipe
+
+
+def test_a_plan_with_a_script_for_slurm(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    plan = told(shoestring("plan", tiny, "--set", "run.seed=3", "--sbatch", "job.sh", "--json"))
+    assert Plan.read(tmp_path / "runs/tiny/plan.json").to_dict() == plan
+    script = (tmp_path / "job.sh").read_text()
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+    assert f"exec {sys.executable} -m shoestring train {tiny} --set run.seed=3\n" in script
+    assert f"#SBATCH --output={tmp_path}/runs/tiny/slurm-%j.out" in script
+
+
+def test_what_if_writes_nothing_and_says_what_is_an_estimate(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    two = told(shoestring("plan", tiny, "--what-if", "devices=2", "--json"))
+    assert two["then"]["devices"] == 2
+    assert "measured on 1, planned for 2" in two["notes"][0]
+    wide = told(shoestring("plan", tiny, "--what-if", "model.width=32", "--what-if", "budget.steps=80", "--json"))
+    assert wide["then"]["steps"] == 80
+    assert wide["then"]["peak_bytes"] is None
+    assert wide["notes"][0].startswith("estimate")
+    longer = told(shoestring("plan", tiny, "--what-if", "budget.steps=80", "--json"))
+    assert longer["notes"] == [], "the same workload was measured"
+    assert not (tmp_path / "runs/tiny/plan.json").exists()
+
+
+def test_configurations_are_measured_and_beside_them_is_the_rule(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    found = told(shoestring("plan", tiny, "--configurations", "--json"))
+    assert [row["split"] for row in found["configurations"]] == ["1 × 4 × 1", "2 × 2 × 1", "4 × 1 × 1"]
+    assert [row["free memory"] for row in found["rule_of_thumb"]] == ["> 16 GB", "8–16 GB", "4–8 GB", "< 4 GB"]
+    assert found["per_device"] == 4
+
+
+def test_a_refusal_names_a_setting_that_is_accepted(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    result = shoestring("plan", tiny, "--set", "budget.time=3s")
+    refused(result, "nothing fits the time: budget.time = 3s", "The nearest plan that fits: --set budget.time=")
+    setting = result.stderr.partition("that fits: --set ")[2].split()[0]
+    assert shoestring("plan", tiny, "--set", setting).returncode == 0
+
+
+def test_a_sweep_is_summed_and_what_is_not_measured_is_said(tiny: Path, shoestring: Command) -> None:
+    over = ("--over", "model.width=16,32", "--over", "train.lr=1e-3,3e-3")
+    refused(shoestring("plan", tiny, *over), "none of the 4 runs is measured", "shoestring measure")
+    write_profile(tiny, "run.name=tiny-width16-lr1e-3", "model.width=16", "train.lr=1e-3")
+    found = told(shoestring("plan", tiny, *over, "--json", "--time", "1s"))
+    assert [run["estimate"] for run in found["runs"]] == [False, False, True, True]
+    assert found["seconds"] == pytest.approx(sum(run["plan"]["seconds"] for run in found["runs"]))
+    assert found["fits"] is False
+    assert told(shoestring("plan", tiny, *over, "--json", "--time", "1d"))["fits"] is True
+
+
+def test_a_law_says_whether_the_model_has_the_best_size(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    plan = told(shoestring("plan", tiny, "--law", "chinchilla", "--json"))
+    lines = {line["quantity"]: line for line in plan["lines"]}
+    assert "tokens, by the law of" in lines["best model"]["reason"]
+    assert "by" in lines["this model"]["reason"]
+    refused(shoestring("plan", tiny, "--law", "absent.json"), "absent.json")
+
+
+def test_a_card_that_is_not_here_is_estimated_without_a_profile(
+    tiny: Path, tmp_path: Path, shoestring: Command
+) -> None:
+    plan = told(shoestring("plan", tiny, "--card", "NVIDIA A100-SXM4-80GB", "--json"))
+    assert plan["steps"] == 40
+    assert not (tmp_path / "runs/tiny/plan.json").exists()
+    refused(shoestring("plan", tiny, "--card", "NVIDIA A100-SXM4-80GB", "--sbatch", "x.sh"), "--card and --sbatch")
+    refused(shoestring("plan", tiny, "--card", "NVIDIA A1000-SXM4-80GB"), "unknown", "NVIDIA A100-SXM4-80GB")
+
+
+# --- history
+
+
+def finish(tmp_path: Path, name: str, slower: float, machine: Machine = MACHINE) -> None:
+    """A run that took `slower` times as long as its plan said."""
+    folder = RunFolder(tmp_path / "runs" / name)
+    plan = Plan(binding="steps", tokens=1000, tokens_per_second=100.0, seconds=10.0, intervals={"seconds": (9.0, 12.0)})
+    plan.write(folder.plan)
+    machine.write(folder.machine)
+    Outcome(
+        steps=10, tokens=1000, seconds=10.0 * slower, segments=1, tokens_per_second=100.0 / slower, disk_bytes=1,
+        peak_bytes=None, loss=1.0, shortened=None,
+    ).write(folder.done)  # fmt: skip
+
+
+def test_what_past_runs_teach_is_used_and_shown(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    plain = told(shoestring("plan", tiny, "--json"))
+    assert plain["correction"] is None
+    for name in ("a", "b", "c"):
+        finish(tmp_path, name, 1.5)
+    finish(tmp_path, "other", 9.0, Machine.from_dict(MACHINE.to_dict() | {"threads": 64}, "test"))
+    (tmp_path / "runs/torn").mkdir()
+    (tmp_path / "runs/torn/DONE").write_text("{")
+    (tmp_path / "runs/torn/plan.json").write_text("{")
+    (tmp_path / "runs/foreign").mkdir()
+    (tmp_path / "runs/foreign/DONE").write_bytes(b"\xff\xfe")
+    plan = told(shoestring("plan", tiny, "--json"))
+    assert plan["correction"] == pytest.approx(1.5**0.75)
+    assert plan["step_seconds"] == pytest.approx(plain["step_seconds"] * 1.5**0.75)
+    (line,) = [line for line in plan["lines"] if line["quantity"] == "correction"]
+    assert "torn" in line["reason"] and "foreign" in line["reason"]
+    found = told(shoestring("plan", "--history", "runs", "--json"))
+    assert {run["run"] for run in found["runs"]} == {"a", "b", "c", "other"}
+    assert len(found["left_out"]) == 2
+    assert sorted(found["corrections"].values()) == pytest.approx([1.5**0.75, 3.0])
+    table = shoestring("plan", "--history", "runs/a", "runs/b")
+    assert table.returncode == 0
+    assert "+50.0%" in table.stdout
+    assert "mean size of the error" in table.stdout
+
+
+def test_a_run_that_trains_is_planned_with_what_was_learned(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    finish(tmp_path, "before", 1.5)
+    trained = told(shoestring("train", tiny, "--json"))
+    assert trained["plan"]["correction"] == pytest.approx(1.5**0.5)
+    assert told(shoestring("plan", "--history", "runs/tiny", "--json"))["runs"][0]["errors"]["tokens"] == 0
+
+
+def test_a_plan_imports_neither_typer_nor_numpy(tiny: Path, tmp_path: Path) -> None:
+    write_profile(tiny)
+    code = (
+        "import sys, json, shoestring.cli.main as m\n"
+        f"sys.argv = ['shoestring', 'plan', {str(tiny)!r}]\n"
+        "m.main()\n"
+        "print(json.dumps(sorted({'torch', 'numpy', 'typer', 'pydantic', 'safetensors'} & sys.modules.keys())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
