@@ -18,7 +18,7 @@ from conftest import Command, last_json
 from numpy.typing import NDArray
 
 from shoestring.cli.main import main
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.files import locked
 from shoestring.core.seeds import derive
 from shoestring.data import fixed_rows
@@ -115,7 +115,7 @@ def test_twenty_thousand_rows_in_a_process_of_their_own(run_folder: Path, tmp_pa
         "stream": {"symbols": "sequence"},
         "train": {"batch": 1},
     }
-    stream = open_stream(recipes.build(values, "test"))
+    stream = open_stream(recipe_file.build(values, "test"))
     assert (train[:500] == stream.rows(0, 500).long().numpy()).all(), "a recipe's rows are those of the store"
     known = StoreAnswers.read(folder / "answers.json")
     assert known.rows == 1024

@@ -18,7 +18,7 @@ import torch
 from conftest import last_json, start
 
 from shoestring.cli.main import main
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError, RunError, UserError
 from shoestring.core.facts import Cost, Evaluation, Machine, Point, Profile
@@ -121,7 +121,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(source, "_AHEAD_BYTES", 1 << 12)  # runs this short would wait for rows that they never read
-        recipe = recipes.load("hmm.toml")
+        recipe = recipe_file.load("hmm.toml")
         _know_the_machine(recipe)
         fit_recipe(recipe, Voice(), Clock(0.0))
         shutil.rmtree("stores")  # of the HMM
@@ -136,7 +136,7 @@ def _know_the_machine(recipe: Recipe) -> None:
 
 
 def network(*overrides: str) -> Recipe:
-    return recipes.load("network.toml", overrides)
+    return recipe_file.load("network.toml", overrides)
 
 
 def train(recipe: Recipe) -> Finished:
@@ -337,7 +337,7 @@ def on_the_store(folder: Path, *overrides: str) -> Recipe:
     text = NETWORK.replace('stream = "hmm:runs/an-hmm"', f'source = "store:{folder}"')
     values = Path("on-the-store.toml")
     values.write_text(text.replace('[stream]\nsymbols = "sequence"\n', ""))
-    return recipes.load(values, overrides)
+    return recipe_file.load(values, overrides)
 
 
 def test_a_store_of_sampled_rows_trains(sampled: Path, tmp_path: Path, place: Path) -> None:
@@ -378,18 +378,18 @@ def test_a_store_with_shorter_rows_or_none_is_refused_before_anything_is_written
 
 def test_a_stream_is_measured_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the child process of a measurement does: the size of the network comes from the fitted HMM."""
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(trial, "tell", told.append)
-    trial.main("network.toml", "1,4", "0.05")
-    cost = next(finding["cost"] for finding in told if "cost" in finding)
-    assert cost["parameters"]["embedding"] == 300 * 16
-    assert next(finding["point"]["batch"] for finding in told if "point" in finding) == 1
-    assert any("checkpoint_bytes" in finding for finding in told)
+    server = trial.Server(network(), torch.device("cpu"), real=False)
+    told = server({"begin": 1})
+    assert told["cost"]["parameters"]["embedding"] == 300 * 16
+    assert server({"trial": 4, "seconds": 0.05, "least": 2, "scoring": False})["batch"] == 4
+    assert server({"around": 4})["checkpoint_bytes"] > 0
 
 
 def test_plan_knows_a_stream(whole: Finished) -> None:
-    made = plan_recipe(network(), PROFILE)
-    assert replace(made, parts={}, seconds=None, lines=()) == replace(whole.plan, parts={}, seconds=None, lines=())
+    """Time that was spent before a plan is in its seconds alone."""
+    plans = [plan_recipe(network(), PROFILE), whole.plan]
+    mine, theirs = (replace(plan, parts={}, seconds=None, intervals={}, lines=()) for plan in plans)
+    assert mine == theirs
 
 
 def test_measure_takes_a_store(sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

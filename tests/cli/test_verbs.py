@@ -19,7 +19,7 @@ def test_the_whole_way_verb_by_verb(tiny: Path, tmp_path: Path, shoestring: Comm
         return last_json(result.stdout)
 
     profile = told("measure", tiny)
-    assert profile["schema"] == "shoestring.profile/1"
+    assert profile["schema"] == "shoestring.profile/2"
     plan = told("plan", tiny)
     assert plan["steps"] == 40
     assert plan["effective_batch"] == plan["per_device"] * plan["accumulate"] * plan["devices"]  # type: ignore[operator]

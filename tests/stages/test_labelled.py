@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Recipe, build
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build
 from shoestring.data import labels
 from shoestring.data.formats import Skipped
 from shoestring.data.labels import Labelled, count_labelled, read_labelled
@@ -187,6 +188,33 @@ def test_a_document_that_occurs_again_is_left_out(write: Write, tmp_path: Path) 
     assert [each.text for each in read(recipe_of(tmp_path, source, unique=True))] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
+def test_rows_of_subwords_are_those_of_transformers(write: Write, tmp_path: Path, length: int) -> None:
+    """[CLS], the text cut to what is left, [SEP], padding."""
+    library, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(words[:5])
+    backend.post_processor = library.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.save(str(tmp_path / "words.json"))
+    texts = ["a", "a b", "b c a", "c c c b a", "a b c a b c a b", "b"]
+    source = write("csv", [(text, n % 3) for n, text in enumerate(texts * 4)])
+    batch = LabelledCorpus(
+        recipe_of(tmp_path, source, tokenizer=f"file:{tmp_path}/words.json", length=length)
+    ).heldout()
+    assert batch.segments is not None
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+    documents = [each.text for each in read(recipe_of(tmp_path, source)) if each.held_out]
+    if length == 1:  # theirs has no row so short
+        assert batch.ids.tolist() == [[2]] * len(documents)
+        return
+    found = theirs(documents, truncation=True, max_length=length, padding="max_length")
+    assert batch.ids.tolist() == found["input_ids"] and batch.segments.tolist() == found["attention_mask"]
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "words:30"])
 @pytest.mark.parametrize("unique", [False, True])
 def test_held_out_documents_and_words_are_the_store_s(
@@ -200,12 +228,13 @@ def test_held_out_documents_and_words_are_the_store_s(
     batch = corpus.heldout()
     assert batch.segments is not None
     assert corpus.vocab_size == vocabulary(recipe) == vocabulary(masked) == StoreCorpus(masked, store).vocab_size
-    begin = 1 if tokenizer == "bytes" else 0  # [CLS]
-    mine = [ids[used != 0].tolist()[begin:] for ids, used in zip(batch.ids, batch.segments)]
+    around = 1 if tokenizer == "bytes" else 0  # [CLS] and [SEP]
+    mine = [ids[used != 0].tolist() for ids, used in zip(batch.ids, batch.segments)]
+    mine = [ids[around : len(ids) - around] for ids in mine]
     rows = store.split("heldout", 1)
     stream = np.concatenate(list(rows.stream())).tolist()
     theirs = [list(part) for end, part in itertools.groupby(stream, lambda i: i == store.manifest.end) if not end]
-    assert mine == [document[: 64 - begin] for document in theirs]
+    assert mine == [document[: 64 - 2 * around] for document in theirs]
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "words:30"])
@@ -219,7 +248,7 @@ def test_rows_are_documents_cut_and_padded(write: Write, tmp_path: Path, tokeniz
     batch = Batch.of(source.rows(np.arange(count)))
     assert batch.ids.shape == (count, 8) and batch.targets().shape == (count, 1) and batch.segments is not None
     expected = {
-        "bytes": {2: [4, 103, 104, 38, 105], 1: [4, 104], 0: [4, 103, 104, 38, 103, 104, 38, 103]},
+        "bytes": {2: [4, 103, 104, 38, 105, 5], 1: [4, 104, 5], 0: [4, 103, 104, 38, 103, 104, 38, 5]},
         "words:30": {2: [2, 4], 1: [3], 0: [2] * 5},  # ab, b, c by frequency
     }[tokenizer]
     for ids, used, label in zip(batch.ids.tolist(), batch.segments.tolist(), batch.targets()[:, 0].tolist()):

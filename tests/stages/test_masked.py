@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Recipe, build
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build
 from shoestring.data.masking import IGNORED
 from shoestring.data.packed import PackedSource
 from shoestring.data.special_tokens import special_tokens, word_starts
@@ -25,6 +26,7 @@ from shoestring.data.store import Store
 from shoestring.data.subwords import load_subwords
 from shoestring.data.tokenizers import ByteTokenizer, SymbolTokenizer, WordTokenizer
 from shoestring.models import Batch
+from shoestring.probe.meter import Meter
 from shoestring.stages.corpus import Corpus, StoreCorpus, StreamCorpus, vocabulary
 from shoestring.stages.evaluate import Watch, evaluate_learner
 from shoestring.stages.prepare import prepare_recipe
@@ -184,7 +186,7 @@ def test_held_out_rows_in_which_nothing_is_hidden_are_refused(make: Make) -> Non
 
 def test_a_mask_is_the_tokenizer_s_own_or_one_id_more(make: Make) -> None:
     found = special_tokens(ByteTokenizer())
-    assert (found.vocab_size, found.mask, found.first) == (262, 3, 4)
+    assert (found.vocab_size, found.mask, found.first, found.last) == (262, 3, 4, 5)
     assert found.fixed == tuple(range(6)) and found.plain.tolist() == list(range(6, 262))
     found = special_tokens(WordTokenizer(40, ()))
     assert (found.vocab_size, found.mask, found.first, found.fixed) == (43, 42, None, (0, 1, 42))
@@ -212,7 +214,7 @@ def test_subwords_have_their_own_tokens(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "pieces.json"))
     tokenizer = load_subwords(f"file:{tmp_path}/pieces.json")
     found = special_tokens(tokenizer)
-    assert (found.vocab_size, found.mask, found.first, found.fixed) == (8, 4, 2, (0, 1, 2, 3, 4))
+    assert (found.vocab_size, found.mask, found.first, found.last, found.fixed) == (8, 4, 2, 3, (0, 1, 2, 3, 4))
     assert word_starts(tokenizer).tolist() == [True] * 6 + [False, True]
 
     plain = library.Tokenizer(library.models.BPE({"a": 0, "b": 1, "<eos>": 2}, []))
@@ -297,7 +299,7 @@ def test_a_masked_model_of_transformers_reads_masked_rows(make: Make, tmp_path: 
     assert torch.equal(mine.ids, ours.ids) and torch.equal(mine.targets(), ours.targets())
     found = evaluate_learner(make_learner(recipe, CPU), 0, 4, corpus)
     assert found.loss == pytest.approx(math.log(43), abs=0.3) and set(found.strategies) == {"uniform", "unigram"}
-    workload = TrainingWorkload(recipe, CPU)
+    workload = TrainingWorkload(recipe, Meter(CPU))
     workload.accumulate(2)
     workload.update()
 
@@ -369,7 +371,7 @@ def test_a_perceiver_on_a_stream_is_compared_at_its_latents(make: Make) -> None:
 def test_what_is_measured_is_what_is_trained(
     make: Make, model: dict[str, Any], data: dict[str, Any], predictions: int | None, segments: bool
 ) -> None:
-    workload = TrainingWorkload(make(model, **data), CPU)
+    workload = TrainingWorkload(make(model, **data), Meter(CPU))
     batch = workload._rows(40)
     assert (batch.segments is not None) == segments
     found = batch.predictions() / 40

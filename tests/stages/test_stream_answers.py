@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.core.recipe import Recipe, build
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build
 from shoestring.hmm.parameters import Parameters, Saved, random_parameters, save
 from shoestring.stages import answers
 from shoestring.stages.answers import ALPHAS, WATCHED_ROWS, HmmAnswers, MarkovAnswers, Strategies, open_answers

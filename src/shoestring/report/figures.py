@@ -56,7 +56,7 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], strategies: Mapping[str, fl
     ]
     labels = [{**end, "label": f"{end['what']} {end['loss']:.2f}"} for end in ends if end is not None]
     labels += [{**rule, "tokens": last} for rule in rules]
-    return _layers(
+    return layers(
         [
             _rules(rules, y, colour),
             _line(values, "training", 1.2, x, y, colour),
@@ -96,7 +96,7 @@ def position_curve(
     colour = {"field": "what", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": None}
     x = {"field": "position", "type": "quantitative", "title": "position in the row", "scale": {"nice": False}}
     y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
-    return _layers(
+    return layers(
         [
             _rules(rules, y, colour),
             _line(values, "held out", 1.5, x, y, colour),
@@ -126,7 +126,7 @@ def _position_curves(
     lines = [
         _line(values, name, 2.5 if name == "held out" else 1.5, x, y, colour) for name in reversed(["held out", *shown])
     ]
-    return _layers([_rules(rules, y, colour), *lines, _labels(_apart(labels, values), x, y, colour)])
+    return layers([_rules(rules, y, colour), *lines, _labels(_apart(labels, values), x, y, colour)])
 
 
 def divergence_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -163,7 +163,7 @@ def divergence_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     }
     ends = [{**v, "label": f"{_named(v['what'])} {v['loss']:.2f}"} for v in values if v["tokens"] == last]
     lines = [_line(values, name, 2.0, x, y, colour) for name in shown]
-    return _layers([*lines, _labels(_apart(ends, values), x, y, colour)])
+    return layers([*lines, _labels(_apart(ends, values), x, y, colour)])
 
 
 def _tokens_by_step(metrics: Sequence[Mapping[str, Any]]) -> Callable[[int], float]:
@@ -215,7 +215,7 @@ def epoch_curves(
     x = {"field": "epoch", "type": "quantitative", "title": unit, "scale": {"domain": [1, last], "nice": False}}
     y = {"field": "loss", "type": "quantitative", "title": f"{what}, nats a token", "scale": {"zero": False}}
     lines = [_line(values, name, 2.0, x, y, colour) for name in losses]
-    return _layers([*lines, _labels(_apart(ends, values), x, y, colour)])
+    return layers([*lines, _labels(_apart(ends, values), x, y, colour)])
 
 
 def _line(values: Sequence[Mapping[str, Any]], what: str, width: float, x: Any, y: Any, colour: Any) -> dict[str, Any]:
@@ -237,14 +237,15 @@ def _apart(labels: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, An
     return placed
 
 
-def _layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def layers(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A figure of layers, the first at the bottom, in the size and colours of all figures."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": 700,
         "height": 320,
         "padding": {"left": 5, "top": 5, "bottom": 5, "right": 90},
         "autosize": {"type": "pad"},
-        "layer": list(layers),
+        "layer": list(drawn),
         "config": {
             "view": {"stroke": None},
             "font": "system-ui, sans-serif",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
+from typing import Any
 
 from shoestring.core.errors import MissingExtra
 from shoestring.core.facts import Evaluation, Machine, Outcome, Plan, StateTable
@@ -30,13 +31,15 @@ def draw(folder: RunFolder) -> dict[str, str]:
         )
     if compared := divergence_curves(metrics):
         specifications["What it predicts like"] = compared
-    figures = {}
-    for title, specification in specifications.items():
-        try:
-            figures[title] = svg(specification)
-        except MissingExtra as missing:
-            figures[title] = f"<p class='missing'>{escape(str(missing))}</p>"
-    return figures
+    return {title: drawn(specification) for title, specification in specifications.items()}
+
+
+def drawn(specification: Mapping[str, Any]) -> str:
+    """A figure as SVG, or a line of HTML that says how to get the drawing library."""
+    try:
+        return svg(specification)
+    except MissingExtra as missing:
+        return f"<p class='missing'>{escape(str(missing))}</p>"
 
 
 def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, str, str]]:
@@ -68,25 +71,27 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
     plan = Plan.read(folder.plan) if folder.plan.is_file() else None
     if evaluation:
-        sections.append(_section("Held-out loss", _scores(evaluation)))
-    sections += [_section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]
+        sections.append(section("Held-out loss", _scores(evaluation)))
+    sections += [section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]
     if folder.states.is_file():
         sections += _states(StateTable.read(folder.states))
     if plan and outcome:
         note = f"<p>Shortened: {escape(outcome.shortened)}.</p>" if outcome.shortened else ""
-        compared = _table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
-        sections.append(_section("Plan against actual", note + compared))
+        compared = table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
+        sections.append(section("Plan against actual", note + compared))
     if plan:
         rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
-        sections.append(_section("Plan", _table(("", "value", "how it was got"), rows)))
+        sections.append(section("Plan", table(("", "value", "how it was got"), rows)))
     if folder.machine.is_file():
-        sections.append(_section("Machine", _table((), _machine(Machine.read(folder.machine)))))
-    sections.append(_section("Recipe", f"<pre>{escape(folder.recipe.read_text(encoding='utf-8'))}</pre>"))
+        sections.append(section("Machine", table((), _machine(Machine.read(folder.machine)))))
+    sections.append(section("Recipe", f"<pre>{escape(folder.recipe.read_text(encoding='utf-8'))}</pre>"))
+    write_whole(folder.report, whole_page(folder.path.name, _summary(evaluation, outcome), sections))
+
+
+def whole_page(title: str, summary: str, sections: Iterable[str]) -> str:
+    """The HTML of a page; `summary` and `sections` are HTML, the title is text."""
     template = Template(resources.files("shoestring.report").joinpath("page.html").read_text(encoding="utf-8"))
-    page = template.substitute(
-        title=escape(folder.path.name), summary=_summary(evaluation, outcome), body="\n".join(sections)
-    )
-    write_whole(folder.report, page)
+    return template.substitute(title=escape(title), summary=summary, body="\n".join(sections))
 
 
 def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
@@ -148,8 +153,8 @@ def _possible(evaluation: Evaluation) -> str:
 def _states(states: StateTable) -> list[str]:
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in states.sentences)
     rows = [(str(row.state), f"{row.share:.2%}", row.words, row.moves) for row in states.rows]
-    table = _table(("state", "time", "words", "moves to"), rows)
-    return [_section("States, the most visited first", table), _section("Sentences drawn from the model", sentences)]
+    listed = table(("state", "time", "words", "moves to"), rows)
+    return [section("States, the most visited first", listed), section("Sentences drawn from the model", sentences)]
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
@@ -163,11 +168,13 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
     ]
 
 
-def _section(title: str, content: str) -> str:
+def section(title: str, content: str) -> str:
+    """One box of a page; `content` is HTML."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Cells are text; `kind` "prose" lets the second column break into lines."""
     top = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>" if head else ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>{top}{body}</table>"
+    return f"<table{f' class={kind}' if kind else ''}>{top}{body}</table>"

@@ -1,0 +1,137 @@
+"""The page of a scaling law, law.html, and the tables that the terminal shows too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.facts import Estimate, Law
+from shoestring.core.files import write_whole
+from shoestring.core.units import Count, Interval
+from shoestring.report.page import drawn, section, table, whole_page
+
+_MEANINGS = {
+    "E": "loss that no size and no data removes",
+    "A": "times N^-alpha: what the model is too small for",
+    "B": "times D^-beta: what was not read",
+    "alpha": "exponent of parameters",
+    "beta": "exponent of tokens",
+    "a_opt": "beta / (alpha + beta): the best N grows as C to this",
+}
+_SHOWN = 5
+"""Lines on what was left out; law.json has all."""
+_APPROACHES = {1: "approach 1, envelope of the curves", 2: "approach 2, parabolas at equal FLOPs"}
+
+
+def show_estimate(estimate: Estimate, printer: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
+    """The value with its interval, as in 0.514 (0.48 – 0.556)."""
+    if estimate.low is None or estimate.high is None:
+        return printer(estimate.value)
+    return Interval(estimate.low, estimate.value, estimate.high).show(printer)
+
+
+def coefficient_rows(law: Law) -> list[tuple[str, str, str, str]]:
+    """(coefficient, value, interval of 95 %, meaning), the surface first, then the power laws of the approaches."""
+    rows = [(name, *_parts(estimate), _MEANINGS[name]) for name, estimate in law.coefficients.items()]
+    for found in law.allocations:
+        about = f"{_APPROACHES[found.approach]}; {len(found.optima)} minima"
+        rows.append((f"N ~ C^a, a ({found.approach})", *_parts(found.params_exponent), about))
+        rows.append((f"N = k C^a, k ({found.approach})", *_parts(found.params_factor), about))
+        rows.append((f"D ~ C^b, b ({found.approach})", *_parts(found.tokens_exponent), about))
+        rows.append((f"D = k C^b, k ({found.approach})", *_parts(found.tokens_factor), about))
+    return rows
+
+
+def _parts(estimate: Estimate) -> tuple[str, str]:
+    known = estimate.low is not None and estimate.high is not None
+    return f"{estimate.value:.6g}", f"{estimate.low:.4g} – {estimate.high:.4g}" if known else ""
+
+
+def fit_rows(law: Law) -> list[tuple[str, str]]:
+    """How the fit went, for people."""
+    rows = [
+        ("points", f"{law.points}, of {law.flops[0]:.3g} to {law.flops[1]:.3g} FLOPs"),
+        ("N, D and C", law.count),
+    ]
+    if law.objective is not None:
+        rows.append(("penalty", f"{law.penalty} of ln(law / loss), {law.objective:.6g} in all"))
+    if law.starts is not None and law.failed_starts is not None:
+        rows.append(
+            (
+                "starts",
+                f"{law.starts}, of which {law.failed_starts} ended above the best minimum or were given up",
+            )
+        )
+    if law.boundary:
+        rows.append(("at the edge", f"{', '.join(law.boundary)}: the data do not ask for this term"))
+    if law.resamples:
+        rows.append(("intervals", f"{law.resamples:,} resamples, of which {law.failed_resamples:,} did not converge"))
+    if law.heldout_error is not None:
+        rows.append(
+            ("held out", f"{law.heldout_error:.2%} off on average, on the {law.heldout_points} points of most compute")
+        )
+    for found in law.allocations:
+        rows += [(f"approach {found.approach}, left out", line) for line in found.left_out[:_SHOWN]]
+        if len(found.left_out) > _SHOWN:
+            rows.append((f"approach {found.approach}, left out", f"… and {len(found.left_out) - _SHOWN} more"))
+    return rows + [("note", line) for line in law.notes]
+
+
+def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate) -> tuple[str, str, str, str]:
+    """(FLOPs, N, D, loss) of the best model."""
+
+    def count(value: float) -> str:
+        return Count(value).short()
+
+    return (
+        f"{flops:.3g}",
+        show_estimate(params, count),
+        show_estimate(tokens, count),
+        show_estimate(loss, lambda value: f"{value:.3f}"),
+    )
+
+
+OPTIMUM_HEAD = ("FLOPs", "parameters", "tokens", "loss")
+
+
+def write_law_page(
+    path: Path,
+    law: Law,
+    optima: Sequence[tuple[str, str, str, str]],
+    figures: Mapping[str, Mapping[str, Any]],
+    left_out: Sequence[str],
+) -> None:
+    """Write law.html: coefficients, the best model by compute, the figures (Vega-Lite by title), how it was fitted."""
+    sections = []
+    if law.coefficients or law.allocations:
+        rows = coefficient_rows(law)
+        sections.append(section("Coefficients", table(("", "value", "95 %", "meaning"), rows)))
+    if optima:
+        sections.append(section("The best model by compute", table(OPTIMUM_HEAD, optima)))
+    sections += [section(title, f"<figure>{drawn(figure)}</figure>") for title, figure in figures.items()]
+    sections.append(section("How it was fitted", table((), fit_rows(law), "prose")))
+    if left_out:
+        sections.append(section("Left out", "".join(f"<p>{escape(line)}</p>" for line in left_out)))
+    write_whole(path, whole_page(f"Scaling law · {law.source}", _summary(law), sections))
+
+
+def _summary(law: Law) -> str:
+    text = f"{law.points} trained models"
+    if "a_opt" in law.coefficients:
+        grows = show_estimate(law.coefficients["a_opt"], lambda value: f"{value:.3f}")
+        text += f": the best size grows as compute to the {grows}"
+    return escape(text + ".")
+
+
+def write_comparison(
+    path: Path, title: str, verdict: str, figure: Mapping[str, Any], rows: Sequence[Sequence[str]]
+) -> None:
+    """Write the page of two or more runs over the same compute; the first of `rows` is the head."""
+    head, *body = rows
+    sections = [
+        section("Held-out loss by compute", f"<figure>{drawn(figure)}</figure>"),
+        section("Loss at equal compute", table(head, body)),
+    ]
+    write_whole(path, whole_page(title, escape(verdict), sections))

@@ -1,0 +1,66 @@
+"""Plans on a card by name: arithmetic on counted FLOPs and bytes, and said to be that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoestring.core import recipe_file
+from shoestring.core.errors import UserError
+from shoestring.cost.cards import CARDS
+from shoestring.cost.memory import estimate_memory
+from shoestring.cost.seconds import UTILISATION
+from shoestring.stages.estimate import estimate_profile, plan_on_card
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes/perceiver_scaling"
+CARD = "NVIDIA H200"
+
+
+@pytest.mark.parametrize(("name", "vocabulary"), [("1_1", 32000), ("2a_5", 262), ("2b_2", 262)])
+def test_the_plan_of_the_article_s_runs(name: str, vocabulary: int) -> None:
+    recipe = recipe_file.load(RECIPES / f"{name}.toml")
+    plan = plan_on_card(recipe, vocabulary, CARD)
+    d, layers, n, m = recipe.model.width, recipe.model.layers, 512, (recipe.data.length - 512) // 2
+    block = 12 * d * d * layers * n + m * 2 * d * d + 2 * d * (layers * n * n + n * m)
+    forward = 2 * (block + vocabulary * d * n)
+    row = 3 * forward + (2 * block if recipe.train.recompute == "full" else 0)
+    peak = CARDS[CARD].bf16_flops
+    assert peak is not None and recipe.budget.steps is not None
+    seconds = int(recipe.budget.steps) * 80 * row / peak
+    assert plan.parts["train"] == pytest.approx(seconds / UTILISATION.expected, rel=1e-9)
+    low, high = plan.intervals["seconds"]
+    assert plan.seconds is not None and low < plan.seconds < high
+    assert high - low == pytest.approx(seconds / UTILISATION.low - seconds / UTILISATION.high, rel=1e-6)
+    assert (plan.per_device, plan.accumulate, plan.epochs) == (80, 1, None)
+    assert plan.lines[0].reason.startswith("nothing was measured")
+    assert not any("measured" in line.reason for line in plan.lines[1:])
+
+
+def test_a_smaller_card_takes_fewer_rows_at_a_time() -> None:
+    recipe = recipe_file.load(RECIPES / "2a_2.toml")
+    small, large = (estimate_profile(recipe, 262, card) for card in ("NVIDIA GeForce RTX 3080 Ti", CARD))
+    assert small.points[0].batch < large.points[0].batch == 80
+    memory = estimate_memory(recipe, 262, "cuda")
+    free = 0.92 * (small.available_bytes or 0)
+    larger = min(rows for rows in (40, 80) if rows > small.points[0].batch)
+    assert memory.device_bytes(small.points[0].batch) <= free < memory.device_bytes(larger)
+
+
+def test_a_corpus_at_hand_is_looked_at() -> None:
+    recipe = recipe_file.load(RECIPES / "mini_1.toml")
+    plan = plan_on_card(recipe, 262, CARD)
+    assert plan.entries is not None and plan.entries > 1000 and plan.epochs is not None
+
+
+def test_what_nobody_knows_is_refused() -> None:
+    recipe = recipe_file.load(RECIPES / "2b_1.toml")
+    with pytest.raises(UserError, match="unknown; known ones are for example NVIDIA H200"):
+        plan_on_card(recipe, 262, "H200")
+    with pytest.raises(UserError, match="no products in bf16"):
+        plan_on_card(recipe, 262, "Tesla T4")
+    with pytest.raises(UserError, match="fp32"):
+        plan_on_card(recipe_file.load(RECIPES / "2b_1.toml", ["train.precision=fp32"]), 262, CARD)
+    huge = recipe_file.load(RECIPES / "2b_1.toml", ["model.width=16384", "model.layers=64"])
+    with pytest.raises(UserError, match="take a smaller model"):
+        plan_on_card(huge, 262, "NVIDIA GeForce RTX 3080 Ti")
