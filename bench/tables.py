@@ -124,6 +124,24 @@ def train_table() -> str:
     return "".join(lines)
 
 
+def memory_table() -> str:
+    from shoestring.cost.table import memory_rows
+
+    lines = ["| model, rows × tokens | estimated | measured | error |\n", "|---|---|---|---|\n"]
+    for r in results("train"):
+        found = memory_rows(r)
+        for row in found:
+            label = f"{row.name}, {row.rows} × {row.length:,}" + ("" if row.way == "ours" else f", {row.way}")
+            sizes = [f"{size / 1e9:.2f} GB" for size in (row.estimated_bytes, row.measured_bytes)]
+            lines.append(f"| {label} | {sizes[0]} | {sizes[1]} | {row.error:+.1%} |\n")
+        if found:
+            lines.append(f"\nMeasured by `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}: ")
+            lines.append(
+                "the most that torch allocated. Estimated by `shoestring.cost.memory`, from the recipe alone.\n"
+            )
+    return "".join(lines)
+
+
 def data_table() -> str:
     lines = []
     for r in results("data"):
@@ -177,6 +195,38 @@ def _rate(value: float | None) -> str:
     return f"{value / scale:.3g}{unit}"
 
 
+def laws_table() -> str:
+    lines = []
+    for r in results("laws"):
+        fit, bootstrap, peer = r["fit"], r["bootstrap"], r["peer_bootstrap"]
+        lines += ["| way | time | × | lowest objective |\n", "|---|---|---|---|\n"]
+        lines.append(f"| **shoestring**, one fit | {_time(fit['seconds'])} | | {fit['objective']:.11f} |\n")
+        for method, found in r["peer_fit"].items():
+            scaled = f" ({found['starts_run']} run, scaled)" if found["scaled"] else ""
+            lines.append(
+                f"| SciPy {method}, {found['starts']:,} starts{scaled} | {_time(found['seconds'])} | "
+                f"{found['seconds'] / fit['seconds']:,.0f} | {found['objective']:.11f} |\n"
+            )
+        lines.append(f"| **shoestring**, {bootstrap['resamples']:,} resamples | {_time(bootstrap['seconds'])} | | |\n")
+        lines.append(
+            f"| SciPy BFGS, one start for each ({peer['resamples_run']} run, scaled) | {_time(peer['seconds'])} | "
+            f"{peer['seconds'] / bootstrap['seconds']:,.0f} | |\n"
+        )
+        low, high = bootstrap["a_opt_95"]
+        lines.append(
+            f"\n{r['points']} Chinchilla points, Huber's penalty, by `{r['command']}` on {_machine(r)}, SciPy "
+            f"{r['scipy']}, {r['commit']}, {r['date']}. The exponent of the best size is {fit['a_opt']:.4f}, 95 % "
+            f"{low:.4f} to {high:.4f}. {bootstrap['failed']} of the resamples did not converge, and of "
+            f"{bootstrap['checked']:,} that began elsewhere too, {bootstrap['moved']} found a lower minimum; none is "
+            f"above BFGS' by more than {max(bootstrap['most_above_peer'], 1e-12):.0e}.\n\n"
+        )
+    return "".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
 def startup_table() -> str:
     lines = ["| command | median seconds |\n", "|---|---|\n"]
     for r in results("startup"):
@@ -198,6 +248,8 @@ PARTS = {
     "sample-table": sample_table,
     "data-table": data_table,
     "train-table": train_table,
+    "laws-table": laws_table,
+    "memory-table": memory_table,
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core import recipe as recipes
+from shoestring.core import recipe_file
 from shoestring.core.facts import Evaluation, Line, Machine, Outcome, Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, plan_against_actual, write_page
@@ -95,7 +95,7 @@ class Page(HTMLParser):
 
 def make_folder(path: Path, name: str = "a run") -> RunFolder:
     values = {"run": {"name": name, "folder": str(path)}, "budget": {"steps": 1000}, "train": {"batch": 8}}
-    recipe = recipes.build(values, "test")
+    recipe = recipe_file.build(values, "test")
     folder = RunFolder.of(recipe)
     folder.claim(recipe)
     return folder

@@ -13,7 +13,8 @@ from test_philox import scalar_word
 from torch import Tensor
 
 from shoestring.core.errors import DataError, RecipeError
-from shoestring.core.recipe import Stream, build
+from shoestring.core.recipe import Stream
+from shoestring.core.recipe_file import build
 from shoestring.streams import loops, permutations
 from shoestring.streams.hmm import HmmStream
 from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, numbers
