@@ -5,13 +5,21 @@ python bench/startup.py
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import record
 
+from shoestring.core import recipe_file
+from shoestring.core.run_folder import RunFolder
+from shoestring.stages.measure import Measuring, ensure_profile
+from shoestring.stages.voice import Voice
+
+RECIPE = record.ROOT / "recipes" / "stories_llama.toml"
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "shoestring --help": ["-m", "shoestring", "--help"],
@@ -24,16 +32,29 @@ COMMANDS = {
 
 
 def seconds(arguments: list[str]) -> float:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True, env=environment)
     return time.perf_counter() - started
 
 
+def plan_of_a_recipe(folder: str) -> list[str]:
+    """The command that plans a recipe which was measured; the profile is in `folder`."""
+    change = f"run.folder={folder}"
+    recipe = recipe_file.load(RECIPE, [change])
+    ensure_profile(recipe, RunFolder.of(recipe), Voice(), Measuring(seconds=1.0, fresh=True))
+    return ["-m", "shoestring", "plan", str(RECIPE), "--set", change]
+
+
 def main() -> None:
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(11):  # in turn, so that a busy moment touches all of them
-        for name, arguments in COMMANDS.items():
-            times[name].append(seconds(arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        commands = COMMANDS | {f"shoestring plan {RECIPE.relative_to(record.ROOT)}": plan_of_a_recipe(folder)}
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for arguments in commands.values():
+            seconds(arguments)  # compiled files are there afterwards, as after an installation
+        for _ in range(11):  # in turn, so that a busy moment touches all of them
+            for name, arguments in commands.items():
+                times[name].append(seconds(arguments))
     record.write("startup", {"seconds": {name: statistics.median(found) for name, found in times.items()}})
 
 
