@@ -32,7 +32,7 @@ class Known:
         return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
 
     def around(self, batch: int) -> Around:
-        return Around(0.0, 0.0, 0.0, 0)
+        return Around(0.0, 0.0, 0.0, 0, None)
 
 
 def timed(work: Known, batches: list[int], effective: int | None = None, room: int | None = None) -> Timings:

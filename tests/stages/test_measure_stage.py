@@ -19,8 +19,11 @@ from shoestring.core.facts import Cost, Density, Machine, MemoryLaw, Point, Prof
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build
 from shoestring.core.run_folder import RunFolder
+from shoestring.probe.measure import Timings
+from shoestring.probe.trials import Around, Trial
+from shoestring.probe.workload import Usage
 from shoestring.stages import measure
-from shoestring.stages.measure import Measuring, ensure_profile, memory_limit, own_profile
+from shoestring.stages.measure import Measuring, _beside, _law_with, ensure_profile, memory_limit, own_profile
 from shoestring.stages.profile_cache import cache_file, cache_folder, keep, read_cached
 from shoestring.stages.voice import Voice
 
@@ -255,6 +258,22 @@ def test_a_budget_of_memory_is_a_limit_without_a_margin_where_it_is_below_what_i
     assert memory_limit(recipe_in(tmp_path, budget={"memory": "50GB"}), facts) == (20_000_000_000, 1_000_000_000)
     unknown = {"available_bytes": None, "machine": {"device": "cpu"}}
     assert memory_limit(recipe_in(tmp_path), unknown) == (None, 0)
+
+
+def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
+    """Scoring and saving took 50 bytes more than a pass: five rows fewer fit."""
+    usage = Usage(asked=400, reserved=400, outside=0, rest=100)
+    trial = Trial(batch=30, times=(1.0,), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=usage)
+    around = Around(0.1, 0.1, 0.1, 10, peak_bytes=450)
+    assert _beside(Timings((trial,), "", 0), 30, around) == 50
+    assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
+    law = MemoryLaw(
+        fixed_bytes=100, row_bytes=10.0, limit_bytes=1010, margin_bytes=10, largest=90, verified=90, trials=3,
+        out_of_memory=0, trial_seconds=1.0,
+    )  # fmt: skip
+    found = _law_with(law, 50)
+    assert (found.fixed_bytes, found.largest, found.predict(85)) == (150, 85, 1000)
+    assert _law_with(law, 0) == law
 
 
 # --- for real, on this CPU

@@ -99,6 +99,7 @@ class Point:
     """Median of one forward and backward pass."""
     slowest_seconds: float
     peak_bytes: int | None
+    """Of a run with so many rows at a time: of its passes, updates, scoring and saving."""
     fastest_seconds: float | None = None
 
 

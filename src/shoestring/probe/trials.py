@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -45,6 +46,8 @@ class Around(NamedTuple):
     validate_seconds_per_row: float
     checkpoint_seconds: float
     checkpoint_bytes: int
+    peak_bytes: int | None
+    """Of passes, update, scoring, and saving beside the next pass; None where the system does not tell."""
 
 
 class Trials(Protocol):
@@ -92,6 +95,7 @@ class LocalTrials:
 
     def around(self, batch: int) -> Around:
         work = self._workload
+        work.reset_peak()
         updates = []
         for _ in range(3):
             work.accumulate(batch)
@@ -100,11 +104,18 @@ class LocalTrials:
         scored = repeat(lambda: work.validate(batch), 0.3, 3)
         started = time.perf_counter()
         size = work.checkpoint()
+        took = time.perf_counter() - started
+        with ThreadPoolExecutor(1) as beside:  # as a run does: it goes on while it is saved
+            saving = beside.submit(work.checkpoint)
+            work.accumulate(batch)
+            saving.result()
+        usage = work.usage()
         return Around(
             update_seconds=statistics.median(updates),
             validate_seconds_per_row=statistics.median(scored) / batch,
-            checkpoint_seconds=time.perf_counter() - started,
+            checkpoint_seconds=took,
             checkpoint_bytes=size,
+            peak_bytes=None if usage is None else usage.reserved,
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
-from shoestring.core.facts import Density, Machine, Profile
+from shoestring.core.facts import Density, Machine, MemoryLaw, Point, Profile
 from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
@@ -23,8 +23,8 @@ from shoestring.data.sources import open_source
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, RemoteTrials
 from shoestring.probe.measure import Timings, beyond, candidate_batches, law_of, time_batches
-from shoestring.probe.search import Found, find_largest, margin_bytes
-from shoestring.probe.trials import Trial
+from shoestring.probe.search import Found, find_largest, largest_within, margin_bytes
+from shoestring.probe.trials import Around, Trial
 from shoestring.stages.profile_cache import cache_file, keep, read_cached
 from shoestring.stages.voice import Voice
 
@@ -153,6 +153,8 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     scoring: Found | None = None
     if how.thorough and limit is not None:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
+    beside = _beside(timings, best, around)
+    spent = {name: value for name, value in around._asdict().items() if name != "peak_bytes"}
     law = law_of(timings, limit, margin)
     if found is not None:  # its trials, and the line through the largest batches that ran
         wider = law is not None and found.law.verified is not None and (law.verified or 0) > found.law.verified
@@ -165,16 +167,35 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         "warmup_seconds": compiles["warmup_seconds"],
         "workload": recipe.workload,
         "length": recipe.data.length,
-        "points": [encode(trial.point()) for trial in timings.trials],
-        **around._asdict(),
+        "points": [encode(_point_with(trial.point(), beside)) for trial in timings.trials],
+        **spent,
         "stopped": _stopped(timings, found),
-        "memory": encode(law),
+        "memory": None if law is None else encode(_law_with(law, beside)),
         "validation_memory": None if scoring is None else encode(scoring.law),
         "date": datetime.date.today().isoformat(),
         "real": how.real,
         "thorough": how.thorough,
     }
     return Profile.from_dict(values, "the measurement")
+
+
+def _beside(timings: Timings, batch: int, around: Around) -> int:
+    """Bytes that scoring, saving and several passes an update take beyond one pass over `batch` rows."""
+    one = next(trial for trial in timings.trials if trial.batch == batch).usage
+    return 0 if one is None or around.peak_bytes is None else max(0, around.peak_bytes - one.reserved)
+
+
+def _point_with(point: Point, beside: int) -> Point:
+    return point if point.peak_bytes is None else replace(point, peak_bytes=point.peak_bytes + beside)
+
+
+def _law_with(law: MemoryLaw, beside: int) -> MemoryLaw:
+    """What does not fit any more with the rest of a run is not called the largest that fits."""
+    whole = replace(law, fixed_bytes=law.fixed_bytes + beside)
+    if law.largest is None or law.limit_bytes is None or not beside:
+        return whole
+    fits = largest_within(whole.predict, law.limit_bytes - law.margin_bytes, 0)
+    return replace(whole, largest=min(fits, law.largest) or None)
 
 
 def _row_seconds(trial: Trial) -> float:
