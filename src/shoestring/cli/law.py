@@ -214,14 +214,24 @@ def isoflop(
     folder = out or Path(loaded.run.folder) / f"{loaded.run.name}-isoflop"
     files = write_recipes(recipe, designed, folder)
     terminal = Terminal(to_stderr=as_json)
+    sizes_of = {(made.recipe.model.width, made.recipe.model.layers): made for made in designed}
+    costs = [
+        (
+            f"{width}x{layers}",
+            Count(made.params).short(),
+            Count(made.params_no_embeddings).short(),
+            Flops(made.flops_per_prediction).short(),
+            Flops(made.exact_per_prediction).short(),
+        )
+        for (width, layers), made in sizes_of.items()
+    ]
+    head = ("size", "parameters", "no embeddings", f"a token, {convention}", "exact")
+    shown = len(head) - (convention == "exact")  # the last column would be the one before it
+    terminal.table("Sizes", head[:shown], [row[:shown] for row in costs])
     rows = [
         (
             made.recipe.run.name,
-            Count(made.params).short(),
-            Count(made.params_no_embeddings).short(),
             Flops(made.flops).short(),
-            Flops(made.flops_per_prediction).short(),
-            Flops(made.exact_per_prediction).short(),
             Count(made.tokens).short(),
             f"{made.tokens_per_parameter:.3g}",
             f"{made.steps:,}",
@@ -229,8 +239,7 @@ def isoflop(
         )
         for made, time in zip(designed, times)
     ]
-    head = ("run", "N", "no embeddings", "FLOPs", f"a token, {convention}", "exact", "D", "D/N", "steps", "time")
-    terminal.table("Runs of equal compute", head, rows)
+    terminal.table("Runs of equal compute", ("run", "FLOPs", "tokens", "a parameter", "steps", "time"), rows)
     known = [time for time in times if time is not None]
     if known:
         terminal.say(f"{Seconds(sum(time.expected for time in known)).short()} in all; {how}")
