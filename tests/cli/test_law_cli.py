@@ -88,7 +88,7 @@ def test_a_table_is_fitted_by_its_columns(tmp_path: Path, shoestring: Command) -
     assert 'no column "M"' in refused(shoestring, "fit", "t.csv", "--params", "M", *columns[2:])
     options = ("--skip-bad", "--where", "kind=a", "--bootstraps", "0", "--penalty", "l1")
     found = told(shoestring, "fit", "t.csv", *columns, *options)
-    assert found["points"] == 9 and len(found["left_out"]) == 1
+    assert found["points"] == 9 and len(found["said"]) == 1
     assert found["coefficients"]["E"]["value"] == pytest.approx(1.0, rel=1e-3)
     assert found["coefficients"]["E"]["low"] is None
     assert (tmp_path / "law.json").is_file() and (tmp_path / "law.html").is_file()

@@ -145,3 +145,9 @@ def test_every_point_is_predicted_once_by_the_other_folds() -> None:
     ):
         with pytest.raises(UserError):
             call()
+
+
+def test_beyond_the_measured_sizes_a_larger_model_is_never_faster() -> None:
+    """A busy moment made the middle one look slow."""
+    speed = fit_speed(np.array([1e4, 3e4, 1e5]), np.array([3e4, 6e3, 2e4]))
+    assert speed(1e7) == pytest.approx(2e4) and speed(1e3) > 3e4

@@ -62,7 +62,7 @@ def test_chinchilla_s_points_give_the_published_law() -> None:
         pytest.skip("the extracted points are not beside the project")
     columns = Columns(loss="loss", params="Model Size", flops="Training FLOP")
     points = read_given([CHINCHILLA], columns, drop_largest=5)
-    assert len(points.points) == 240 and "5 points of the largest losses" in points.left_out[0]
+    assert len(points.points) == 240 and "5 points of the largest losses" in points.said[0]
     found = fit_law(points, ask("3", "huber", 0, None)).law
     assert found.objective == pytest.approx(0.00101827402, rel=1e-6)
     for name, value in PUBLISHED.items():
@@ -147,11 +147,11 @@ def test_any_two_of_params_tokens_and_flops_will_do(tmp_path: Path) -> None:
 def test_bad_rows_are_named_or_left_out(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE + "bad,nan,1,1,1\nworse,1e6,0,1,1\nworst,1e6,1e6,1,\n")
     columns = Columns(loss="loss", params="N", tokens="D")
-    with pytest.raises(UserError, match="3 of the numbers cannot be used") as caught:
+    with pytest.raises(UserError, match="3 numbers cannot be used") as caught:
         read_given([tmp_path / "t.csv"], columns)
     assert all(f"line {line}" in str(caught.value) for line in (14, 15, 16))
     found = read_given([tmp_path / "t.csv"], columns, skip_bad=True)
-    assert len(found.points) == 12 and len(found.left_out) == 3
+    assert len(found.points) == 12 and len(found.said) == 3
 
 
 def test_what_cannot_be_fitted_is_said(tmp_path: Path, runs: list[Path]) -> None:

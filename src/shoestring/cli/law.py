@@ -71,8 +71,8 @@ def fit(
     fitted.law.write(out)
     write_report(page, given, fitted)
     terminal = Terminal(to_stderr=as_json)
-    for line in given.left_out:
-        terminal.say(f"left out: {line}")
+    for line in given.said:
+        terminal.say(line)
     terminal.table(f"Law of {fitted.law.source}", ("", "value", "95 %", "meaning"), coefficient_rows(fitted.law))
     if rows := optimum_rows(fitted.law):
         terminal.table("The best model by compute", OPTIMUM_HEAD, rows)
@@ -81,7 +81,7 @@ def fit(
     if as_json:
         told = fitted.law.to_dict()
         del told["samples"]  # in the file
-        print_json({"file": str(out), "page": str(page), "left_out": list(given.left_out), **told})
+        print_json({"file": str(out), "page": str(page), "said": list(given.said), **told})
 
 
 @app.command()
@@ -248,6 +248,11 @@ def isoflop(
     passes = full_passes(loaded)
     if passes > 1:
         terminal.say(f"an epoch predicts 1 in {passes:g} positions, so {passes:g} epochs are one reading of the corpus")
+    if loaded.data.documents is None and loaded.data.stream is None and not loaded.data.source.startswith("store:"):
+        terminal.say(
+            "each run will read the documents that its steps need; set data.documents, or data.source to a store, and "
+            "all have the same vocabulary and held-out rows"
+        )
     for file in files:
         terminal.say(f"shoestring train {file}")
     if as_json:

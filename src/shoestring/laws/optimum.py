@@ -47,7 +47,10 @@ def best_for_flops(
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Tokens a second by model size: straight lines in logarithms between measured sizes, and on beyond the ends."""
+    """Tokens a second by model size: straight lines in logarithms between measured sizes, and on beyond the ends.
+
+    Beyond the ends a larger model is never faster: where noise says so, the speed stays as it is.
+    """
 
     log_params: Floats
     """Ascending."""
@@ -56,7 +59,7 @@ class Speed:
     def __call__(self, params: Any) -> Any:
         u = np.log(params)
         inside = np.interp(u, self.log_params, self.log_rates)
-        slopes = np.diff(self.log_rates) / np.diff(self.log_params)
+        slopes = np.minimum(np.diff(self.log_rates) / np.diff(self.log_params), 0)
         below, above = np.minimum(u - self.log_params[0], 0), np.maximum(u - self.log_params[-1], 0)
         return np.exp(inside + slopes[0] * below + slopes[-1] * above)
 

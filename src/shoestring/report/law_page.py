@@ -101,7 +101,7 @@ def write_law_page(
     law: Law,
     optima: Sequence[tuple[str, str, str, str]],
     figures: Mapping[str, Mapping[str, Any]],
-    left_out: Sequence[str],
+    said: Sequence[str],
 ) -> None:
     """Write law.html: coefficients, the best model by compute, the figures (Vega-Lite by title), how it was fitted."""
     sections = []
@@ -112,8 +112,8 @@ def write_law_page(
         sections.append(section("The best model by compute", table(OPTIMUM_HEAD, optima)))
     sections += [section(title, f"<figure>{drawn(figure)}</figure>") for title, figure in figures.items()]
     sections.append(section("How it was fitted", table((), fit_rows(law), "prose")))
-    if left_out:
-        sections.append(section("Left out", "".join(f"<p>{escape(line)}</p>" for line in left_out)))
+    if said:
+        sections.append(section("The data", "".join(f"<p>{escape(line)}</p>" for line in said)))
     write_whole(path, whole_page(f"Scaling law · {law.source}", _summary(law), sections))
 
 

@@ -52,7 +52,7 @@ class Given:
     """What N, D and C count, for people."""
     counting: str
     flops_per_product: float
-    left_out: tuple[str, ...]
+    said: tuple[str, ...]
 
 
 def read_given(
@@ -109,7 +109,7 @@ def _read_table(path: Path, columns: Columns, where: Sequence[str], count: Count
         count=said,
         counting=count,
         flops_per_product=per_product,
-        left_out=tuple(left_out),
+        said=tuple(f"left out: {text}" for text in left_out),
     )
 
 
@@ -118,9 +118,9 @@ def _read_runs(paths: Sequence[Path], columns: Columns, where: Sequence[str], co
         raise UserError(
             "--params, --tokens, --loss, --flops and --where are for a table; run folders say it themselves"
         )
-    runs, left_out = read_all(paths, count, skip_bad)
+    runs, said = read_all(paths, count, skip_bad)
     if not runs:
-        raise UserError("\n  ".join(["no run can be used", *left_out]))
+        raise UserError("\n  ".join(["no run can be used", *said]))
     points = Points(
         params=np.array([float(run.params) for run in runs]),
         tokens=np.array([run.tokens for run in runs]),
@@ -129,15 +129,15 @@ def _read_runs(paths: Sequence[Path], columns: Columns, where: Sequence[str], co
         names=tuple(run.name for run in runs),
     )
     per_product = float(np.median(points.flops / points.params / points.tokens))
-    said = f"N: {COUNTS[count]}; D: predictions; C: exact FLOPs, here about {per_product:.3g} N D"
+    counted = f"N: {COUNTS[count]}; D: predictions; C: exact FLOPs, here about {per_product:.3g} N D"
     return Given(
         points=points,
         runs=tuple(runs),
         source=f"{len(runs)} runs",
-        count=said,
+        count=counted,
         counting=count,
         flops_per_product=per_product,
-        left_out=tuple(left_out),
+        said=tuple(said),
     )
 
 
@@ -149,12 +149,12 @@ def _without_largest(given: Given, count: int) -> Given:
     dropped = np.sort(order[len(order) - count :])
     kept = np.sort(order[: len(order) - count])
     low = float(given.points.loss[dropped].min())
-    said = f"{count} points of the largest losses, {low:.4g} and above"
+    said = f"left out: {count} points of the largest losses, {low:.4g} and above"
     return replace(
         given,
         points=given.points.take(kept),
         runs=tuple(given.runs[i] for i in kept) if given.runs else (),
-        left_out=(*given.left_out, said),
+        said=(*given.said, said),
     )
 
 

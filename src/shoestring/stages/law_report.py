@@ -43,7 +43,7 @@ def write_report(path: Path, given: Given, fitted: Fitted) -> None:
         curves = [Curve(over_flops(run), name=run.name) for run in given.runs if len(run.curve) > 1]
         if curves:
             figures["Held-out loss of the runs"] = loss_by_flops(curves)
-    write_law_page(path, law, optimum_rows(law), figures, given.left_out)
+    write_law_page(path, law, optimum_rows(law), figures, given.said)
 
 
 def optimum_rows(law: Law) -> list[tuple[str, str, str, str]]:

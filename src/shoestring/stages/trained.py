@@ -106,7 +106,7 @@ def _heldout(recipe: Recipe, evaluation: Evaluation) -> str:
 
 
 def read_all(paths: Sequence[Path], count: Count, skip_bad: bool = False) -> tuple[list[Trained], list[str]]:
-    """All runs, and a message for each that cannot be used; without `skip_bad` those are one error."""
+    """All runs, and what is to be said of them: who cannot be used (one error without `skip_bad`), how they differ."""
     runs: list[Trained] = []
     bad: list[str] = []
     for path in paths:
@@ -116,12 +116,13 @@ def read_all(paths: Sequence[Path], count: Count, skip_bad: bool = False) -> tup
             bad.append(str(cause))
     if bad and not skip_bad:
         raise UserError("\n  ".join([f"{len(bad)} of {len(paths)} runs cannot be used", *bad]))
+    said = [f"left out: {text}" for text in bad]
     if len({run.heldout for run in runs}) > 1:
-        bad.append(
+        said.append(
             "the runs were scored on held-out rows of more than one kind (another source, tokenizer, length, seed or "
             "number of rows): that alone makes their losses differ"
         )
-    return runs, bad
+    return runs, said
 
 
 def wobble(curve: Sequence[tuple[float, float]]) -> float | None:
