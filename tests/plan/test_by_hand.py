@@ -184,6 +184,17 @@ def test_tokens_for_a_model_are_twenty_a_parameter_where_nothing_else_limits() -
     assert plan(params=1e8, tokens_per_parameter=7.0).tokens == 700_000_000
 
 
+def test_each_number_says_the_way_from_the_budget_to_it() -> None:
+    """The first experiment of the article on Perceiver AR: 50,000 steps of 80 rows."""
+    made = plan(flops=578222555136000000, flops_per_token=282335232, batch=80, length=2048, latents=512)
+    reasons = {line.quantity: line.reason for line in made.lines}
+    assert made.steps == 50_000
+    assert reasons["predictions"] == "578 PFLOP ÷ 282 MFLOP a token"
+    assert reasons["samples"] == "2.05B predictions ÷ 512 latents a row"
+    assert reasons["steps"] == "4M samples ÷ 80 rows"
+    assert reasons["parameters"] == "282 MFLOP a token ÷ 6"
+
+
 def test_a_perceiver_reads_every_latent_in_length_by_latents_epochs_and_its_steps_come_from_flops() -> None:
     """Of a row of 2,048 tokens 512 are predicted; a step is 20 × 512 predictions of 6 × 100M FLOPs."""
     made = plan(flops=1e18, params=1e8, batch=20, length=2048, latents=512)

@@ -163,12 +163,14 @@ def _solved(equation: Relation, wanted: str, values: _Values) -> _Known:
 
 def _product(constant: float, ups: Sequence[str], downs: Sequence[str], values: _Values) -> str:
     """As "5d × 2.5k tokens/s"; factors of one and changes of unit are left out."""
-    plain = [f"{constant:g}"] if constant not in (1.0, 1e-9, 1e9) else []
+    factor, divisor = (constant, 1.0) if constant >= 1 else (1.0, 1 / constant)
+    plain = [f"{factor:g}"] if round(factor) not in (1, 10**9) else []
     single = {name for name in (*ups, *downs) if name == "devices" and values[name].value.expected == 1}
     many = len(ups) + len(downs) > 1
     plain += [_shown(name, values) for name in ups if not (many and name in single)]
     text = " × ".join(plain)
-    return text + "".join(f" ÷ {_shown(name, values)}" for name in downs if name not in single)
+    text += "".join(f" ÷ {_shown(name, values)}" for name in downs if name not in single)
+    return text if round(divisor) in (1, 10**9) else f"{text} ÷ {divisor:g}"
 
 
 def _shown(name: str, values: _Values) -> str:
@@ -228,6 +230,8 @@ def _whole_steps(
         raise PlanError(_too_small(budget, given, name, value.expected, run))
     low, middle, high = (max(1.0, float(math.floor(round(end, 6)))) for end in value)
     cut = _solve({**facts, name: _Known(Interval(low, middle, high), reason)}, equations)
+    # the way that led from the budget to whole steps is the one to tell, not the way back
+    cut = {each: _Known(known.value, run[each].reason if each in run else known.reason) for each, known in cut.items()}
     limited = _LIMITED.get(budget, budget)
     if limited in ("seconds", "flops", "epochs", "stored"):  # what binds is what was given, not what is left of it
         cut[limited] = run[limited]
