@@ -105,14 +105,19 @@ def best_for_flops(law: Law, flops: float, factors: Sequence[float] = ()) -> Bes
         cost = laws.cost_of_size(surface, flops, factor, per_token)
         ends = {} if spread is None else laws.cost_interval(spread, flops, cost.params, per_token=per_token)
         off.append(_off(factor, cost.params, cost.tokens, cost.loss_difference, ends, cost.extra_compute))
+    return _answer(law, flops, found, off=tuple(off), notes=tuple(_beyond(law, flops)))
+
+
+def _answer(law: Law, flops: float, found: laws.Best, **others: Any) -> Best:
+    """What a law says of a budget, for people."""
+    ends = found.intervals
     return Best(
         law=law.source,
         flops=flops,
-        params=estimate(found.params, found.intervals.get("params")),
-        tokens=estimate(found.tokens, found.intervals.get("tokens")),
-        loss=estimate(found.loss, found.intervals.get("loss")),
-        off=tuple(off),
-        notes=tuple(_beyond(law, flops)),
+        params=estimate(found.params, ends.get("params")),
+        tokens=estimate(found.tokens, ends.get("tokens")),
+        loss=estimate(found.loss, ends.get("loss")),
+        **others,
     )
 
 
@@ -133,12 +138,10 @@ def best_for_time(law: Law, seconds: float, measured: Sequence[Measured], factor
     if found.at_edge:
         notes.append(f"the best size is the {found.at_edge} that was looked at; the true one is beyond")
     flops = law.flops_per_product * found.params * found.tokens
-    return Best(
-        law=law.source,
-        flops=flops,
-        params=estimate(found.params, found.intervals.get("params")),
-        tokens=estimate(found.tokens, found.intervals.get("tokens")),
-        loss=estimate(found.loss, found.intervals.get("loss")),
+    return _answer(
+        law,
+        flops,
+        found,
         seconds=seconds,
         tokens_per_second=float(speed(found.params)),
         off=tuple(_off_in_time(surface, seconds, speed, found, factor) for factor in factors),
