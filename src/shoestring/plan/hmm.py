@@ -15,7 +15,7 @@ from shoestring.plan.intervals import seconds_ends
 from shoestring.plan.lines import parts_reason
 from shoestring.plan.make import REPORT_SECONDS, reserve_seconds
 from shoestring.plan.refusal import Refusal, plan_or_nearest
-from shoestring.plan.split import Split, choose_split, memory_limit
+from shoestring.plan.split import choose_split, memory_limit
 
 
 def plan_hmm(
@@ -64,6 +64,8 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
     passes = (epochs + extra) * updates * -(-rows // updates // split.per_device)
     ends = seconds_ends(parts, profile, split.point, passes, correction.spread)
     limit = getattr(recipe.budget, binding)
+    at_once = min(split.per_device, max(-(-rows // updates), recipe.evaluate.rows))
+    peak = _peak(profile.points, at_once)
     table = [
         ("rows", Count(rows).short(), f"of {length} tokens"),
         ("rows at a time", f"at most {split.per_device:,}", split.reason),
@@ -76,7 +78,11 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
             Interval(ends[0], seconds, ends[1]).show(lambda value: Seconds(value).short()),
             parts_reason(parts),
         ),
-        ("memory", "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short(), _memory_reason(split)),
+        (
+            "memory",
+            "unknown" if peak is None else Bytes(peak).short(),
+            f"measured; {at_once:,} rows at once",
+        ),
         *_rows_per_gigabyte(profile),
         ("parameters", Count(profile.cost.total_parameters).short(), "start, transitions, emissions"),
     ]
@@ -97,7 +103,7 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
         step_seconds=epoch / updates,
         tokens_per_second=rows * length / epoch,
         disk_bytes=2 * profile.checkpoint_bytes,
-        peak_bytes=split.peak_bytes,
+        peak_bytes=peak,
         evaluations=evaluations,
         intervals={"seconds": ends},
         correction=correction.factor if correction.runs else None,
@@ -105,8 +111,15 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
     )
 
 
-def _memory_reason(split: Split) -> str:
-    return f"measured peak at {split.per_device:,} rows at a time"
+def _peak(points: Sequence[Point], rows: int) -> int | None:
+    """What so many rows at once take, by lines between measured batches; never less than the smallest of them took."""
+    known = [(point.batch, point.peak_bytes) for point in points if point.peak_bytes is not None]
+    if not known:
+        return None
+    for (b0, y0), (b1, y1) in itertools.pairwise(known):
+        if b0 < rows <= b1:
+            return round(y0 + (y1 - y0) * (rows - b0) / (b1 - b0))
+    return known[0][1] if rows <= known[0][0] else known[-1][1]
 
 
 def _rows_per_gigabyte(profile: Profile) -> list[tuple[str, str, str]]:
