@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,9 @@ class TransformersWorkload:
         self._optimizer.zero_grad(set_to_none=True)
 
     def checkpoint(self) -> int:
-        raise NotImplementedError("only the largest batch is looked for")
+        with tempfile.TemporaryFile() as file:
+            torch.save([self._model.state_dict(), self._optimizer.state_dict()], file)
+            return file.tell()
 
     def reset_peak(self) -> None:
         self._meter.reset()

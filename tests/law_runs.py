@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.facts import Evaluation, Machine, Outcome, Point, Profile
+from shoestring.core.facts import Evaluation, Machine, Outcome, Plan, Point, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.cost.networks import network_cost
 
@@ -67,6 +67,7 @@ def write_run(
         stopped="enough",
         cost=cost,
     ).write(run.profile)
+    Plan(binding="steps", steps=steps).write(run.plan)
     with run.metrics.open("w") as file:
         for index in range(1, evaluations + 1):
             step = steps * index // evaluations

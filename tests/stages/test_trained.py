@@ -11,6 +11,7 @@ import pytest
 from law_runs import BATCH, LENGTH, VOCABULARY, write_run
 
 from shoestring.core.errors import UserError
+from shoestring.core.facts import Plan
 from shoestring.stages.trained import Trained, compare, read_all, read_trained, wobble
 
 
@@ -138,3 +139,16 @@ def test_the_article_s_curves_of_experiment_2b_do_not_cross() -> None:
     assert found.verdict.startswith(
         "The curves do not cross; at the end 2b.1 is ahead by 0.0049 nats (beyond the noise"
     )
+
+
+def test_words_counted_in_other_documents_are_another_vocabulary(tmp_path: Path) -> None:
+    """Of bytes it does not matter how many documents there are; words are counted in them."""
+    runs = [write_run(tmp_path, width, 2, 100, law) for width in (32, 48)]
+    for run, entries in zip(runs, (100, 900)):
+        Plan(binding="steps", entries=entries).write(run / "plan.json")
+    assert read_all(runs, "total")[1] == []
+    for run in runs:
+        recipe = run / "recipe.toml"
+        recipe.write_text(recipe.read_text().replace('tokenizer = "bytes"', 'tokenizer = "words:50"'))
+    (note,) = read_all(runs, "total")[1]
+    assert "vocabulary" in note

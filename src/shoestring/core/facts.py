@@ -130,7 +130,7 @@ class MemoryLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Record):
-    """What this machine does with this workload."""
+    """What this machine does with this workload: measured, or worked out where nothing was measured."""
 
     SCHEMA: ClassVar[str] = "shoestring.profile/2"
 
@@ -167,6 +167,13 @@ class Profile(Record):
     """On rows of the recipe's own, read as in training; otherwise on random ones."""
     thorough: bool = False
     """Whether the largest batch that fits was looked for."""
+    estimated: bool = False
+    """Nothing was measured: the numbers follow from FLOPs and bytes, or from another model's measurement."""
+
+    @property
+    def how(self) -> str:
+        """How its numbers were got, for people."""
+        return "estimated" if self.estimated else "measured"
 
 
 @dataclass(frozen=True, kw_only=True)

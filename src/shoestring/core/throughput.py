@@ -22,8 +22,13 @@ def fastest(points: Sequence[Point]) -> Point:
 
 def smallest_near(points: Sequence[Point], share: float = NEAR) -> Point:
     """The smallest batch whose rate is within `share` of the best."""
+    return min(near_fastest(points, share), key=lambda point: point.batch)
+
+
+def near_fastest(points: Sequence[Point], share: float = NEAR) -> list[Point]:
+    """The batches whose rates are within `share` of the best."""
     enough = (1 - share) * row_rate(fastest(points))
-    return min((point for point in points if row_rate(point) >= enough), key=lambda point: point.batch)
+    return [point for point in points if row_rate(point) >= enough]
 
 
 def knee(points: Sequence[Point]) -> Point:

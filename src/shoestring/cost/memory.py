@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shoestring.core.bisection import last_that_holds
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Recipe
 from shoestring.cost.activations import Setting, backward_bytes, kept_bytes, recomputed_bytes
@@ -88,13 +89,9 @@ class MemoryEstimate:
         """The most rows for which `device_bytes` are no more than this; 0 where there is no room for one."""
         if self.device_bytes(1) > free_bytes:
             return 0
-        low, high = 1, 2
-        while self.device_bytes(high) <= free_bytes:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.device_bytes(middle) <= free_bytes else (low, middle)
-        return low
+        found = last_that_holds(lambda rows: self.device_bytes(rows) <= free_bytes, 1)
+        assert found is not None, "every row takes some bytes"
+        return found
 
 
 def estimate_memory(

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from shoestring.core.facts import Point, Profile
+from shoestring.core.throughput import fastest, row_rate
 from shoestring.core.units import Bytes, Seconds, rate
 from shoestring.plan.split import MEMORY_SHARE, is_measured, points_of
 
@@ -65,23 +66,23 @@ def beside_the_rule(profile: Profile, batch: int, devices: int = 1) -> list[tupl
     rows: list[tuple[str, ...]] = []
     for rule in RULE_OF_THUMB:
         fitting = [p for p in points if (needs := free_needed(profile, p)) is None or needs <= rule.least]
-        fastest = min(fitting, key=lambda point: point.seconds / point.batch, default=None)
-        measured = "none fits" if fastest is None else _split(fastest.batch, batch, devices)
+        best = fastest(fitting) if fitting else None
+        measured = "none fits" if best is None else _split(best.batch, batch, devices)
         asked = next((point for point in points if point.batch == rule.per_device), None)
         rows.append(
-            (rule.free, _split(rule.per_device, batch, devices), measured, _verdict(profile, rule, asked, fastest))
+            (rule.free, _split(rule.per_device, batch, devices), measured, _verdict(profile, rule, asked, best))
         )
     return rows
 
 
-def _verdict(profile: Profile, rule: _Rule, asked: Point | None, fastest: Point | None) -> str:
+def _verdict(profile: Profile, rule: _Rule, asked: Point | None, best: Point | None) -> str:
     if asked is None:
         return f"{rule.per_device} rows at a time were not measured"
     needs = free_needed(profile, asked)
     if needs is not None and needs > rule.least:
         return f"the rule is wrong here: {rule.per_device} at a time need {Bytes(needs).short()} free"
-    assert fastest is not None, "what was asked for fits"
-    gain = asked.seconds / asked.batch / (fastest.seconds / fastest.batch) - 1
+    assert best is not None, "what was asked for fits"
+    gain = row_rate(best) / row_rate(asked) - 1
     return f"it fits, and a row takes {gain:.0%} longer than it must" if gain >= 0.005 else "right"
 
 

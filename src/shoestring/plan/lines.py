@@ -21,6 +21,7 @@ def plan_lines(
     assert plan.steps and plan.tokens and plan.seconds and plan.tokens_per_second and plan.flops
     asked = "train.tokens" if recipe.train.tokens else "train.batch"
     spread = split.point.slowest_seconds / split.point.seconds - 1
+    taken = f"{'may take' if profile.estimated else 'took'} {spread:.0%} longer"
     table = [
         ("effective batch", f"{recipe.batch} rows", f"{asked}: {recipe.batch * recipe.data.length:,} tokens a step"),
         (
@@ -28,13 +29,13 @@ def plan_lines(
             f"{split.per_device} × {split.accumulate} × {split.devices}",
             f"rows × accumulation × devices; {split.reason}",
         ),
-        *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile.devices)),
+        *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
         ("steps", Count(plan.steps).short(), _steps_reason(recipe, plan.binding, reserve)),
         ("tokens", Count(plan.tokens).short(), f"{plan.steps:,} steps × {recipe.batch * recipe.data.length:,} tokens"),
         (
             "speed",
             rate(plan.tokens_per_second, "tokens/s"),
-            f"measured{'' if plan.correction is None else ' and corrected'}; the slowest pass took {spread:.0%} longer",
+            f"{profile.how}{'' if plan.correction is None else ' and corrected'}; the slowest pass {taken}",
         ),
         ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} a token"),
         *_corpus_lines(recipe, corpus, plan),
@@ -51,13 +52,13 @@ def plan_lines(
     return [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
 
 
-def devices_note(devices: int, measured: int) -> list[str]:
-    """What a plan for `devices` leaves out, where another number of them was measured."""
-    if devices == measured:
+def devices_note(devices: int, profile: Profile) -> list[str]:
+    """What a plan for `devices` leaves out, where the profile is of another number of them."""
+    if devices == profile.devices:
         return []
     return [
-        f"measured on {measured}, planned for {devices}: the rows of a step are divided and an update takes as long; "
-        f"what devices tell each other comes on top"
+        f"{profile.how} on {profile.devices}, planned for {devices}: the rows of a step are divided and an update "
+        f"takes as long; what devices tell each other comes on top"
     ]
 
 
@@ -127,7 +128,7 @@ def _memory(split: Split) -> str:
 
 
 def _memory_reason(recipe: Recipe, profile: Profile, split: Split) -> str:
-    how = "measured peak" if is_measured(profile, split.point) else "on the line through measured peaks"
+    how = f"{profile.how} peak" if is_measured(profile, split.point) else f"on the line through {profile.how} peaks"
     if recipe.budget.memory is not None:
         return f"{how}; budget.memory = {recipe.budget.memory}"
     free = "unknown" if profile.available_bytes is None else Bytes(profile.available_bytes).short()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from shoestring.core.bisection import last_that_holds
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Plan
 from shoestring.core.recipe import Recipe
@@ -75,7 +76,7 @@ def _with_budget(recipe: Recipe, limit: str, count: int) -> Recipe:
 
 
 def _least(recipe: Recipe, limit: str, attempt: Attempt) -> int | None:
-    """The least budget that is accepted, in its smallest parts: by doubling, then by halving. None: there is none."""
+    """The least budget that is accepted, in its smallest parts; None: there is none."""
 
     def fits(count: int) -> bool:
         try:
@@ -86,14 +87,5 @@ def _least(recipe: Recipe, limit: str, attempt: Attempt) -> int | None:
 
     part = 1 / _EPOCH_PARTS if limit == "epochs" else 1.0
     low = max(1, int(float(getattr(recipe.budget, limit)) / part))
-    high = low
-    for _ in range(_DOUBLINGS):
-        high *= 2
-        if fits(high):
-            break
-    else:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    refused = last_that_holds(lambda count: not fits(count), low, low << _DOUBLINGS)
+    return None if refused is None else refused + 1

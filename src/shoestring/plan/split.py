@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Point, Profile
+from shoestring.core.throughput import near_fastest
 from shoestring.core.units import Bytes, Seconds
 from shoestring.plan.refusal import Refusal
 
 MEMORY_SHARE = 0.92
 """Of the free memory; the rest is left to other processes and to what a peak of a few steps did not show."""
-_NEAR = 1.02
-"""A smaller batch is taken when a row takes at most this many times as long as at the fastest."""
-
 _MOST_DEVICES = 64
 """That are proposed where a batch does not divide."""
 
@@ -54,9 +52,7 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
             f"{Bytes(limit or 0).short()} may be used; take a smaller model or data.length, or raise budget.memory",
             "memory",
         )
-    best = min(p.seconds / p.batch for p in fitting)
-    near = [p for p in fitting if p.seconds / p.batch <= _NEAR * best]
-    point = min(near, key=lambda p: (not is_measured(profile, p), p.batch))
+    point = min(near_fastest(fitting), key=lambda p: (not is_measured(profile, p), p.batch))
     accumulate = share // point.batch
     return Split(
         per_device=point.batch,
@@ -121,7 +117,7 @@ def is_measured(profile: Profile, point: Point) -> bool:
 
 def _reason(profile: Profile, point: Point, fitting: list[Point], per_device: int | None) -> str:
     per_row = Seconds(point.seconds / point.batch).short()
-    how = "" if is_measured(profile, point) else ", between measured"
+    how = "" if is_measured(profile, point) else f", between {profile.how}"
     if per_device is not None:
         return f"asked for: {per_row} a row{how}"
     others = ", ".join(
@@ -129,7 +125,7 @@ def _reason(profile: Profile, point: Point, fitting: list[Point], per_device: in
         for p in fitting
         if p is not point and is_measured(profile, p)
     )
-    told = "the fastest measured" if not how else "the fastest that divides the batch and fits"
+    told = f"the fastest {profile.how}" if not how else "the fastest that divides the batch and fits"
     return f"{told}, {per_row} a row{how}" + (f" ({others})" if others else "")
 
 

@@ -87,6 +87,7 @@ def scaled_profile(profile: Profile, cost: Cost, length: int, workload: str) -> 
         checkpoint_seconds=profile.checkpoint_seconds * size,
         checkpoint_bytes=round(profile.checkpoint_bytes * size),
         cost=cost,
+        estimated=True,
         memory=None,
         validation_memory=None,
     )

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoestring.core.bisection import last_that_holds
 from shoestring.core.facts import MemoryLaw
 from shoestring.core.units import Bytes, Seconds
 from shoestring.probe.child import Died
@@ -32,6 +33,8 @@ _CLEAR = 4 * _NOISE
 """Bytes between two trials that tell what a row takes."""
 _CORRECTIONS = ((1, 0.005), (2, 0.03), (2, 0.03))
 """(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
+_MOST_ROWS = 1 << 40
+"""Of any batch: where rows take nothing, this many are said to fit."""
 _BACK = 0.75
 """Of the way from the last trial that fitted, where one that did not is followed by another."""
 
@@ -87,13 +90,9 @@ def line(trials: list[Trial]) -> tuple[int, float]:
 
 def largest_within(bytes_of: Callable[[int], float], room: float, least: int) -> int:
     """The largest batch from `least` on whose bytes are within the room, `least` where none is; bytes never fall."""
-    low, high = least, least + 1
-    while bytes_of(high) <= room and high < 1 << 40:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_of(middle) <= room else (low, middle)
-    return low
+    if bytes_of(least + 1) > room:
+        return least
+    return last_that_holds(lambda batch: bytes_of(batch) <= room, least + 1, _MOST_ROWS) or _MOST_ROWS
 
 
 class _Search:

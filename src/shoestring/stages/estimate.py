@@ -105,6 +105,7 @@ def estimate_profile(recipe: Recipe, vocabulary: int, card: str, density: Densit
         stopped=f"nothing was measured: estimated for {card} at {_utilisation()} of its bf16 peak",
         cost=cost,
         density=density,
+        estimated=True,
     )
 
 
@@ -150,10 +151,8 @@ def _as_estimate(recipe: Recipe, plan: Plan, profile: Profile, looked_at: bool) 
     for line in plan.lines:
         if line.quantity == "seconds":
             lines.append(replace(line, value=seconds))
-        elif line.quantity == "speed":
-            lines.append(replace(line, reason="estimated, as the seconds are"))
         elif line.quantity not in unknown:
-            lines.append(replace(line, reason=line.reason.replace("measured", "estimated")))
+            lines.append(line)
     if not looked_at:
         reading = (
             f"{full_passes(recipe):g} epochs are one reading of it" if full_passes(recipe) > 1 else "not looked at"

@@ -18,6 +18,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
+from shoestring.core.throughput import fastest
 from shoestring.data.density import measure_density
 from shoestring.data.sources import open_source
 from shoestring.probe.agreement import agree
@@ -148,7 +149,7 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     timings = time_batches(trials, batches, recipe.batch, room, how.seconds)
     if not timings.trials:
         raise Fault(f"measuring failed: {timings.stopped}")
-    best = min(timings.trials, key=_row_seconds).batch
+    best = fastest([trial.point() for trial in timings.trials]).batch
     around = trials.around(best)
     scoring: Found | None = None
     if how.thorough and limit is not None:
@@ -196,10 +197,6 @@ def _law_with(law: MemoryLaw, beside: int) -> MemoryLaw:
         return whole
     fits = largest_within(whole.predict, law.limit_bytes - law.margin_bytes, 0)
     return replace(whole, largest=min(fits, law.largest) or None)
-
-
-def _row_seconds(trial: Trial) -> float:
-    return trial.point().seconds / trial.batch
 
 
 def _batches(recipe: Recipe, sparse: bool = False) -> list[int]:

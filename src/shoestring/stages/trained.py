@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from shoestring.core.errors import ShoestringError, UserError
-from shoestring.core.facts import Evaluation, Outcome, Profile
+from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.track import read_lines
@@ -94,15 +94,17 @@ def read_trained(path: Path, count: Count) -> Trained:
         loss=evaluation.loss,
         flops_per_token=tokens_flops(profile, recipe),
         curve=tuple((float(line["step"] * step), float(line["heldout_loss"])) for line in lines),
-        heldout=_heldout(recipe, evaluation),
+        heldout=_heldout(recipe, Plan.read(folder.plan), evaluation),
     )
 
 
-def _heldout(recipe: Recipe, evaluation: Evaluation) -> str:
-    """The first rows of a split that is chosen by number, so how many documents were read does not matter."""
+def _heldout(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> str:
+    """The first rows of a split that is chosen by number: how many documents were read matters to words alone, whose
+    vocabulary is counted in them."""
     data = recipe.data
     fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, recipe.run.seed)
-    return repr((*fields, evaluation.rows, evaluation.tokens))
+    counted = plan.entries if data.tokenizer.startswith("words:") else None
+    return repr((*fields, counted, evaluation.rows, evaluation.tokens))
 
 
 def read_all(paths: Sequence[Path], count: Count, skip_bad: bool = False) -> tuple[list[Trained], list[str]]:
@@ -119,8 +121,8 @@ def read_all(paths: Sequence[Path], count: Count, skip_bad: bool = False) -> tup
     said = [f"left out: {text}" for text in bad]
     if len({run.heldout for run in runs}) > 1:
         said.append(
-            "the runs were scored on held-out rows of more than one kind (another source, tokenizer, length, seed or "
-            "number of rows): that alone makes their losses differ"
+            "the runs were scored on held-out rows of more than one kind (another source, tokenizer, vocabulary, "
+            "length, seed or number of rows): that alone makes their losses differ"
         )
     return runs, said
 

@@ -37,7 +37,7 @@ def what_if(
     recipe = recipe_file.load(file, [*overrides, *settings])
     used, notes = profile_for(recipe, [profile])
     plan = plan_recipe(recipe, used, devices=devices, estimate_error=ESTIMATE_ERROR if notes else 0.0)
-    return Alternative(plan=plan, notes=tuple(notes + devices_note(devices, used.devices)))
+    return Alternative(plan=plan, notes=tuple(notes + devices_note(devices, used)))
 
 
 def _device_count(change: str) -> int:
