@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoestring.core.errors import Fault, ShoestringError
+from shoestring.parallel.meeting import meet
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +45,8 @@ def join(device: torch.device) -> Team:
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=PATIENCE, **meet(PATIENCE)._asdict())
             atexit.register(dist.destroy_process_group)
     return Team.of(device)
 

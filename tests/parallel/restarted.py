@@ -1,0 +1,133 @@
+"""Runs with an accident each, whose processes are started again; `test_restart` looks at what came of them.
+
+torchrun's own agent starts them, but by a fork of this process: loading torch takes seconds a process. All runs are
+made by the same processes, in turn: what is finished is passed over, and the first that is not goes on, to its end or
+to its accident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch._dynamo  # what is loaded here is there in every process that is started
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+import shoestring.stages.corpus  # noqa: F401
+from shoestring.core.clock import Clock
+from shoestring.core.facts import Plan
+from shoestring.core.recipe_file import load
+from shoestring.models import Batch, LanguageModel
+from shoestring.stages import session
+from shoestring.stages.train import run
+from shoestring.stages.voice import Voice
+from shoestring.train.course import Course
+from shoestring.train.loop import Loop, Taken
+
+STEPS = 24
+ACCIDENT = 9
+"""As many steps are taken before it."""
+ROWS = 2
+PROCESSES = 2
+
+
+class Planned(NamedTuple):
+    """A run of two processes."""
+
+    name: str
+    shard: bool
+    accident: str | None = None
+
+
+RUNS = (
+    Planned("whole-copies", shard=False),
+    Planned("whole-parts", shard=True),
+    Planned("killed-copies", shard=False, accident="killed"),
+    Planned("killed-parts", shard=True, accident="killed"),
+    Planned("full-parts", shard=True, accident="full"),
+)
+
+
+def main(recipe_file: Path) -> None:
+    """All runs, beside a recipe, with a restart for each accident."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=PROCESSES,
+        run_id="restarted",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=sum(planned.accident is not None for planned in RUNS),
+        start_method="fork",
+    )
+    elastic_launch(config, train_all)(recipe_file)
+
+
+def train_all(recipe_file: Path) -> None:
+    """In one process of two; nothing is measured or drawn."""
+    for planned in RUNS:
+        overrides = (
+            f"run.name={planned.name}",
+            f"parallel.shard={'true' if planned.shard else 'false'}",
+            f"budget.steps={STEPS}",
+            f"train.per_device={ROWS}",
+            "train.checkpoint_every=1ms",
+        )
+        recipe = load(recipe_file, overrides)
+        plan = Plan(
+            binding="steps",
+            recipe=recipe.fingerprint,
+            steps=STEPS,
+            effective_batch=recipe.batch,
+            per_device=ROWS,
+            entries=int(recipe.data.documents or 0),
+        )
+        plan_file = recipe_file.with_name(f"{planned.name}.{os.environ['RANK']}.json")
+        plan.write(plan_file)
+        with patch.object(session, "draw", return_value={}), _accident(planned, recipe_file):
+            run(recipe, Voice(), Clock(), plan_file)
+
+
+def _accident(planned: Planned, beside: Path) -> contextlib.AbstractContextManager[object]:
+    """What the second process will meet."""
+    if os.environ["RANK"] == "1" and planned.accident == "killed":
+        return _killed_once(beside.with_name(f"{planned.name} was killed"))
+    if os.environ["RANK"] == "1" and planned.accident == "full":
+        return _out_of_memory()
+    return contextlib.nullcontext()
+
+
+def _killed_once(marker: Path) -> contextlib.AbstractContextManager[object]:
+    take = Loop._take
+
+    def broken(self: Loop, step: int, course: Course) -> Taken:
+        if step == ACCIDENT and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, step, course)
+
+    return patch.object(Loop, "_take", broken)
+
+
+def _out_of_memory() -> contextlib.AbstractContextManager[object]:
+    """With more than one row at a time, after so many passes of this process."""
+    forward, passes = LanguageModel.forward, 0
+
+    def limited(self: LanguageModel, batch: Batch) -> torch.Tensor:
+        nonlocal passes
+        passes += self.training
+        if passes > ACCIDENT and len(batch.ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, batch)
+
+    return patch.object(LanguageModel, "forward", limited)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
