@@ -16,6 +16,7 @@ Llama that reads them.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -38,7 +39,7 @@ from shoestring.data.fixed_rows import Job, shard_rows, write_rows
 from shoestring.models import build
 from shoestring.probe.machine import peak_bytes, pick_device, reset_peak
 from shoestring.streams.hmm import HmmStream
-from shoestring.streams.source import TRAIN, StreamRows
+from shoestring.streams.source import TRAIN, StreamRows, on_host
 from shoestring.train.learner import Learner
 
 LENGTH = 100
@@ -156,7 +157,7 @@ def to_a_file(device: torch.device, folder: Path, gigabytes: float) -> dict[str,
     each = shard_rows(LENGTH, 200)
 
     def make(_: str, first: int, count: int) -> np.ndarray:
-        return stream.rows(first, count, device).contiguous().cpu().numpy()
+        return on_host(stream.rows(first, count, device))
 
     def store(rows: int) -> float:
         target = folder / "store"
@@ -250,6 +251,7 @@ def main() -> None:
         "shapes": [speeds(*shape, device, rows, 5 if gpu else 3) for shape in SHAPES],
         "training": as_training_data(device),
     }
+    gc.collect()  # the learner, before memory is measured
     with tempfile.TemporaryDirectory(dir=arguments.disk) as folder:
         values["file"] = to_a_file(device, Path(folder), 4 if gpu else 1)
     record.write("hmm_sample", values, arguments.out)

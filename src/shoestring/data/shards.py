@@ -36,15 +36,16 @@ def dtype_for(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], ends: NDArray[np.uint64]) -> int:
     """Write a shard atomically; returns the CRC-32 of its trailer, which stands for the whole content."""
     itemsize = tokens.dtype.itemsize
-    payload = np.ascontiguousarray(tokens).data.cast("B")  # no copy: large shards are written by several threads
-    if len(ends) or len(payload) % 8:
-        payload = memoryview(bytes(payload) + b"\0" * (-len(payload) % 8) + ends.astype("<u8").tobytes())
-    checks = [zlib.crc32(payload[at : at + sizes.BLOCK]) for at in range(0, len(payload), sizes.BLOCK)]
+    words = np.ascontiguousarray(tokens).data.cast("B")  # not copied: large shards are written by several threads
+    whole = len(words) // sizes.BLOCK * sizes.BLOCK
+    rest = memoryview(bytes(words[whole:]) + b"\0" * (-len(words) % 8) + ends.astype("<u8").tobytes())
+    payload = (words[:whole], rest)
+    checks = [zlib.crc32(part[at : at + sizes.BLOCK]) for part in payload for at in range(0, len(part), sizes.BLOCK)]
     table = np.array(checks, dtype="<u4").tobytes()
     seal = zlib.crc32(table)
     head = HEADER.pack(_MAGIC, _VERSION, itemsize, len(tokens), len(ends), 0)[:-4]
     with whole_file(path) as file:
-        for part in (head, struct.pack("<I", zlib.crc32(head)), payload, table, struct.pack("<I", seal)):
+        for part in (head, struct.pack("<I", zlib.crc32(head)), *payload, table, struct.pack("<I", seal)):
             file.write(part)
     return seal
 

@@ -18,7 +18,7 @@ from shoestring.data.fixed_rows import Job, Progress, shard_rows, write_rows
 from shoestring.data.store import Manifest
 from shoestring.stages.answers import HmmAnswers
 from shoestring.stages.streams import model_stream, read_model
-from shoestring.streams.source import HELDOUT, TRAIN
+from shoestring.streams.source import HELDOUT, TRAIN, on_host
 
 ANSWERED_ROWS = 1024
 
@@ -78,9 +78,7 @@ def sample_store(
     begin = {"train": TRAIN, "heldout": HELDOUT}
 
     def make(split: str, first: int, count: int) -> NDArray[np.unsignedinteger]:
-        made = stream.rows(begin[split] + first, count, device)
-        tokens: NDArray[np.unsignedinteger] = made.contiguous().cpu().numpy()
-        return tokens
+        return on_host(stream.rows(begin[split] + first, count, device))
 
     names = model.alphabet if stream.kinds["symbols"].name == "none" else None
     manifest = write_rows(folder, job, names, make, part, progress)

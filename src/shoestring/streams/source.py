@@ -25,6 +25,14 @@ class RowStream(Protocol):
     def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Tensor: ...
 
 
+def on_host(rows: Tensor) -> NDArray[np.unsignedinteger]:
+    """Rows in the memory of the host; from a GPU through pages that stay, and are used again once they are free."""
+    if rows.is_cuda:
+        rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows)
+    tokens: NDArray[np.unsignedinteger] = rows.contiguous().numpy()
+    return tokens
+
+
 class StreamRows:
     """Rows from number `first` on, made on `device`, some megabytes of them ahead."""
 
