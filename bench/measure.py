@@ -1,18 +1,21 @@
 """The largest batch: ours beside accelerate's and Lightning's finders and the true maximum; then plans against runs.
 
-    python bench/measure.py [--only NAME …] [--tiny] [--budget 3m] [--out FOLDER]
+    python bench/measure.py [--only NAME …] [--no-true] [--peers] [--number 2] [--budget 3m] [--tiny] [--out FOLDER]
 
 Names are NAME for a search and runs:NAME for runs. A search on a workload has:
 - ours: `shoestring.probe.search` as `shoestring measure` uses it. Trials, those out of memory, their seconds (compiling
   left out), and the wall clock of everything, processes and compiling included;
-- true: bisection between what ours verified and what its line says is impossible, every batch in a process of its own;
-- on `transformers-gpt2` and `gpt2-124m`: `accelerate.find_executable_batch_size` from 1,024 and Lightning's
+- true: bisection between what ours verified and what its line says is impossible, to half a percent; a process of its
+  own after every batch that did not fit;
+- on `transformers-gpt2`, or with --peers on all: `accelerate.find_executable_batch_size` from 1,024 and Lightning's
   `scale_batch_size`, power and binsearch, on the same steps.
 `transformers-gpt2` is that library's GPT-2 124M as it comes, with bf16 autocast and fused AdamW: peers' own ground.
+The batch of `hmm-500` is the rows that an E-step takes at once.
 
-runs:NAME trains for --budget twice, from nothing (measuring included), and sets plan beside outcome.
+runs:NAME trains for --budget, --number times, from nothing (no profile, nothing compiled); plan beside outcome.
 
-Results are merged into the record that is there, name by name, so that the work can be divided over several calls.
+Results are merged into the record that is there, name by name, so that the work can be divided over several calls; runs
+of the same commit are added to those there. Every result has the commit, the date and the seconds that it took.
 --tiny is the same with small models on any machine; a limit takes the place of a device that is full.
 """
 
@@ -35,16 +38,18 @@ import torch
 from measure_workloads import NAMES, PEERS_OWN, RECIPES, TIMEOUT, TINY_BYTES, build_workload, open_trials, write_recipe
 
 from shoestring.core import recipe_file
-from shoestring.core.facts import Machine
+from shoestring.core.facts import Machine, Profile
+from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.probe.search import find_largest, margin_bytes
 from shoestring.probe.trials import Trial
 from shoestring.probe.workload import Workload
+from shoestring.track import read_lines
 
 PEERS = ("accelerate", "lightning power", "lightning binsearch")
-WITH_PEERS = (PEERS_OWN, "gpt2-124m")
-RUNS = 2
+GAP = 0.005
+"""Of the true largest batch: how far it may be above what is known to fit."""
 SECONDS = 20.0
 """That one trial may take, as in `shoestring measure` on a GPU."""
 NO_MEMORY = "CUDA out of memory."
@@ -67,10 +72,9 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
                 trials.close()
             return trials.trial(batch)
 
-        found = find_largest(trial, limit, margin, SECONDS, first)
-        scoring = find_largest(lambda batch, _: trials.trial(batch, scoring=True), limit, margin, SECONDS, first)
-    last = found.trials[-1]
-    assert last.usage is not None
+        found = find_largest(trial, limit, margin, TIMEOUT if tiny else SECONDS, first)
+    if not found.trials or (last := found.trials[-1]).usage is None:
+        raise SystemExit(f"{name}: {found.stopped or 'the system does not tell how much memory is used'}")
     return {
         "largest": found.law.largest,
         "tried": tried,
@@ -78,19 +82,19 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
         "wall_seconds": time.perf_counter() - started,
         "first_step_seconds": ready,
         "law": encode(found.law),
-        "scoring_law": encode(scoring.law),
+        "stopped": found.stopped,
+        "compile_seconds": sum(one.compile_seconds for one in found.trials),
         "usages": [[one.batch, *(one.usage or ())] for one in found.trials],
         "predicted_share": found.law.predict(last.batch) / last.usage.held,
     }
 
 
 def true_largest(name: str, tiny: bool, folder: Path, law: dict[str, Any]) -> dict[str, Any]:
-    """Every batch apart; a limit where the device is not to be filled."""
+    """A process serves as long as batches fit; a limit where the device is not to be filled."""
     tried: dict[int, bool] = {}
     with open_trials(name, tiny, folder) as trials:
 
         def fits(batch: int) -> bool:
-            trials.close()
             try:
                 usage = trials.trial(batch).usage
             except MemoryError:
@@ -106,7 +110,7 @@ def true_largest(name: str, tiny: bool, folder: Path, law: dict[str, Any]) -> di
         step = max(1, high // 50)
         while fits(high):  # holes were squeezed out, or the line was too steep
             low, high, step = high, high + step, 2 * step
-        while high - low > max(1, low // 500):
+        while high - low > max(1, GAP * low):
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
     return {"largest": low, "tried": tried}
@@ -118,6 +122,7 @@ def peer(method: str, name: str, tiny: bool, folder: Path) -> dict[str, Any]:
     failed: list[int] = []
 
     def steps(workload: Workload, batch: int) -> None:
+        tried.append(batch)
         try:
             for _ in range(3):
                 workload.accumulate(batch)
@@ -135,21 +140,18 @@ def peer(method: str, name: str, tiny: bool, folder: Path) -> dict[str, Any]:
 
         @find_executable_batch_size(starting_batch_size=64 if tiny else 1024)
         def search(batch_size: int) -> int:
-            tried.append(batch_size)
             gc.collect()
             steps(build_workload(name, tiny, folder), batch_size)
             return batch_size
 
         found = search()
     else:
-        found = _lightning(method.removeprefix("lightning "), lambda: build_workload(name, tiny, folder), steps, tried)
+        found = _lightning(method.removeprefix("lightning "), lambda: build_workload(name, tiny, folder), steps)
     seconds = time.perf_counter() - started
     return {"largest": found, "tried": tried, "trials": len(tried), "out_of_memory": len(failed), "seconds": seconds}
 
 
-def _lightning(
-    mode: str, build: Callable[[], Workload], steps: Callable[[Workload, int], None], tried: list[int]
-) -> int | None:
+def _lightning(mode: str, build: Callable[[], Workload], steps: Callable[[Workload, int], None]) -> int | None:
     try:
         import lightning.pytorch as pl
         from lightning.pytorch.tuner import Tuner
@@ -181,7 +183,6 @@ def _lightning(
             return torch.optim.SGD([self.idle], lr=0.0)
 
         def train_dataloader(self) -> Any:
-            tried.append(self.batch_size)
             return torch.utils.data.DataLoader(Endless(), batch_size=self.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -209,17 +210,27 @@ def peer_apart(method: str, name: str, tiny: bool, folder: Path) -> dict[str, An
     return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
 
 
-def search(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
+def search(name: str, tiny: bool, folder: Path, with_true: bool, with_peers: bool) -> dict[str, Any]:
     if name != PEERS_OWN:
         write_recipe(name, tiny, folder)
-    found: dict[str, Any] = {"ours": ours(name, tiny, folder)}
-    print(f"{name}: ours {found['ours']['largest']}", flush=True)
-    found["true"] = true_largest(name, tiny, folder, found["ours"]["law"])
-    found["share"] = (found["ours"]["largest"] or 0) / max(1, found["true"]["largest"])
-    if name in WITH_PEERS:
-        for method in PEERS:
-            found[method] = peer_apart(method, name, tiny, folder)
-            print(f"{name}: {method} {found[method].get('largest', found[method].get('error'))}", flush=True)
+    seconds: dict[str, float] = {}
+    found: dict[str, Any] = {"seconds": seconds}
+
+    def part(label: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        started = time.perf_counter()
+        found[label] = work()
+        seconds[label] = time.perf_counter() - started
+        told = found[label].get("largest", found[label].get("error"))
+        print(f"{name}: {label} {told} ({seconds[label]:.0f} s)", flush=True)
+        answer: dict[str, Any] = found[label]
+        return answer
+
+    mine = part("ours", lambda: ours(name, tiny, folder))
+    if with_true:
+        real = part("true", lambda: true_largest(name, tiny, folder, mine["law"]))
+        found["share"] = (mine["largest"] or 0) / max(1, real["largest"])
+    for method in PEERS if with_peers else ():
+        part(method, lambda method=method: peer_apart(method, name, tiny, folder))  # type: ignore[misc]
     return found
 
 
@@ -228,39 +239,61 @@ def search(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
 
 def run(name: str, tiny: bool, folder: Path, budget: str) -> dict[str, Any]:
     """One run from nothing: its plan, what came of it, and the wall clock of the process."""
-    recipe = write_recipe(name, tiny, folder, budget)
+    file = write_recipe(name, tiny, folder, budget)
     verb = ["hmm", "fit"] if "hmm" in name else ["train"]
-    command = [sys.executable, "-m", "shoestring", *verb, str(recipe), "--json"]
-    environment = os.environ | {"SHOESTRING_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "shoestring", *verb, str(file), "--json"]
+    caches = {"SHOESTRING_CACHE": "profiles", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    environment = os.environ | {variable: str(folder / place) for variable, place in caches.items()}
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment)
     wall = time.perf_counter() - started
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    told = json.loads(done.stdout)
-    plan, outcome = told["plan"], told["outcome"]
-    memory = outcome["peak_bytes"] / plan["peak_bytes"] - 1 if plan["peak_bytes"] and outcome["peak_bytes"] else None
-    allowed = float(recipe_file.load(recipe).budget.time or 0)
+        return {"error": "\n".join(done.stderr.strip().splitlines()[-8:]), "wall_seconds": wall}
+    told, recipe = json.loads(done.stdout), recipe_file.load(file)
+    plan, outcome, run_folder = told["plan"], told["outcome"], RunFolder.of(recipe)
+    profile, timings = Profile.read(run_folder.profile), read_lines(run_folder.timings)
+    allowed, law = float(recipe.budget.time or 0), profile.memory
     return {
         "wall_seconds": wall,
         "used_share": wall / allowed,
+        "budget_share": outcome["seconds"] / allowed,
         "seconds_error": outcome["seconds"] / plan["seconds"] - 1,
-        "memory_error": memory,
+        "memory_error": relative(plan["peak_bytes"], outcome["peak_bytes"]),
+        "step_error": relative(outcome["tokens_per_second"], plan["tokens_per_second"]),
+        "trials": None if law is None else law.trials,
+        "trial_seconds": None if law is None else law.trial_seconds,
+        "out_of_memory": (0 if law is None else law.out_of_memory)
+        + sum(line.get("event") == "halved" for line in timings),
         "plan": {key: plan[key] for key in ("steps", "seconds", "parts", "step_seconds", "peak_bytes", "per_device")},
+        "timeline": timeline(timings),
+        "profile": encode(profile),
         "outcome": outcome,
     }
 
 
-def runs(name: str, tiny: bool, budget: str) -> dict[str, Any]:
+def relative(planned: float | None, actual: float | None) -> float | None:
+    """Actual by planned, less one; None where one of them is not known."""
+    return None if not planned or actual is None else actual / planned - 1
+
+
+def timeline(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of the process when training began, after the first and the last line of it, and before the page."""
+    steps = [line["elapsed"] for line in lines if "tokens_per_second" in line]
+    events = {line["event"]: line["elapsed"] for line in lines if "event" in line}
+    return {"start": events["start"], "first": steps[0], "last": steps[-1], "end": events["end"]}
+
+
+def runs(name: str, tiny: bool, budget: str, number: int) -> list[dict[str, Any]]:
     found = []
-    for number in range(RUNS):
+    for one in range(number):
         with tempfile.TemporaryDirectory() as scratch:
             found.append(run(name, tiny, Path(scratch), budget))
-        print(
-            f"runs:{name} {number + 1}: {json.dumps({k: v for k, v in found[-1].items() if k != 'outcome'})}",
-            flush=True,
-        )
-    return {"budget": budget, "runs": found}
+        told = {key: value for key, value in found[-1].items() if key not in ("outcome", "profile")}
+        print(f"runs:{name} {one + 1}: {json.dumps(told)}", flush=True)
+    return found
+
+
+# --- the record
 
 
 def earlier(folder: Path | None, machine: Machine) -> dict[str, Any]:
@@ -268,16 +301,26 @@ def earlier(folder: Path | None, machine: Machine) -> dict[str, Any]:
     for place in (folder, record.ROOT / "results"):
         for file in sorted(place.glob("measure-*.json")) if place is not None else ():
             old = json.loads(file.read_text())
-            if old["machine"]["device_name"] == machine.device_name:
+            if old["machine"]["device_name"] == machine.device_name and old["schema"] == "shoestring.bench.measure/1":
                 results: dict[str, Any] = old["results"]
                 return results
     return {}
+
+
+def with_earlier(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """A result of runs, with those that are there of the same commit and budget before them."""
+    if old is None or (old["commit"], old["budget"]) != (new["commit"], new["budget"]):
+        return new
+    return new | {"runs": [*old["runs"], *new["runs"]], "seconds": old["seconds"] + new["seconds"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of " + ", ".join(NAMES) + "; or runs:NAME")
     parser.add_argument("--tiny", action="store_true", help="small models and a limit, on any machine")
+    parser.add_argument("--no-true", action="store_true", help="do not look for the true largest batch")
+    parser.add_argument("--peers", action="store_true", help="peers on every search, not on theirs only")
+    parser.add_argument("--number", type=int, default=2, help="of runs each")
     parser.add_argument("--budget", default="3m", help="of time, for runs")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
@@ -292,12 +335,19 @@ def main() -> None:
     results = {} if arguments.tiny else earlier(arguments.out, describe_machine(pick_device()))
     for name in wanted:
         kind, _, workload = name.rpartition(":")
-        with tempfile.TemporaryDirectory() as scratch:
-            if kind:
-                results[name] = runs(workload, arguments.tiny, arguments.budget)
-            else:
-                results[name] = search(name, arguments.tiny, Path(scratch))
+        origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+        started = time.perf_counter()
+        if kind:
+            found = runs(workload, arguments.tiny, arguments.budget, arguments.number)
+            new = origin | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
+            results[name] = with_earlier(results.get(name), new)
+        else:
+            with_peers = arguments.peers or name == PEERS_OWN
+            with tempfile.TemporaryDirectory() as scratch:
+                found_here = search(name, arguments.tiny, Path(scratch), not arguments.no_true, with_peers)
+            results[name] = origin | found_here
         record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
+        print(f"{name}: {time.perf_counter() - started:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

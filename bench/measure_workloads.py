@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from shoestring.probe.child import Answer, RemoteTrials, Request, answer, serve
 from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import LocalTrials
-from shoestring.probe.workload import Usage, Workload
+from shoestring.probe.workload import Usage, Workload, nothing
+from shoestring.stages.hmm_workload import HmmWorkload
+from shoestring.stages.workload import TrainingWorkload
 
 GPT2 = {"family": "gpt2", "width": 768, "layers": 12, "heads": 12}
 PERCEIVER = {"family": "perceiver_ar", "width": 512, "layers": 9, "heads": 8, "latents": 512}
@@ -60,7 +63,7 @@ def recipe_values(name: str, tiny: bool, folder: Path, budget: str | None) -> di
         values["budget"] |= {"memory": f"{TINY_BYTES // 10**6}MB"}
         if "hmm" in values:
             values["hmm"] = {"states": 16}
-            values["data"]["documents"] = 500
+            values["data"] |= {"tokenizer": "words:500", "documents": 2000}
         else:
             values["model"] |= TINY_MODEL | ({"latents": 16} if "latents" in values["model"] else {})
             values["model"].pop("hidden", None)
@@ -120,9 +123,10 @@ class TransformersWorkload:
     def forget(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
         with tempfile.TemporaryFile() as file:
             torch.save([self._model.state_dict(), self._optimizer.state_dict()], file)
+            beside()
             return file.tell()
 
     def reset_peak(self) -> None:
@@ -132,26 +136,34 @@ class TransformersWorkload:
         return self._meter.usage()
 
 
+class HmmAtOnce(HmmWorkload):
+    """An E-step that takes all its rows at once, on any device: a run's own cuts them to fit."""
+
+    def accumulate(self, batch: int) -> None:
+        try:
+            self._counts = self._count(self._parameters, self._rows(batch), chunk=batch, limit_bytes=1 << 60)
+            self._wait()
+        except torch.OutOfMemoryError as cause:
+            raise MemoryError(str(cause)) from cause
+
+
 def build_workload(name: str, tiny: bool, folder: Path) -> Workload:
     """On this process' device."""
     meter = Meter(pick_device())
     if name == PEERS_OWN:
         return TransformersWorkload(meter, tiny)
-    from shoestring.stages.hmm_workload import HmmWorkload
-    from shoestring.stages.workload import TrainingWorkload
-
     recipe = recipe_file.load(folder / f"{name}.toml")
-    return TrainingWorkload(recipe, meter) if recipe.hmm is None else HmmWorkload(recipe, meter)
+    return TrainingWorkload(recipe, meter) if recipe.hmm is None else HmmAtOnce(recipe, meter)
 
 
-def serve_transformers(tiny: bool) -> None:
-    """What `shoestring.stages.trial` is for a recipe."""
-    built: list[TransformersWorkload] = []
+def serve_workload(name: str, tiny: bool, folder: Path) -> None:
+    """What `shoestring.stages.trial` is for a recipe, of any workload here."""
+    built: list[Workload] = []
     meter = Meter(pick_device())
 
     def reply(request: Request) -> Answer:
         if not built:
-            built.append(TransformersWorkload(meter, tiny))
+            built.append(build_workload(name, tiny, folder))
         trials = LocalTrials(built[0])
         if "begin" in request:
             trials.trial(request["begin"])
@@ -162,12 +174,12 @@ def serve_transformers(tiny: bool) -> None:
 
 
 def open_trials(name: str, tiny: bool, folder: Path) -> RemoteTrials:
-    if name == PEERS_OWN:
-        command = [sys.executable, __file__, *(["--tiny"] if tiny else [])]
+    if name == PEERS_OWN or "hmm" in RECIPES[name]:
+        command = [sys.executable, __file__, name, str(folder), *(["--tiny"] if tiny else [])]
     else:
         command = [sys.executable, "-m", "shoestring.stages.trial", str(folder / f"{name}.toml"), "0", "random"]
     return RemoteTrials(command, TIMEOUT)
 
 
 if __name__ == "__main__":
-    serve_transformers("--tiny" in sys.argv)
+    serve_workload(sys.argv[1], "--tiny" in sys.argv, Path(sys.argv[2]))

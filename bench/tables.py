@@ -235,6 +235,70 @@ def startup_table() -> str:
     return "".join(lines)
 
 
+def measure_table() -> str:
+    """The largest batches that were found; then plans against runs, each by the worst of its runs."""
+    return "".join(_searches(r) + _plans_against_runs(r) for r in results("measure"))
+
+
+def _searches(r: dict[str, Any]) -> str:
+    head = ["workload", "finder", "largest batch", "true", "share", "trials", "out of memory", "seconds of trials"]
+    lines = [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+    found = {name: told for name, told in r["results"].items() if not name.startswith("runs:")}
+    for name, told in found.items():
+        true = told.get("true", {}).get("largest")
+        for finder in ("ours", *(other for other in told if other.split()[0] in ("accelerate", "lightning"))):
+            one = told[finder]
+            label = "**shoestring**" if finder == "ours" else finder
+            if "error" in one:
+                lines.append(f"| {name} | {label} | – ({one['error']}) | | | | | |\n")
+                continue
+            largest, seconds = one["largest"], one.get("trial_seconds", one.get("seconds"))
+            batches = [f"{batch:,}" if batch else "–" for batch in (largest, true)]
+            share = f"{largest / true:.1%}" if largest and true else "–"
+            cells = [name, label, *batches, share, str(one["trials"]), str(one["out_of_memory"]), f"{seconds:.1f}"]
+            lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines) + f"\nRows at a time, {_origins(r, found)}.\n\n" if found else ""
+
+
+def _plans_against_runs(r: dict[str, Any]) -> str:
+    head = ["workload, budget", "runs", "of the budget used", "by its own account", "error in seconds"]
+    head += ["error in memory", "trials", "out of memory"]
+    lines = [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+    found = {name: told for name, told in r["results"].items() if name.startswith("runs:")}
+    for name, told in found.items():
+        ended = [run for run in told["runs"] if "error" not in run]
+        failed = f", {len(told['runs']) - len(ended)} failed" if len(ended) < len(told["runs"]) else ""
+        cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}"]
+        cells += [_range([run[key] for run in ended]) for key in ("used_share", "budget_share")]
+        cells += [_worst([run[key] for run in ended]) for key in ("seconds_error", "memory_error")]
+        cells += [_most([run[key] for run in ended]) for key in ("trials", "out_of_memory")]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines) + f"\nThe worst of the runs, {_origins(r, found)}.\n\n" if found else ""
+
+
+def _origins(r: dict[str, Any], found: dict[str, Any]) -> str:
+    """The command without its choice of names, where it ran, and which commits were measured when."""
+    of = sorted({f"{told['commit']}, {told['date']}" for told in found.values()})
+    return f"by `python bench/measure.py` on {_machine(r)}, {'; '.join(of)}"
+
+
+def _range(values: list[float]) -> str:
+    """The least, and the most where it is another."""
+    ends = [f"{end:.1%}" for end in (min(values), max(values))] if values else ["–"]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _worst(values: list[float | None]) -> str:
+    """The one farthest from zero."""
+    known = [value for value in values if value is not None]
+    return f"{max(known, key=abs):+.1%}" if known else "–"
+
+
+def _most(values: list[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{max(known)}" if known else "–"
+
+
 def _machine(r: dict[str, Any]) -> str:
     machine = r["machine"]
     return f"{machine['device_name']}, torch {machine['versions']['torch']}"
@@ -250,6 +314,7 @@ PARTS = {
     "train-table": train_table,
     "laws-table": laws_table,
     "memory-table": memory_table,
+    "measure-table": measure_table,
 }
 
 

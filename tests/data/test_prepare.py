@@ -21,13 +21,14 @@ import pytest
 
 import shoestring
 from shoestring.core.errors import DataError, Fault, RunError, StorageError
+from shoestring.core.facts import Density
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Data
 from shoestring.data import passes, units
 from shoestring.data import prepare as preparing
 from shoestring.data.corpora import ReadCorpus
 from shoestring.data.formats import Document, Reading, Skipped
-from shoestring.data.prepare import estimate_bytes, prepare, store_folder
+from shoestring.data.prepare import estimate_bytes, prepare, seconds_to_prepare, store_folder
 from shoestring.data.store import Store
 from shoestring.data.tokenizers import _opened
 
@@ -1043,3 +1044,17 @@ def test_real_files_of_a_folder_are_one_corpus_cut_anywhere(tmp_path: Path, monk
     assert sorted(found) == sorted(set(lines))
     assert store.manifest.ledger["duplicates"] == len(lines) - len(set(lines))
     assert len({entry.name[:11] for entry in store.manifest.splits["train"].shards}) == sum(pieces)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "unique", "megabytes", "seconds"),
+    [("bytes", False, None, 0.5), ("words:9", True, None, 1.5), ("bytes", False, 60, 1.0), ("bytes", False, 1, 2.0)],
+)
+def test_a_sample_is_prepared_by_all_passes_and_as_many_processes_as_there_are_units_and_cores(
+    tokenizer: str, unique: bool, megabytes: int | None, seconds: float
+) -> None:
+    """Two seconds of one process on four cores; a unit has 2^25 bytes, and 60 MB are two of them."""
+    total = None if megabytes is None else megabytes * 1000
+    found = Density(documents=10, text_bytes=10_000, tokens=1, seconds=2.0, total_documents=total)
+    data = Data(source="stories", tokenizer=tokenizer, unique=unique)
+    assert seconds_to_prepare(found, data, cores=4) == seconds

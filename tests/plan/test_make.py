@@ -488,3 +488,15 @@ def test_a_disk_budget_is_never_exceeded_and_refused_only_when_the_least_does_no
     assert made.disk_bytes <= disk
     assert made.entries <= free.entries
     assert made.steps == steps
+
+
+def test_a_run_waits_for_what_steps_do_not_hide_of_a_checkpoint_and_for_all_of_the_last() -> None:
+    """A budget of 100 s has one every 5 s, and so 2.5 s at the least between two."""
+    short = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25, write_seconds=2.0))
+    plain = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25))
+    assert short.parts["finish"] - plain.parts["finish"] == pytest.approx(1.75)
+    assert short.parts["checkpoints"] / short.parts["train"] == pytest.approx(
+        plain.parts["checkpoints"] / plain.parts["train"], rel=0.02
+    )
+    long = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25, write_seconds=5.0))
+    assert long.parts["checkpoints"] == pytest.approx((long.parts["train"] / 5 + 5) * 2.5)

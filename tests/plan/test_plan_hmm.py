@@ -82,3 +82,12 @@ def test_too_little_time_and_too_little_memory_are_said() -> None:
 def test_counting_takes_what_was_measured_between_and_beyond_the_batches(rows: int, seconds: float) -> None:
     plan = plan_hmm(_recipe({"update": "all"}, epochs=1), _profile(), rows=rows)
     assert plan.parts["train"] == pytest.approx(seconds + 0.5, rel=1e-3)
+
+
+def test_checkpoints_are_as_far_apart_as_those_of_a_network_and_an_epoch_at_least() -> None:
+    """A checkpoint of 0.1 s every 5 s, a twentieth of the budget; a long epoch has one of its own."""
+    plan = plan_hmm(_recipe({"update": "all"}, time="100s"), _profile(), rows=1000)
+    assert plan.parts["checkpoints"] == pytest.approx(plan.parts["train"] * 0.1 / 5)
+    plan = plan_hmm(_recipe({"update": "all"}, time="100s"), _profile(), rows=10_000)
+    assert plan.epochs is not None
+    assert plan.parts["checkpoints"] == pytest.approx(plan.epochs * 0.1)

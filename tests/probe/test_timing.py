@@ -11,7 +11,7 @@ from shoestring.core.throughput import fastest, knee, row_rate, smallest_near
 from shoestring.probe.child import Died
 from shoestring.probe.measure import Timings, beyond, candidate_batches, law_of, time_batches
 from shoestring.probe.trials import Around, LocalTrials, Trial, repeat
-from shoestring.probe.workload import Usage
+from shoestring.probe.workload import Usage, nothing
 
 MB = 1 << 20
 
@@ -31,8 +31,8 @@ class Known:
         usage = Usage(asked=used, reserved=used, outside=0, rest=900 * MB)
         return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
 
-    def around(self, batch: int) -> Around:
-        return Around(0.0, 0.0, 0.0, 0, None)
+    def around(self, batch: int, scored: int) -> Around:
+        return Around(0.0, 0.0, 0.0, 0, 0.0, None)
 
 
 def timed(work: Known, batches: list[int], effective: int | None = None, room: int | None = None) -> Timings:
@@ -161,7 +161,9 @@ class Counting:
     def forget(self) -> None:
         self.calls.append("forget")
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+        self.calls.append("save")
+        beside()
         return 77
 
     def reset_peak(self) -> None:
@@ -193,9 +195,49 @@ def test_scoring_is_tried_without_what_training_keeps() -> None:
 
 
 def test_what_a_run_does_besides_passes() -> None:
-    around = LocalTrials(Counting(compiled=False)).around(4)
+    around = LocalTrials(Counting(compiled=False)).around(4, 4)
     assert around.checkpoint_bytes == 77
     assert around.update_seconds >= 0
+
+
+class Clocked(Counting):
+    """A workload whose steps take 1.5 s; saving copies for 0.75 s, then writes for 4, `beside` that or not."""
+
+    def __init__(self, aside: bool):
+        super().__init__(compiled=False)
+        self.now, self._aside = 0.0, aside
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def accumulate(self, batch: int) -> None:
+        self.now += 1.0
+
+    def update(self) -> None:
+        self.now += 0.5
+
+    def validate(self, batch: int) -> None:
+        self.now += 0.25
+
+    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+        self.now += 0.75
+        written = self.now + 4.0
+        if not self._aside:
+            self.now = written
+        beside()
+        self.now = max(self.now, written)
+        return 77
+
+
+@pytest.mark.parametrize(("aside", "kept_waiting"), [(True, 0.75), (False, 4.75)])
+def test_a_checkpoint_costs_what_steps_beside_it_do_not_hide(
+    aside: bool, kept_waiting: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Clocked(aside)
+    monkeypatch.setattr("shoestring.probe.trials.time", work)
+    around = LocalTrials(work).around(4, 4)
+    assert (around.checkpoint_seconds, around.write_seconds) == (kept_waiting, 4.75)
+    assert (around.update_seconds, around.validate_seconds_per_row) == (0.5, 0.25 / 4)
 
 
 def test_work_is_repeated_often_enough_and_not_for_ever() -> None:

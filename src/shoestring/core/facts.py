@@ -69,7 +69,7 @@ class Density(Record):
     tokens: int
     """End-of-document tokens included."""
     seconds: float
-    """To read and tokenize the sample once."""
+    """To prepare the sample: by all passes over it, and as many processes as there are cores."""
     total_documents: int | None
     """In the whole corpus; None where it has no end, or nobody knows where that is."""
     total_documents_error: float | None = None
@@ -144,6 +144,7 @@ class Profile(Record):
     update_seconds: float
     validate_seconds_per_row: float
     checkpoint_seconds: float
+    """That a run goes on later for saving; most of the writing is done beside its passes."""
     checkpoint_bytes: int
     available_bytes: int | None
     """Memory that was free before anything was built."""
@@ -159,6 +160,8 @@ class Profile(Record):
     """The first pass at a batch that was not compiled yet, less what a steady one takes."""
     warmup_seconds: float | None = None
     """From then until passes are steady: recording, filling of caches."""
+    write_seconds: float | None = None
+    """From the beginning of a checkpoint until it is on disk, which the last one of a run waits for."""
     date: str | None = None
     """Of the measurement, as 2026-11-15."""
     devices: int = 1

@@ -7,6 +7,7 @@ and not on how often they were killed.
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import re
@@ -19,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from shoestring.core.errors import DataError, Fault, StorageError
+from shoestring.core.facts import Density
 from shoestring.core.files import folder_bytes, free_bytes, locked
 from shoestring.core.recipe import Data, fingerprint
 from shoestring.core.units import Bytes
@@ -47,7 +49,7 @@ from shoestring.data.tokenizers import (
     tokenizer_identity,
     words_in,
 )
-from shoestring.data.units import Unit, divide, limited
+from shoestring.data.units import UNIT_BYTES, Unit, divide, limited
 
 _FORMAT = 2
 
@@ -94,6 +96,23 @@ def prepare(
     return Store(paths.folder, data.tokenizer)
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def seconds_to_prepare(density: Density, data: Data, cores: int | None = None) -> float:
+    """Of the documents of a sample that one process has read and tokenized once: all passes, units side by side.
+
+    A corpus without end has a unit for every core; of another, the text tells about how many there are.
+    """
+    passes = 1 + data.unique + (words_in(data.tokenizer) is not None)
+    processes = cores or _cores()
+    if density.total_documents is not None:
+        text_bytes = density.total_documents * density.text_bytes / density.documents
+        processes = min(processes, max(1, math.ceil(text_bytes / UNIT_BYTES)))
+    return density.seconds * passes / processes
+
+
 def _check_room(folder: Path, source: Corpus, data: Data, seed: int, documents: int | None) -> None:
     """Refuse at once when the disk cannot hold the store, rather than after an hour."""
     density = measure_density(source, data, seed, sample_bytes=1 << 20)
@@ -127,7 +146,7 @@ class _Making:
     ):
         self._paths, self._source, self._data, self._documents = paths, source, data, documents
         self._progress, self._part = progress, part
-        self._processes = processes or len(os.sched_getaffinity(0))
+        self._processes = processes or _cores()
         self._job = Job(folder=paths.folder, seed=seed, heldout=data.heldout, unique=data.unique)
 
     def make(self) -> bool:

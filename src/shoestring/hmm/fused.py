@@ -57,7 +57,7 @@ def expect_fused(
     limit = limit_bytes if limit_bytes is not None else free_bytes(parameters.device) // 2
     fitting = _fitting_rows(parameters, length, limit, shape)
     if parameters.end is not None or parameters.dtype != torch.float32 or fitting < shape.rows or rows == 0:
-        return expect(parameters, tokens, lengths, weights, chunk, limit_bytes)
+        return expect(parameters, tokens, lengths, weights, chunk if fitting >= shape.rows else None, limit_bytes)
     check_tokens(tokens, parameters.symbols, lengths)
     device = parameters.device
     weight = check_weights(weights, rows)

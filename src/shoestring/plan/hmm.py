@@ -13,7 +13,7 @@ from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, rate
 from shoestring.plan.history import NO_HISTORY, Correction
 from shoestring.plan.intervals import seconds_ends
 from shoestring.plan.lines import parts_reason
-from shoestring.plan.make import REPORT_SECONDS, reserve_seconds
+from shoestring.plan.make import REPORT_SECONDS, checkpoint_interval, reserve_seconds
 from shoestring.plan.refusal import Refusal, plan_or_nearest
 from shoestring.plan.split import choose_split, memory_limit
 
@@ -42,13 +42,14 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
     extra = 3 * (hmm.restarts - 1)
     parts = {"spent so far": spent, "set-up": profile.setup_seconds, "finish": score + REPORT_SECONDS}
     parts["evaluations"] = evaluations * score
+    saving_share = profile.checkpoint_seconds / max(epoch, checkpoint_interval(recipe))
     allowed: dict[str, int] = {}
     if recipe.budget.epochs is not None:
         allowed["epochs"] = max(1, round(recipe.budget.epochs))
     if recipe.budget.time is not None:
         time = float(recipe.budget.time)
         left = time - sum(parts.values()) - reserve_seconds(time)
-        allowed["time"] = int(left / (epoch + profile.checkpoint_seconds)) - extra
+        allowed["time"] = int(left / (epoch * (1 + saving_share))) - extra
     binding = min(allowed, key=lambda name: allowed[name])
     epochs = allowed[binding]
     if epochs < 1:
@@ -58,7 +59,7 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
             "time",
         )
     parts["train"] = (epochs + extra) * epoch
-    parts["checkpoints"] = epochs * profile.checkpoint_seconds
+    parts["checkpoints"] = parts["train"] * saving_share
     tokens = epochs * rows * length
     seconds = sum(parts.values())
     passes = (epochs + extra) * updates * -(-rows // updates // split.per_device)

@@ -29,9 +29,10 @@ from shoestring.plan.lines import plan_lines
 from shoestring.plan.refusal import Refusal, plan_or_nearest
 from shoestring.plan.split import Split, choose_split, memory_limit
 
-RESERVE_SECONDS = 1.5
-RESERVE_SHARE = 0.03
-"""Kept free at the end of a time budget, for a machine that is a little slower than it was when measured."""
+RESERVE_SECONDS = 2.5
+RESERVE_SHARE = 0.02
+"""Kept free at the end of a time budget, for a machine that is a little slower than it was when measured; the seconds
+are also those in which a process ends."""
 REPORT_SECONDS = 2.5
 """The page and the counting strategies of the last evaluation, on one slow core."""
 
@@ -41,6 +42,14 @@ def checkpoint_interval(recipe: Recipe) -> float:
     if recipe.train.checkpoint_every is not None:
         return float(recipe.train.checkpoint_every)
     return min(600.0, max(1.0, float(recipe.budget.time or 12000) / 20))
+
+
+def saving_seconds(recipe: Recipe, profile: Profile) -> float:
+    """That one checkpoint keeps a run waiting: those that come while the one before is still being written wait for it.
+
+    They come after half the interval at the least, where that of an evaluation falls between two others.
+    """
+    return max(profile.checkpoint_seconds, (profile.write_seconds or 0.0) - checkpoint_interval(recipe) / 2)
 
 
 def evaluation_count(recipe: Recipe) -> int:
@@ -107,7 +116,7 @@ def _make(
     parts = fixed | {
         "prepare": corpus.seconds,
         "train": steps * split.step_seconds,
-        "checkpoints": saves * profile.checkpoint_seconds,
+        "checkpoints": saves * saving_seconds(recipe, profile),
     }
     plan = Plan(
         binding=binding,
@@ -158,7 +167,7 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, 
         "spent so far": spent,
         "set-up": profile.setup_seconds,
         "evaluations": evaluation_count(recipe) * validation,
-        "finish": validation + REPORT_SECONDS,
+        "finish": validation + REPORT_SECONDS + max(0.0, (profile.write_seconds or 0.0) - profile.checkpoint_seconds),
     }
 
 
@@ -192,8 +201,9 @@ def _steps_in_time(
 ) -> int:
     """Steps that fit the time budget, each with its share of checkpoints and of the text it needs."""
     time = float(recipe.budget.time or 0)
-    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * profile.checkpoint_seconds
-    step = split.step_seconds * (1 + profile.checkpoint_seconds / checkpoint_interval(recipe))
+    save = saving_seconds(recipe, profile)
+    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
+    step = split.step_seconds * (1 + save / checkpoint_interval(recipe))
     if isinstance(density, Ready):
         return int(left / step)
     per_document = density.seconds / density.documents

@@ -85,6 +85,7 @@ def scaled_profile(profile: Profile, cost: Cost, length: int, workload: str) -> 
         update_seconds=profile.update_seconds * size,
         validate_seconds_per_row=profile.validate_seconds_per_row * work,
         checkpoint_seconds=profile.checkpoint_seconds * size,
+        write_seconds=None if profile.write_seconds is None else profile.write_seconds * size,
         checkpoint_bytes=round(profile.checkpoint_bytes * size),
         cost=cost,
         estimated=True,

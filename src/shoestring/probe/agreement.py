@@ -34,6 +34,7 @@ def agree(profiles: Sequence[Profile]) -> Profile:
         validate_seconds_per_row=slowest("validate_seconds_per_row"),
         checkpoint_seconds=slowest("checkpoint_seconds"),
         compile_seconds=known([profile.compile_seconds for profile in profiles], max),
+        write_seconds=known([profile.write_seconds for profile in profiles], max),
         warmup_seconds=known([profile.warmup_seconds for profile in profiles], max),
         available_bytes=known([profile.available_bytes for profile in profiles], min),
         stopped=fewest.stopped,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -13,6 +13,8 @@ from shoestring.core.facts import Point
 from shoestring.probe.workload import Usage, Workload
 
 _MOST_PASSES = 50
+_MOST_STEPS = 1000
+"""Beside a checkpoint."""
 
 
 class Trial(NamedTuple):
@@ -45,7 +47,10 @@ class Around(NamedTuple):
     update_seconds: float
     validate_seconds_per_row: float
     checkpoint_seconds: float
+    """That a run goes on later for saving: what passes beside it do not hide."""
     checkpoint_bytes: int
+    write_seconds: float
+    """From the beginning of a checkpoint until it is on disk."""
     peak_bytes: int | None
     """Of passes, update, scoring, and saving beside the next pass; None where the system does not tell."""
 
@@ -57,7 +62,9 @@ class Trials(Protocol):
         """Steps at `batch`, with at least so many steady passes, for about `seconds`; or scoring passes."""
         ...
 
-    def around(self, batch: int) -> Around: ...
+    def around(self, batch: int, scored: int) -> Around:
+        """With steps of `batch` rows; `scored` rows at a time are scored."""
+        ...
 
 
 class LocalTrials:
@@ -93,28 +100,34 @@ class LocalTrials:
         first = timed(one_pass)
         return _trial(work, batch, began, first, [], repeat(one_pass, seconds, least))
 
-    def around(self, batch: int) -> Around:
+    def around(self, batch: int, scored: int) -> Around:
         work = self._workload
         work.reset_peak()
         updates = []
         for _ in range(3):
             work.accumulate(batch)
             updates.append(timed(work.update))
-        work.validate(batch)
-        scored = repeat(lambda: work.validate(batch), 0.3, 3)
+        work.validate(scored)
+        scoring = repeat(lambda: work.validate(scored), 0.3, 3)
+
+        def steps(count: int = 1) -> None:
+            for _ in range(count):
+                work.accumulate(batch)
+                work.update()
+
+        steady = statistics.median(repeat(steps, 0.0, 3))
         started = time.perf_counter()
         size = work.checkpoint()
         took = time.perf_counter() - started
-        with ThreadPoolExecutor(1) as beside:  # as a run does: it goes on while it is saved
-            saving = beside.submit(work.checkpoint)
-            work.accumulate(batch)
-            saving.result()
+        enough = min(_MOST_STEPS, math.ceil(took / steady))  # the writing is over before so many steps are
+        beside = timed(lambda: work.checkpoint(lambda: steps(enough)))
         usage = work.usage()
         return Around(
             update_seconds=statistics.median(updates),
-            validate_seconds_per_row=statistics.median(scored) / batch,
-            checkpoint_seconds=took,
+            validate_seconds_per_row=statistics.median(scoring) / scored,
+            checkpoint_seconds=min(took, max(0.0, beside - enough * steady)),
             checkpoint_bytes=size,
+            write_seconds=took,
             peak_bytes=None if usage is None else usage.reserved,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -27,6 +28,10 @@ class Usage(NamedTuple):
         return self.reserved + self.outside
 
 
+def nothing() -> None:
+    """Is done beside."""
+
+
 class Workload(Protocol):
     """Every method returns when the device is done; what does not fit raises MemoryError."""
 
@@ -49,8 +54,8 @@ class Workload(Protocol):
         """Drop what is kept for the next training pass: gradients and recordings."""
         ...
 
-    def checkpoint(self) -> int:
-        """Save everything once; returns the bytes written."""
+    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+        """Save everything once, as a run does, with `beside` where that goes on; returns the bytes written."""
         ...
 
     def reset_peak(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +21,14 @@ from shoestring.core.seeds import derive
 from shoestring.data.sentence_store import SentenceStore, prepare_rows
 from shoestring.hmm.contexts import count_corpus
 from shoestring.hmm.engine import engine
-from shoestring.hmm.fit import Epoch, FitSettings, fit
+from shoestring.hmm.fit import Count, Epoch, FitSettings, fit
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, Saved, load, save
 from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
 from shoestring.parallel.team import Team, join
-from shoestring.plan.make import RESERVE_SECONDS
+from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval
 from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, write_page
@@ -153,8 +154,9 @@ def _fit(
         device=device,
         on_epoch=writer,
         checkpoint=folder.checkpoints / "fit.safetensors",
+        checkpoint_every=_epochs_between_checkpoints(recipe, plan),
         time_left=time_left,
-        count=engine(device),
+        count=_counting(device, plan),
     )
     if writer is None:
         return None
@@ -189,6 +191,18 @@ def _fit(
     write_page(folder, figures, outcome)
     outcome.write(folder.done)
     return Finished(folder, plan, outcome, evaluation)
+
+
+def _epochs_between_checkpoints(recipe: Recipe, plan: Plan) -> int:
+    """As many as the interval has seconds for, one at least."""
+    assert plan.step_seconds and plan.steps and plan.epochs, "a plan of an HMM has them"
+    epoch = plan.step_seconds * plan.steps / plan.epochs
+    return max(1, int(checkpoint_interval(recipe) / epoch))
+
+
+def _counting(device: torch.device, plan: Plan) -> Count:
+    """The E-step with as many rows at a time as planned; on a CPU it knows better itself, and was measured so."""
+    return engine(device) if device.type == "cpu" else partial(engine(device), chunk=plan.per_device)
 
 
 def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30) -> StateTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import maximize
 from shoestring.hmm.parameters import random_parameters, save
 from shoestring.probe.meter import Meter
-from shoestring.probe.workload import Usage
+from shoestring.probe.workload import Usage, nothing
 
 
 def alphabet_size(recipe: Recipe) -> int:
@@ -51,9 +52,13 @@ class HmmWorkload:
         self._parameters = random_parameters(recipe.hmm.states, self._symbols, seed).to(device, torch.float32)
         self._count = engine(device)
         self._counts: Counts | None = None
+        self._made = torch.empty((0, self._length), dtype=torch.int32)
 
     def _rows(self, batch: int) -> torch.Tensor:
-        return torch.randint(self._symbols, (batch, self._length), device=self.device, dtype=torch.int32)
+        """On the host, as those of a run; made once, as those are."""
+        if batch > len(self._made):
+            self._made = torch.randint(self._symbols, (batch, self._length), dtype=torch.int32)
+        return self._made[:batch]
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -81,10 +86,12 @@ class HmmWorkload:
     def forget(self) -> None:
         self._counts = None
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+        """Nothing goes on while it is written."""
         make_folder(self._folder)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             save(Path(folder) / "model.safetensors", self._parameters)
+            beside()
             return (Path(folder) / "model.safetensors").stat().st_size
 
     def reset_peak(self) -> None:

@@ -18,8 +18,9 @@ from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
-from shoestring.core.throughput import fastest
+from shoestring.core.throughput import smallest_near
 from shoestring.data.density import measure_density
+from shoestring.data.prepare import seconds_to_prepare
 from shoestring.data.sources import open_source
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, RemoteTrials
@@ -36,6 +37,10 @@ _TIMEOUT = 900.0
 """Seconds that one request to the child may take; compiling is the longest part of it."""
 _SEARCH_SECONDS = {"cuda": 20.0, "cpu": 2.0}
 """At the least, what one trial of a search for the largest batch may take."""
+
+
+_LATE = 2.0
+"""Seconds that the first steps may take longer than others: more of it was compiled, and a run finds that done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,22 +143,24 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     sparse = compiles["compile_seconds"] is not None
     batches = _batches(recipe, sparse)
     found: Found | None = None
-    facts = compiles
     if how.thorough and limit is not None:
         found = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe))
-        trials.close()
-        facts = trials.begin(batches[0])  # as a run will find it: what can be kept of compiling is there
+        trials.close()  # the largest batch is not in the memory of the others
         if found.law.largest is not None and recipe.train.per_device is None:
             batches += beyond(recipe.batch, found.law.largest, sparse)
     room = None if limit is None else limit - margin
     timings = time_batches(trials, batches, recipe.batch, room, how.seconds)
     if not timings.trials:
         raise Fault(f"measuring failed: {timings.stopped}")
-    best = fastest([trial.point() for trial in timings.trials]).batch
-    around = trials.around(best)
+    # of those that a plan takes, its own choice; those beyond the effective batch are for people
+    best = smallest_near([trial.point() for trial in timings.trials if trial.batch <= recipe.batch]).batch
+    scored = min(recipe.evaluate.per_device or best, recipe.evaluate.rows)
+    around = trials.around(best, scored)
     scoring: Found | None = None
     if how.thorough and limit is not None:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
+    again = how.thorough or compiles["first_seconds"] > _LATE
+    set_up = _set_up_again(trials, best, scored) if again else compiles["setup_seconds"]
     beside = _beside(timings, best, around)
     spent = {name: value for name, value in around._asdict().items() if name != "peak_bytes"}
     law = law_of(timings, limit, margin)
@@ -163,9 +170,8 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         law = replace(found.law, fixed_bytes=line.fixed_bytes, row_bytes=line.row_bytes, verified=line.verified)
     values = {
         "schema": Profile.SCHEMA,
-        **facts,
-        "compile_seconds": compiles["compile_seconds"],
-        "warmup_seconds": compiles["warmup_seconds"],
+        **{name: value for name, value in compiles.items() if name != "first_seconds"},
+        "setup_seconds": set_up,
         "workload": recipe.workload,
         "length": recipe.data.length,
         "points": [encode(_point_with(trial.point(), beside)) for trial in timings.trials],
@@ -178,6 +184,15 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         "thorough": how.thorough,
     }
     return Profile.from_dict(values, "the measurement")
+
+
+def _set_up_again(trials: RemoteTrials, batch: int, rows: int) -> float:
+    """Seconds of the set-up as a run will find it, in a process that takes over what others have compiled; with what
+    the first evaluation takes longer than others."""
+    trials.close()
+    ready: float = trials.begin(batch)["setup_seconds"]
+    scored = trials.trial(rows, scoring=True)
+    return ready + scored.compile_seconds + scored.warmup_seconds
 
 
 def _beside(timings: Timings, batch: int, around: Around) -> int:
@@ -251,4 +266,5 @@ def _stopped(timings: Timings, found: Found | None) -> str:
 def _density(recipe: Recipe) -> Density | None:
     if recipe.data.stream is not None or recipe.data.source.startswith("store:"):
         return None
-    return measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
+    found = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
+    return replace(found, seconds=seconds_to_prepare(found, recipe.data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from shoestring.models import Batch, build, cost
 from shoestring.models.cross_entropy import IGNORED
 from shoestring.parallel.team import Team
 from shoestring.probe.meter import Meter
-from shoestring.probe.workload import Usage
+from shoestring.probe.workload import Usage, nothing
 from shoestring.stages.corpus import open_corpus, vocabulary
 from shoestring.stages.initial import start_from
 from shoestring.stages.masked_rows import is_encoder
@@ -126,11 +127,13 @@ class TrainingWorkload:
     def forget(self) -> None:
         self.learner.forget()
 
-    def checkpoint(self) -> int:
+    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
         make_folder(self._folder)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:  # on the disk that the run will write to
             checkpoints = Checkpoints(Path(folder), keep=1)
-            checkpoints.save(self.learner, State(recipe="", data="", course=Course(total=1)))
+            checkpoints.save(self.learner, State(recipe="", data="", course=Course(total=1)), wait=False)
+            beside()
+            checkpoints.wait()
             return checkpoints.path(0).stat().st_size
 
     def reset_peak(self) -> None:
