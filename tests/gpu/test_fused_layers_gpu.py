@@ -9,7 +9,10 @@ from torch import Tensor
 
 from shoestring.models.add_norm import add_norm
 from shoestring.models.blocks import RMSNorm
+from shoestring.models.embedding import embedded
 from shoestring.models.gated import gated_linear
+from shoestring.models.rotary import frequencies, rotate, turns
+from shoestring.models.turned_heads import turned_heads
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -52,3 +55,35 @@ def test_a_gate_and_its_product(n: int, f: int) -> None:
     wanted = torch.autograd.grad(exact, wide, gradient.double())
     for one, two in zip((made, *found), (exact, *wanted), strict=True):
         assert off_by(one, two) < 0.01
+
+
+@pytest.mark.parametrize(("heads", "shared", "channels"), [(12, 12, 64), (8, 2, 128), (3, 1, 16), (32, 8, 96)])
+def test_turned_heads(heads: int, shared: int, channels: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    angles = turns(frequencies(channels, 10_000.0).cuda(), 129)
+    shape = (3, 129, heads + 2 * shared, channels)
+    qkv = torch.randn(shape, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
+    parts = turned_heads(qkv, angles, heads)
+    outer = [torch.randn(part.shape, device="cuda", generator=generator, dtype=torch.bfloat16) for part in parts]
+    (found,) = torch.autograd.grad(parts, qkv, outer)
+    wide, exact_angles = qkv.detach().double().requires_grad_(), (angles[0].double(), angles[1].double())
+    q, k, v = wide.split((heads, shared, shared), dim=2)
+    exact = (rotate(q, exact_angles, heads=2), rotate(k, exact_angles, heads=2), v)
+    (wanted,) = torch.autograd.grad(exact, wide, [each.double() for each in outer])
+    for one, two in zip((*parts, found), (*exact, wanted), strict=True):
+        assert off_by(one, two) < 0.01
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("n", "v", "d"), [(1, 1, 64), (33, 500, 100), (5000, 200, 1024), (20_000, 50_304, 768)])
+def test_rows_of_a_table(n: int, v: int, d: int, kind: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    table = torch.nn.Embedding(v, d, device="cuda")
+    ids = (torch.rand(1, n, device="cuda", generator=generator) ** 3 * v).long()
+    found = embedded(table, ids, kind)
+    assert torch.equal(found, table.weight[ids].to(kind))
+    gradient = torch.randn(found.shape, device="cuda", generator=generator).to(kind)
+    sums = [torch.autograd.grad(embedded(table, ids, kind), table.weight, gradient)[0] for _ in range(2)]
+    exact = torch.zeros(v, d, dtype=torch.float64, device="cuda").index_add(0, ids[0], gradient[0].double())
+    torch.testing.assert_close(sums[0].double(), exact, rtol=1e-5, atol=1e-4)
+    assert torch.equal(*sums)

@@ -385,7 +385,8 @@ for n, d, v in [(9, 4, 21), (7, 3, 16), (4, 5, 1030)]:
         assert ours.shape == exact.shape and torch.allclose(ours.double(), exact, rtol=1e-4, atol=1e-5)
 """
 
-AHEAD = """
+AHEAD = r"""
+import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -401,8 +402,8 @@ for type in ("*bf16", "*fp16", "*fp32"):
             warps = min(16, max(1, block // 512))
             made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
             assert made.metadata.shared <= 1024
-            assert block < 1024 or "ld.global.v4" in made.asm["ptx"], "whole loads"
-            assert (block < 1024 or "st.global.v4" in made.asm["ptx"]) or not gradient, "whole stores"
+            assert block < 1024 or re.search(r"ld\.global\S*\.v4", made.asm["ptx"]), "whole loads"
+            assert block < 1024 or not gradient or re.search(r"st\.global\S*\.v4", made.asm["ptx"]), "whole stores"
 """
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")

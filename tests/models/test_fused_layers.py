@@ -18,7 +18,8 @@ KERNELS = """
 import itertools
 import torch
 import torch.nn.functional as F
-from shoestring.models import add_norm, gated
+from shoestring.models import add_norm, embedding, gated, turned_heads
+from shoestring.models.rotary import frequencies, rotate, turns
 
 def close(found, exact):
     for one, two in zip(found, exact, strict=True):
@@ -42,6 +43,32 @@ for n, d in itertools.product((1, 3, 37), (1, 16, 100, 257)):
     inputs = [tensor.double().requires_grad_() for tensor in (pairs, weight)]
     exact = F.linear(F.silu(inputs[0][:, :f]) * inputs[0][:, f:], inputs[1])
     close((made, changes, to_weight), (exact.detach(), *torch.autograd.grad(exact, inputs, gradient.double())))
+
+turned_heads.PAIRS = 64
+for (heads, shared), channels, (rows, length) in itertools.product(
+    ((1, 1), (3, 3), (4, 2), (40, 8)), (2, 6, 16, 96, 128), ((1, 1), (2, 5))
+):
+    qkv = torch.randn(rows, length, heads + 2 * shared, channels)
+    angles = turns(frequencies(channels, 10_000.0), length)
+    parts = turned_heads._forward(qkv, *angles, heads)
+    outer = [torch.randn_like(part) for part in parts]
+    wide = qkv.double().requires_grad_()
+    q, k, v = wide.split((heads, shared, shared), dim=2)
+    exact = (*(rotate(each, [table.double() for table in angles], heads=2) for each in (q, k)), v)
+    wanted = torch.autograd.grad(exact, wide, [each.double() for each in outer])
+    close((*parts, turned_heads._backward(*outer, *angles)), (*(e.detach() for e in exact), *wanted))
+
+for n, v, d in itertools.product((1, 31, 32, 33, 64, 200), (1, 2, 7, 500), (1, 33, 300)):
+    table = torch.randn(v, d)
+    ids = (torch.rand(1, n) ** 4 * v).long()  # some often: runs over one block, two, and many
+    assert torch.equal(embedding._gather(ids, table, torch.float32), table[ids])
+    gradient = torch.randn(1, n, d)
+    exact = torch.zeros(v, d, dtype=torch.float64).index_add(0, ids[0], gradient[0].double())
+    close([embedding._add_up(ids, gradient, v, d)], [exact])
+ids = torch.tensor([[0, -1, 3, 4, 2]])  # two of them are none
+rows = embedding._gather(ids, torch.ones(4, 8), torch.float32)
+assert rows.isnan().any(2).tolist() == [[False, True, False, True, False]]
+assert embedding._add_up(ids, torch.ones(1, 5, 8), 4, 8)[:, 0].tolist() == [1, 0, 1, 1]
 """
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")

@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def fused(self) -> bool:
-        """Whether Llama's kernels are used: the addition with its norm, the gate with its product."""
+        """Whether Llama's kernels are used: the addition with its norm, the gate with its product, the turn of heads."""
         return self.gpu and self.number == 2
 
 
@@ -124,7 +124,8 @@ def _attention(model: Model, work: Work, setting: Setting, prefix: int) -> int:
         made = s * n * (d + 2 * k)
         if setting.fused and n <= SHORT and not setting.within and not model.dropout:
             return read + made + mixed
-        return read + made + s * n * (d + k) + mixed + sums + mask  # queries and keys again, turned
+        again = 0 if setting.fused and not setting.within else s * n * (d + k)  # queries and keys, turned
+        return read + made + again + mixed + sums + mask
     if model.family == "perceiver_ar":
         twice = 2 * mixed  # by heads, and then as the next product reads it
         own = s * d * (n + 2 * keys) if prefix else s * d * n * 5  # joined to the prefix's, or beside the unturned ones
@@ -159,7 +160,7 @@ def _outside(model: Model, work: Work, setting: Setting) -> dict[str, int]:
     prefix = work.embedded - n
     found = Counter({"embedding": INDEX * (t + 1), "output": s * d * n})
     if model.dropout:
-        found["dropout"] += work.embedded * d * (4 if not setting.gpu else 1)
+        found["dropout"] += work.embedded * d * (1 if setting.gpu else s if model.family == "llama" else 4)
     if model.family == "llama":
         found["output"] += n * (s * d + 4 if setting.fused else 2 * 4 * d + 4)
         if setting.within:

@@ -48,7 +48,7 @@ def _backward(
 
     n, d = total.shape
     block = _block(d)
-    programs = min(n, 2048 // _warps(block) * 4)
+    programs = min(n, 4096 // _warps(block))
     changes, sums = torch.empty_like(total), torch.empty(programs, d, device=total.device)
     kernels.backward_kernel[(programs,)](
         to_total, to_normed, total, weight, scales, changes, sums, n, d, BLOCK=block, num_warps=_warps(block)

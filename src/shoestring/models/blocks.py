@@ -52,10 +52,15 @@ def draw_weights(model: nn.Module, seed: int, written: float = 1.0) -> None:
             parameter.zero_()
 
 
+def stream_type(like: Tensor) -> torch.dtype:
+    """That of the products, which autocast may have made another than that of the weights."""
+    kind = like.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+
+
 def as_stream(x: Tensor) -> Tensor:
     """The first value of the residual stream: in the type of the products, which autocast would leave at float32."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return x.to(stream_type(x))
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -16,15 +16,19 @@ from shoestring.models.cross_entropy import IGNORED
 
 WHOLE = 8_192
 """Columns of the longest row that a program holds at once."""
-PIECE = 8_192
-"""Columns of a longer row that it holds at a time."""
+PIECE = 4_096
+"""Columns of a longer row that it holds at a time; so many rows are under way then as the cache can keep until they are
+read again."""
 _IGNORED = tl.constexpr(IGNORED)
 
 
 @triton.jit
-def read(here, at, columns, ids):
-    """Logits of a row, minus infinity beyond the ids; `columns`, a multiple of 16, makes it loads of whole words."""
-    x = tl.load(here + at, mask=at < columns, other=0.0).to(tl.float32)
+def read(here, at, columns, ids, KEEP: tl.constexpr):
+    """Logits of a row, minus infinity beyond the ids; `columns`, a multiple of 16, makes it loads of whole words.
+
+    KEEP is what the cache should do with them.
+    """
+    x = tl.load(here + at, mask=at < columns, other=0.0, eviction_policy=KEEP).to(tl.float32)
     return tl.where(at < ids, x, float("-inf"))
 
 
@@ -47,7 +51,7 @@ def losses_kernel(
     known = (target >= 0) & (target < ids)
     chosen = tl.load(here + target, mask=known, other=float("nan")).to(tl.float32)
     if HELD:
-        x = read(here, block, columns, ids)
+        x = read(here, block, columns, ids, "")
         top = tl.max(x, 0)
         e = tl.exp(x - top)
         total = tl.sum(e, 0)
@@ -55,7 +59,7 @@ def losses_kernel(
         top = tl.full([], float("-inf"), tl.float32)
         total = tl.full([], 0.0, tl.float32)
         for first in range(0, ids, BLOCK):
-            x = read(here, first + block, columns, ids)
+            x = read(here, first + block, columns, ids, "evict_last")
             higher = tl.maximum(top, tl.max(x, 0))
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
             top = higher
@@ -69,9 +73,10 @@ def losses_kernel(
         else:
             for first in range(0, columns, BLOCK):
                 at = first + block
-                x = read(here, at, columns, ids)
+                x = read(here, at, columns, ids, "evict_first")
                 gradient = tl.exp(x - top) * share - tl.where(at == target, 1.0, 0.0)
-                tl.store(here + at, gradient.to(logits.dtype.element_ty), mask=at < columns)
+                made = gradient.to(logits.dtype.element_ty)
+                tl.store(here + at, made, mask=at < columns, eviction_policy="evict_first")
 
 
 def columns(ids: int) -> int:

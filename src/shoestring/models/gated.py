@@ -34,8 +34,7 @@ def _forward(pairs: Tensor, weight: Tensor) -> Tensor:
     (n, ff), f = pairs.shape, pairs.shape[1] // 2
     assert ff == 2 * f and pairs.is_contiguous()
     gated = torch.empty(n, f, dtype=pairs.dtype, device=pairs.device)
-    grid = (n, -(-f // kernels.COLUMNS))
-    kernels.gated_kernel[grid](pairs, gated, f, BLOCK=kernels.COLUMNS, num_warps=kernels.WARPS)
+    _over(kernels.gated_kernel, n, f, pairs, gated)
     return gated @ weight.T
 
 
@@ -45,9 +44,16 @@ def _backward(gradient: Tensor, pairs: Tensor, weight: Tensor) -> tuple[Tensor, 
     n, f = len(pairs), pairs.shape[1] // 2
     back = gradient @ weight  # N F, and then what the gate gave
     changes = torch.empty_like(pairs)
-    grid = (n, -(-f // kernels.COLUMNS))
-    kernels.gated_backward_kernel[grid](back, pairs, changes, f, BLOCK=kernels.COLUMNS, num_warps=kernels.WARPS)
+    _over(kernels.gated_backward_kernel, n, f, back, pairs, changes)
     return changes, gradient.T @ back
+
+
+def _over(kernel: Any, n: int, f: int, *tensors: Tensor) -> None:
+    """Start it on all channels of all positions."""
+    from shoestring.models.gated_kernels import COLUMNS
+
+    block = min(COLUMNS, max(128, 1 << (f - 1).bit_length()))
+    kernel[(n, -(-f // block))](*tensors, f, BLOCK=block, num_warps=max(1, block // 512))
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001 (torch calls it so)

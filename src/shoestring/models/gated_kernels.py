@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-COLUMNS = 2048
-WARPS = 4
+COLUMNS = 4096
+"""Channels that a program has at most."""
 
 
 @triton.jit

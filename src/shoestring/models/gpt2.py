@@ -20,6 +20,7 @@ from shoestring.cost.shapes import hidden_channels, table_positions
 from shoestring.models import blocks
 from shoestring.models.attention import Documents, attend
 from shoestring.models.blocks import LayerNorm
+from shoestring.models.embedding import embedded
 from shoestring.models.naming import named_back, renamed
 from shoestring.models.protocol import Batch, LanguageModel, Output
 
@@ -50,7 +51,7 @@ class GPT2(LanguageModel):
             places = self.positions(documents.positions)  # R T D: positions start again in every document
         else:
             documents, places = None, self.positions.weight[:length]  # T D
-        x = F.dropout(self.embedding(inputs.ids) + places, self.dropout, self.training)
+        x = F.dropout(embedded(self.embedding, inputs.ids) + places, self.dropout, self.training)
         x = blocks.as_stream(x)
         for block in self.blocks:
             x = blocks.run(block, x, documents)

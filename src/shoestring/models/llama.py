@@ -14,11 +14,13 @@ from shoestring.core.recipe import Model
 from shoestring.cost.networks import block_products
 from shoestring.models.add_norm import add_norm
 from shoestring.models.attention import Documents, attend
-from shoestring.models.blocks import Block, RMSNorm, as_stream, draw_weights, run
+from shoestring.models.blocks import Block, RMSNorm, draw_weights, run, stream_type
+from shoestring.models.embedding import embedded
 from shoestring.models.gated import gated_linear
 from shoestring.models.protocol import Batch, LanguageModel, Output
-from shoestring.models.rotary import Turns, frequencies, rotate, turns, turns_at
+from shoestring.models.rotary import Turns, frequencies, turns, turns_at
 from shoestring.models.short_attention import fits, short_attention
+from shoestring.models.turned_heads import turned_heads
 
 
 class Llama(LanguageModel):
@@ -40,7 +42,8 @@ class Llama(LanguageModel):
         draw_weights(self, seed, written=(2 * model.layers) ** -0.5)
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
-        x = as_stream(F.dropout(self.embedding(inputs.ids), self.dropout, self.training))
+        x = embedded(self.embedding, inputs.ids, stream_type(self.embedding.weight))
+        x = F.dropout(x, self.dropout, self.training)
         angles = turns(self.frequencies, inputs.ids.shape[1])
         documents = None
         if inputs.within and inputs.segments is not None:
@@ -90,9 +93,8 @@ class LlamaBlock(Block):
         if documents is None and not dropout and fits(qkv, self.heads):
             mixed = short_attention(qkv, *angles, self.heads)  # R T H C
         else:
-            q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)  # each R T H C
-            q, k = (rotate(each, angles, heads=2).transpose(1, 2) for each in (q, k))
-            mixed = attend(q, k, v.transpose(1, 2), documents, dropout).transpose(1, 2)
+            q, k, v = (part.transpose(1, 2) for part in turned_heads(qkv, angles, self.heads))  # each R H T C
+            mixed = attend(q, k, v, documents, dropout).transpose(1, 2)
         mixed_in: Tensor = self.out(mixed.reshape(r, t, d))
         return mixed_in
 

@@ -22,6 +22,7 @@ from shoestring.cost.shapes import TOKEN_TYPES, hidden_channels, table_positions
 from shoestring.models import blocks
 from shoestring.models.blocks import LayerNorm
 from shoestring.models.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
+from shoestring.models.embedding import embedded
 from shoestring.models.naming import named_back, renamed
 from shoestring.models.protocol import Batch, LanguageModel, Output, Rows
 
@@ -63,7 +64,7 @@ class MaskedLM(LanguageModel):
         length, known = inputs.ids.shape[1], len(self.positions.weight)
         if length > known:
             raise UserError(f"a row of {length} tokens: the model knows {known} positions (model.positions)")
-        x = self.embedding(inputs.ids) + self.types.weight[0] + self.positions.weight[:length]
+        x = embedded(self.embedding, inputs.ids) + self.types.weight[0] + self.positions.weight[:length]
         x = blocks.as_stream(F.dropout(self.embedding_norm(x), self.dropout, self.training))
         seen = None if inputs.segments is None else seen_keys(inputs.segments)
         for block in self.blocks:

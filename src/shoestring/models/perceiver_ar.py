@@ -19,6 +19,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.recipe import Model
 from shoestring.cost.shapes import hidden_channels, kept_of, latents_of
 from shoestring.models.blocks import Block, LayerNorm, as_stream, draw_weights, run
+from shoestring.models.embedding import embedded
 from shoestring.models.protocol import Batch, LanguageModel, Loss, Output, Rows
 from shoestring.models.rotary import Turns, frequencies, rotate, turns, turns_at
 
@@ -125,7 +126,7 @@ class PerceiverAR(LanguageModel):
         return turns(self._frequencies, length)
 
     def _embedded(self, ids: Int[Tensor, "R T"], places: Int[Tensor, "*rows T"]) -> Float[Tensor, "R T D"]:
-        x = self.embedding(ids) + self.positions(places)
+        x = embedded(self.embedding, ids) + self.positions(places)
         return as_stream(F.dropout(x, self.dropout, self.training))
 
 

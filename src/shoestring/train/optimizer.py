@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoestring.core.recipe import Train
 from shoestring.models import LanguageModel
+from shoestring.train.adamw import AdamW
 from shoestring.train.sharding import local_part
 
 
@@ -41,7 +42,7 @@ class Optimizer:
             {"params": groups["decayed"], "weight_decay": settings.weight_decay},
         ]
         betas = (settings.beta1, settings.beta2)
-        self.adam = torch.optim.AdamW([g for g in adam if g["params"]], lr=settings.lr, betas=betas, fused=True)
+        self.adam = AdamW([g for g in adam if g["params"]], lr=settings.lr, betas=betas, fused=True)
         self._matrices = groups["muon"]
         self.muon = None
         if self._matrices:
@@ -78,7 +79,7 @@ class Optimizer:
             self.masters[name].grad = None if p.grad is None else local_part(p.grad)
         for group in self._groups():
             group["lr"] = lr
-        self.adam.grad_scale, self.adam.found_inf = scale, self.refused  # type: ignore[attr-defined]
+        self.adam.grad_scale, self.adam.found_inf = scale, self.refused
         self.adam.step()
         if self.muon is not None and not self.refused.item():
             torch._foreach_div_([p.grad for p in self._matrices if p.grad is not None], scale)
