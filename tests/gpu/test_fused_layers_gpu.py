@@ -11,6 +11,7 @@ from shoestring.models.add_norm import add_norm
 from shoestring.models.blocks import RMSNorm
 from shoestring.models.embedding import embedded
 from shoestring.models.gated import gated_linear
+from shoestring.models.linear import linear
 from shoestring.models.rotary import frequencies, rotate, turns
 from shoestring.models.turned_heads import turned_heads
 
@@ -87,3 +88,21 @@ def test_rows_of_a_table(n: int, v: int, d: int, kind: torch.dtype) -> None:
     exact = torch.zeros(v, d, dtype=torch.float64, device="cuda").index_add(0, ids[0], gradient[0].double())
     torch.testing.assert_close(sums[0].double(), exact, rtol=1e-5, atol=1e-4)
     assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "a", "b"), [(1, 16, 16), (37, 100, 64), (5000, 768, 2304)])
+def test_a_product_with_weights_in_float32(n: int, a: int, b: int, bias: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    layer = torch.nn.Linear(a, b, bias=bias, device="cuda")
+    x = torch.randn(1, n, a, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
+    made = linear(x, layer)
+    outer = torch.randn(made.shape, device="cuda", generator=generator, dtype=torch.bfloat16)
+    inputs = [x, *layer.parameters()]
+    found = torch.autograd.grad(made, inputs, outer)
+    wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    exact = F.linear(*wide)
+    wanted = torch.autograd.grad(exact, wide, outer.double())
+    for one, two in zip((made, *found), (exact, *wanted), strict=True):
+        assert off_by(one, two) < 0.01
+    assert off_by(found[1], wanted[1]) < 1e-5, "not rounded to half precision"

@@ -18,7 +18,7 @@ KERNELS = """
 import itertools
 import torch
 import torch.nn.functional as F
-from shoestring.models import add_norm, embedding, gated, turned_heads
+from shoestring.models import add_norm, embedding, gated, linear, turned_heads
 from shoestring.models.rotary import frequencies, rotate, turns
 
 def close(found, exact):
@@ -38,7 +38,7 @@ for n, d in itertools.product((1, 3, 37), (1, 16, 100, 257)):
     close((total, normed, changes, changes, to_weight), (*(o.detach() for o in outputs), *wanted))
     f = d
     pairs, weight, gradient = torch.randn(n, 2 * f), torch.randn(5, f), torch.randn(n, 5)
-    made = gated._forward(pairs, weight)
+    made, _ = gated._forward(pairs, weight)
     changes, to_weight = gated._backward(gradient, pairs, weight)
     inputs = [tensor.double().requires_grad_() for tensor in (pairs, weight)]
     exact = F.linear(F.silu(inputs[0][:, :f]) * inputs[0][:, f:], inputs[1])
@@ -69,6 +69,17 @@ ids = torch.tensor([[0, -1, 3, 4, 2]])  # two of them are none
 rows = embedding._gather(ids, torch.ones(4, 8), torch.float32)
 assert rows.isnan().any(2).tolist() == [[False, True, False, True, False]]
 assert embedding._add_up(ids, torch.ones(1, 5, 8), 4, 8)[:, 0].tolist() == [1, 0, 1, 1]
+
+half = {"dtype": torch.float16, "requires_grad": True}
+x, pairs, weight = torch.randn(6, 16, **half), torch.randn(6, 32, **half), torch.randn(8, 16, requires_grad=True)
+angles = turns(frequencies(8, 10_000.0), 5)
+for operator, inputs in (  # as the compiler sees them: shapes, gradients, nothing changed in place
+    (torch.ops.shoestring.linear, (x, weight)),
+    (torch.ops.shoestring.gated_linear, (pairs, weight)),
+    (torch.ops.shoestring.turned_heads, (torch.randn(2, 5, 6, 8, **half), *angles, 2)),
+    (torch.ops.shoestring.add_norm, (x, x.detach(), weight[0].detach(), 1e-5)),
+):
+    torch.library.opcheck(operator, inputs)
 """
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")

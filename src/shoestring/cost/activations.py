@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def fused(self) -> bool:
-        """Whether Llama's kernels are used: the addition with its norm, the gate with its product, the turn of heads."""
+        """Whether Llama's kernels are used: the addition with its norm, the gate with its product, turned heads."""
         return self.gpu and self.number == 2
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from shoestring.models.linear import weight_gradient
 from shoestring.models.operators import HAS_TRITON, register
 
 
@@ -21,21 +22,23 @@ def gated_linear(
 ) -> Float[Tensor, "*N D"]:
     """(silu(gate) · values) times the weight, where `pairs` holds the gate's channels first, then the values'."""
     if HAS_TRITON and pairs.is_cuda and pairs.dtype in (torch.bfloat16, torch.float16):
-        made: Tensor = torch.ops.shoestring.gated_linear(pairs.flatten(0, -2), weight.to(pairs.dtype))
+        made: Tensor = torch.ops.shoestring.gated_linear(pairs.flatten(0, -2), weight)[0]
         made = made.view(*pairs.shape[:-1], -1)
         return made if bias is None else made + bias.to(made.dtype)
     gate, values = pairs.chunk(2, dim=-1)
     return F.linear(F.silu(gate) * values, weight, bias)
 
 
-def _forward(pairs: Tensor, weight: Tensor) -> Tensor:
+def _forward(pairs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The product, and a copy of the weight in its type."""
     from shoestring.models import gated_kernels as kernels
 
     (n, ff), f = pairs.shape, pairs.shape[1] // 2
     assert ff == 2 * f and pairs.is_contiguous()
     gated = torch.empty(n, f, dtype=pairs.dtype, device=pairs.device)
     _over(kernels.gated_kernel, n, f, pairs, gated)
-    return gated @ weight.T
+    weight = weight.to(pairs.dtype, copy=True)
+    return gated @ weight.T, weight
 
 
 def _backward(gradient: Tensor, pairs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,7 @@ def _backward(gradient: Tensor, pairs: Tensor, weight: Tensor) -> tuple[Tensor, 
     back = gradient @ weight  # N F, and then what the gate gave
     changes = torch.empty_like(pairs)
     _over(kernels.gated_backward_kernel, n, f, back, pairs, changes)
-    return changes, gradient.T @ back
+    return changes, weight_gradient(gradient, back)
 
 
 def _over(kernel: Any, n: int, f: int, *tensors: Tensor) -> None:
@@ -56,21 +59,23 @@ def _over(kernel: Any, n: int, f: int, *tensors: Tensor) -> None:
     kernel[(n, -(-f // block))](*tensors, f, BLOCK=block, num_warps=max(1, block // 512))
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001 (torch calls it so)
-    ctx.save_for_backward(*inputs)
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.kind = inputs[1].dtype
 
 
-def _gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _gradient(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     pairs, weight = ctx.saved_tensors
-    changes: tuple[Tensor, Tensor] = torch.ops.shoestring.gated_linear_backward(gradient.contiguous(), pairs, weight)
-    return changes
+    changes, to_weight = torch.ops.shoestring.gated_linear_backward(gradient.contiguous(), pairs, weight)
+    return changes, to_weight.to(ctx.kind)
 
 
 register(
     "gated_linear",
-    "(Tensor pairs, Tensor weight) -> Tensor",
+    "(Tensor pairs, Tensor weight) -> (Tensor, Tensor)",
     _forward,
-    lambda pairs, weight: pairs.new_empty(len(pairs), len(weight)),
+    lambda pairs, weight: (pairs.new_empty(len(pairs), len(weight)), torch.empty_like(weight, dtype=pairs.dtype)),
     keep=_keep,
     gradient=_gradient,
 )
@@ -78,5 +83,8 @@ register(
     "gated_linear_backward",
     "(Tensor gradient, Tensor pairs, Tensor weight) -> (Tensor, Tensor)",
     _backward,
-    lambda gradient, pairs, weight: (torch.empty_like(pairs), torch.empty_like(weight)),  # noqa: ARG005
+    lambda gradient, pairs, weight: (  # noqa: ARG005
+        torch.empty_like(pairs),
+        torch.empty_like(weight, dtype=torch.float32),
+    ),
 )

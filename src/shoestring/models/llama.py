@@ -17,6 +17,7 @@ from shoestring.models.attention import Documents, attend
 from shoestring.models.blocks import Block, RMSNorm, draw_weights, run, stream_type
 from shoestring.models.embedding import embedded
 from shoestring.models.gated import gated_linear
+from shoestring.models.linear import linear
 from shoestring.models.protocol import Batch, LanguageModel, Output
 from shoestring.models.rotary import Turns, frequencies, turns, turns_at
 from shoestring.models.short_attention import fits, short_attention
@@ -88,18 +89,17 @@ class LlamaBlock(Block):
         self, x: Float[Tensor, "R T D"], angles: Turns, documents: Documents | None
     ) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
-        qkv = self.qkv(x).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
+        qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
         dropout = self.dropout if self.training else 0.0
         if documents is None and not dropout and fits(qkv, self.heads):
             mixed = short_attention(qkv, *angles, self.heads)  # R T H C
         else:
             q, k, v = (part.transpose(1, 2) for part in turned_heads(qkv, angles, self.heads))  # each R H T C
             mixed = attend(q, k, v, documents, dropout).transpose(1, 2)
-        mixed_in: Tensor = self.out(mixed.reshape(r, t, d))
-        return mixed_in
+        return linear(mixed.reshape(r, t, d), self.out)
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        return gated_linear(self.gate_up(x), self.down.weight, self.down.bias)
+        return gated_linear(linear(x, self.gate_up), self.down.weight, self.down.bias)
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
