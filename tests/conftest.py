@@ -6,12 +6,12 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Started
 from jaxtyping import install_import_hook
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
@@ -63,17 +63,9 @@ def tiny(tmp_path: Path) -> Path:
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
-    """`shoestring …` in a process of its own."""
-    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "shoestring", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(*arguments: str | Path, cwd: Path, **environment: str) -> Started:
+    """`shoestring …` in a process of its own, with more in its environment."""
+    return Started([*map(str, arguments)], cwd, {"COLUMNS": "200", "NO_COLOR": "1"} | environment)
 
 
 @pytest.fixture
@@ -83,6 +75,7 @@ def shoestring(tmp_path: Path) -> Command:
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         process = start(*arguments, cwd=tmp_path)
         out, err = process.communicate(timeout=120)
+        assert process.returncode is not None
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run

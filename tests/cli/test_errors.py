@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
+from profiles import write_profile
 
 
 def _refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -90,6 +91,7 @@ def test_a_store_with_a_flipped_byte(tiny: Path, tmp_path: Path, shoestring: Com
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
+    write_profile(tiny)
     _refused(shoestring("train", tiny), "train-00000-00000.tok: damaged", "shoestring prepare")
 
 
@@ -97,6 +99,7 @@ def test_a_tokenizer_that_does_not_match_the_store(tiny: Path, tmp_path: Path, s
     assert shoestring("prepare", tiny).returncode == 0
     path = _store(tmp_path) / "tokenizer.json"
     path.write_text(path.read_text().replace('"the"', '"teh"'))
+    write_profile(tiny)
     _refused(shoestring("train", tiny), "is not the tokenizer that")
 
 
@@ -115,8 +118,9 @@ def small_disk(tmp_path: Path) -> Path:
 
 
 def test_a_full_disk_while_saving(tiny: Path, small_disk: Path, shoestring: Command) -> None:
-    big = ("--set", "model.width=192", "--set", "model.layers=2")
-    result = shoestring("train", tiny, *big, "--set", f"run.folder={small_disk}")
+    settings = ("model.width=192", "model.layers=2", f"run.folder={small_disk}")
+    write_profile(tiny, *settings)
+    result = shoestring("train", tiny, *(part for setting in settings for part in ("--set", setting)))
     _refused(result, "cannot write the checkpoint", "the disk is full")
     assert not list(small_disk.rglob("step-*.safetensors"))
 

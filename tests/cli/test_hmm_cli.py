@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, last_json, start
+from profiles import write_profile
 
 from shoestring.core.run_folder import RunFolder
 from shoestring.hmm.parameters import load
@@ -24,7 +25,7 @@ epochs = 12
 
 [data]
 source = "stories"
-documents = 400
+documents = 150
 tokenizer = "words:300"
 length = 20
 heldout = 0.1
@@ -47,6 +48,7 @@ def tiny_hmm(tmp_path: Path) -> Path:
 
 
 def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny_hmm)
     fitted = shoestring("hmm", "fit", tiny_hmm, "--json")
     assert fitted.returncode == 0, fitted.stderr
     told = last_json(fitted.stdout)
@@ -73,13 +75,15 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
 
 @pytest.mark.slow
 def test_a_fit_that_was_killed_ends_with_the_same_bits(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
-    options = ("--set", "budget.epochs=60")
+    options = ("--set", "budget.epochs=40")
+    for folder in ("runs", "again"):
+        write_profile(tiny_hmm, f"run.folder={folder}")
     assert shoestring("hmm", "fit", tiny_hmm, *options).returncode == 0
     one = RunFolder(tmp_path / "runs/tiny-hmm")
     other = RunFolder(tmp_path / "again/tiny-hmm")
     again = ("hmm", "fit", tiny_hmm, *options, "--set", "run.folder=again")
     process = start(*again, cwd=tmp_path)
-    while process.poll() is None and not (other.metrics.is_file() and other.metrics.read_bytes().count(b"\n") > 9):
+    while process.poll() is None and not (other.metrics.is_file() and other.metrics.read_bytes().count(b"\n") > 11):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -93,6 +97,8 @@ def test_a_fit_that_was_killed_ends_with_the_same_bits(tiny_hmm: Path, tmp_path:
 
 def test_a_grid_says_its_time_first_and_skips_what_is_done(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
     options = ("--over", "hmm.states=4,6", "--set", "budget.epochs=2", "--json")
+    for states in (4, 6):
+        write_profile(tiny_hmm, f"run.name=tiny-hmm-states{states}", f"hmm.states={states}")
     result = shoestring("hmm", "fit", tiny_hmm, *options)
     assert result.returncode == 0, result.stderr
     assert "2 fits" in result.stderr
@@ -122,7 +128,8 @@ def test_mistakes_are_named(arguments: tuple[str, ...], message: str, tiny_hmm: 
 
 
 def test_a_run_without_a_model_is_named(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
-    assert shoestring("measure", tiny).returncode == 0
+    write_profile(tiny)
+    assert shoestring("plan", tiny).returncode == 0
     result = shoestring("hmm", "show", tmp_path / "runs/tiny")
     assert result.returncode == 2
     assert "holds no fitted HMM" in result.stderr
@@ -142,9 +149,12 @@ def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, tmp_path: Path, sh
 
 @pytest.mark.slow
 def test_two_processes_of_torchrun_fit_what_one_does(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
-    assert shoestring("hmm", "fit", tiny_hmm).returncode == 0
+    for folder in ("runs", "two"):
+        write_profile(tiny_hmm, f"run.folder={folder}")
+    options = ("--set", "budget.epochs=5")
+    assert shoestring("hmm", "fit", tiny_hmm, *options).returncode == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    fit = ["-m", "shoestring", "hmm", "fit", str(tiny_hmm), "--set", "run.folder=two"]
+    fit = ["-m", "shoestring", "hmm", "fit", str(tiny_hmm), *options, "--set", "run.folder=two"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     both = subprocess.run([*torchrun, *fit], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert both.returncode == 0, both.stderr

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import Command, last_json
+from profiles import MACHINE, write_profile
 
-from shoestring.core.facts import Cost, Density, Machine, Outcome, Plan, Point, Profile
-from shoestring.core.recipe_file import load
+from shoestring.core.facts import Machine, Outcome, Plan
 from shoestring.core.run_folder import RunFolder
-
-MACHINE = Machine(device="cpu", device_name="x", threads=2, memory_bytes=None, system="x", python="3.11", versions={})
 
 
 def told(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -29,31 +27,6 @@ def refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert result.stderr.startswith("error: ")
     for part in parts:
         assert part in result.stderr
-
-
-def write_profile(recipe: Path, *settings: str, speed: float = 1.0) -> Profile:
-    """A profile as if it had been measured, in the folder of the recipe's run beside the recipe."""
-    made = load(recipe, settings)
-    profile = Profile(
-        machine=MACHINE,
-        workload=made.workload,
-        length=made.data.length,
-        points=tuple(
-            Point(batch=rows, seconds=(0.01 + 0.002 * rows) / speed, slowest_seconds=0.1, peak_bytes=rows * 10**8)
-            for rows in (1, 2, 4)
-        ),
-        setup_seconds=2.0,
-        update_seconds=0.01,
-        validate_seconds_per_row=0.001,
-        checkpoint_seconds=0.05,
-        checkpoint_bytes=100_000,
-        available_bytes=10**9,
-        stopped="there was no larger one",
-        cost=Cost(parameters={"all": 10_000}, forward_flops_per_token=20_000.0),
-        density=Density(documents=100, text_bytes=60_000, tokens=16_000, seconds=0.1, total_documents=None),
-    )
-    profile.write(recipe.parent / RunFolder.of(made).profile)
-    return profile
 
 
 # --- by hand

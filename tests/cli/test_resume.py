@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from commands import Started
 from conftest import TINY, Command, start
+from profiles import write_profile
 
 from shoestring.core.run_folder import RunFolder
 from shoestring.train.checkpoint import Checkpoints, read
@@ -34,7 +35,7 @@ def _assert_same_run(one: RunFolder, other: RunFolder, steps: int = STEPS) -> No
     assert all(first[name].equal(second[name]) for name in first)  # type: ignore[attr-defined]
 
 
-def _kill_after(process: subprocess.Popen[str], metrics: Path, lines: int) -> None:
+def _kill_after(process: Started, metrics: Path, lines: int) -> None:
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.is_file() and metrics.read_bytes().count(b"\n") >= lines:
@@ -48,6 +49,7 @@ def _kill_after(process: subprocess.Popen[str], metrics: Path, lines: int) -> No
 def test_a_run_killed_at_random_steps_equals_an_uninterrupted_one_bit_for_bit(
     tiny: Path, tmp_path: Path, shoestring: Command
 ) -> None:
+    write_profile(tiny)
     whole = shoestring("train", tiny, *OPTIONS)
     assert whole.returncode == 0, whole.stderr
     one = RunFolder(tmp_path / "runs" / "tiny")
@@ -69,7 +71,7 @@ def test_a_run_killed_at_random_steps_equals_an_uninterrupted_one_bit_for_bit(
     _assert_same_run(one, other)
 
 
-LONG = 300
+LONG = 150
 STOPPED = ("--set", f"budget.steps={LONG}", "--set", "train.checkpoint_every=1h", "--set", "evaluate.every=0.5")
 
 
@@ -78,6 +80,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that nothing interrupts."""
     path = tmp_path_factory.mktemp("whole")
     (path / "tiny.toml").write_text(TINY)
+    write_profile(path / "tiny.toml")
     _, err = start("train", "tiny.toml", *STOPPED, cwd=path).communicate(timeout=120)
     run = RunFolder(path / "runs" / "tiny")
     assert run.done.is_file(), err
@@ -108,9 +111,7 @@ def test_a_time_limit_ends_the_session_saved_and_the_next_goes_on(
 ) -> None:
     folder, command = RunFolder(tmp_path / "runs" / "tiny"), ("train", tiny, *STOPPED, "--plan", whole.plan)
     for session in range(2):
-        stopped = shoestring(
-            *command, "--time", "2s"
-        )  # less than torch takes to load: two steps are taken all the same
+        stopped = shoestring(*command, "--time", "1s")  # less than it takes to end: two steps are taken all the same
         _assert_stopped(stopped.returncode, stopped.stderr, "the time limit", folder)
         assert ("going on after step" in stopped.stdout) == (session > 0)
     again = shoestring(*command, "--time", "1h")
@@ -132,6 +133,7 @@ def _assert_stopped(code: int, err: str, why: str, folder: RunFolder) -> None:
 
 
 def test_a_half_written_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
     assert shoestring("train", tiny).returncode == 0
     folder = RunFolder(tmp_path / "runs" / "tiny")
     before = folder.metrics.read_bytes()
@@ -154,6 +156,7 @@ def test_two_processes_never_write_one_run(tiny: Path, tmp_path: Path, shoestrin
 
 
 def test_a_finished_run_is_not_run_again(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
     assert shoestring("train", tiny).returncode == 0
     folder = RunFolder(tmp_path / "runs" / "tiny")
     before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
@@ -164,6 +167,7 @@ def test_a_finished_run_is_not_run_again(tiny: Path, tmp_path: Path, shoestring:
 
 
 def test_another_recipe_does_not_go_on_in_the_same_folder(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny)
     assert shoestring("train", tiny).returncode == 0
     other = shoestring("train", tiny, "--set", "train.lr=1e-4")
     assert other.returncode == 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from commands import Started
 from conftest import TINY
+from conftest import start as start_one
 from processes import together
+from profiles import write_profile
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import ShoestringError
@@ -95,6 +99,7 @@ class Alone:
         if not made.done.is_file():
             folders = (f"run.folder={self.path / name}", self.stores)
             plan = self.plan(*overrides) if overrides else None
+            write_profile(self.path / "tiny.toml", *overrides, *folders)
             run(load(self.path / "tiny.toml", (*overrides, *folders)), Voice(), Clock(), plan)
         return made
 
@@ -103,7 +108,7 @@ class Alone:
         return f"data.folder={self.path / 'stores'}"
 
     def plan(self, *overrides: str) -> Path:
-        """The measured plan, as if it had been made for a recipe with these overrides."""
+        """The plan, as if it had been made for a recipe with these overrides."""
         plan, path = Plan.read(self.run().plan), self.path / f"plan {' '.join(overrides)}.json"
         recipe = load(self.path / "tiny.toml", overrides)
         rows = recipe.train.per_device or plan.per_device
@@ -310,27 +315,50 @@ def test_a_sharded_model_that_runs_out_of_memory_goes_on_with_half_when_it_is_st
 LONG = ("budget.steps=3000", "train.checkpoint_every=1h", "evaluate.every=1.0")
 
 
-@pytest.mark.parametrize(
-    ("number", "whom", "options"),
-    [(signal.SIGUSR1, 0, ()), (signal.SIGINT, 1, SHARDED), (signal.SIGTERM, None, ())],
-    ids=["first", "second-shard", "torchrun"],
-)
-def test_a_signal_to_one_process_stops_all_saved(
-    number: signal.Signals, whom: int | None, options: tuple[str, ...], tmp_path: Path, begin: Start
-) -> None:
-    stopped = folder(tmp_path)
-    process = begin(*LONG, *options)
+def begin_to_train(process: Started | subprocess.Popen[str], run: RunFolder) -> None:
+    """Return when some steps are taken."""
     until = time.monotonic() + SECONDS
-    while process.poll() is None and time.monotonic() < until and len(read_lines(stopped.metrics)) < 5:
+    while process.poll() is None and time.monotonic() < until and len(read_lines(run.metrics)) < 5:
         time.sleep(0.05)
-    pids = [process.pid] if whom is None else [pid for pid, rank in workers(process).items() if rank == whom]
-    assert len(pids) == 1
-    os.kill(pids[0], number)
-    result = end(process)
-    assert result.returncode != 0
-    assert result.stderr.count(f"stopped by {number.name} after step") == 1, result.stderr
+
+
+def assert_stopped(number: signal.Signals, err: str, stopped: RunFolder) -> None:
+    """One voice tells it, and what it names is there."""
+    assert err.count(f"stopped by {number.name} after step") == 1, err
     steps = Checkpoints(stopped.checkpoints, 1).steps()
     assert len(steps) == 1
-    assert f"after step {steps[0]}, saved" in result.stderr
+    assert f"after step {steps[0]}, saved" in err
     assert Checkpoints(stopped.checkpoints, 1).latest() == (steps[0], [])
     assert not list(stopped.checkpoints.glob(".*"))
+
+
+def test_a_signal_to_torchrun_stops_all_saved(tmp_path: Path, begin: Start) -> None:
+    process = begin(*LONG)
+    begin_to_train(process, folder(tmp_path))
+    process.send_signal(signal.SIGTERM)
+    result = end(process)
+    assert result.returncode != 0
+    assert_stopped(signal.SIGTERM, result.stderr, folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("number", "whom", "options"),
+    [(signal.SIGUSR1, 0, ()), (signal.SIGINT, 1, SHARDED)],
+    ids=["first", "second-shard"],
+)
+def test_a_signal_to_one_process_stops_all_saved(
+    number: signal.Signals, whom: int, options: tuple[str, ...], tiny: Path, tmp_path: Path, alone: Alone
+) -> None:
+    """In processes with the environment that torchrun gives: none ends the others, so each must end by itself."""
+    overrides = (*LONG, *options)
+    given = [part for override in (*overrides, alone.stores) for part in ("--set", override)]
+    command = ("train", tiny, *given, "--plan", alone.plan(*overrides))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    both = [start_one(*command, cwd=tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)]
+    begin_to_train(both[0], folder(tmp_path))
+    both[whom].send_signal(number)
+    said = [process.communicate(SECONDS) for process in both]
+    assert [process.returncode for process in both] == [1, 1], said
+    assert_stopped(number, "".join(err for _, err in said), folder(tmp_path))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command, last_json
+from profiles import write_profile
 from torch import Tensor
 
 from shoestring.core.errors import RunError, UserError
@@ -254,6 +255,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_trained_run_is_exported_by_the_command_line(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    write_profile(tiny)
     trained = shoestring("train", tiny)
     assert trained.returncode == 0, trained.stderr
     result = shoestring("export", "runs/tiny", "exported", "--json")

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import datetime
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 from conftest import Command, last_json
+from processes import together
 
 from shoestring.cli.terminal import Terminal
 from shoestring.core.facts import Cost, Density, Machine, MemoryLaw, Point, Profile
 from shoestring.core.recipe import Recipe
-from shoestring.core.recipe_file import build
+from shoestring.core.recipe_file import build, load
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.schema import encode
+from shoestring.parallel.team import Team
+from shoestring.probe.child import RemoteTrials
 from shoestring.probe.measure import Timings
 from shoestring.probe.trials import Around, Trial
 from shoestring.probe.workload import Usage
 from shoestring.stages import measure
-from shoestring.stages.measure import Measuring, _beside, _law_with, ensure_profile, memory_limit, own_profile
+from shoestring.stages.measure import (
+    Measuring,
+    _beside,
+    _law_with,
+    _set_up_again,
+    ensure_profile,
+    measure_together,
+    memory_limit,
+    own_profile,
+)
 from shoestring.stages.profile_cache import cache_file, cache_folder, keep, read_cached
 from shoestring.stages.voice import Voice
 
@@ -264,7 +273,7 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     """Scoring and saving took 50 bytes more than a pass: five rows fewer fit."""
     usage = Usage(asked=400, reserved=400, outside=0, rest=100)
     trial = Trial(batch=30, times=(1.0,), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=usage)
-    around = Around(0.1, 0.1, 0.1, 10, peak_bytes=450)
+    around = Around(0.1, 0.1, 0.1, 10, 0.1, peak_bytes=450)
     assert _beside(Timings((trial,), "", 0), 30, around) == 50
     assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
     law = MemoryLaw(
@@ -274,6 +283,30 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     found = _law_with(law, 50)
     assert (found.fixed_bytes, found.largest, found.predict(85)) == (150, 85, 1000)
     assert _law_with(law, 0) == law
+
+
+class Children:
+    """Processes that note what they are asked: set up in 8 s, and 2 s late with the first of all passes."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+    def begin(self, batch: int) -> dict[str, Any]:
+        self.asked.append(f"begin {batch}")
+        return {"setup_seconds": 8.0}
+
+    def trial(self, batch: int, scoring: bool = False) -> Trial:
+        self.asked.append(f"score {batch}" if scoring else f"train {batch}")
+        return Trial(batch=batch, times=(1.0,), seconds=1.0, compile_seconds=1.5, warmup_seconds=0.5, usage=None)
+
+
+def test_set_up_is_that_of_another_process_with_what_its_first_evaluation_takes() -> None:
+    trials = Children()
+    assert _set_up_again(cast(RemoteTrials, trials), 16, 8) == 10.0
+    assert trials.asked == ["close", "begin 16", "score 8"]
 
 
 # --- for real, on this CPU
@@ -331,48 +364,38 @@ def test_an_estimate_touches_nothing(tiny: Path, tmp_path: Path, shoestring: Com
 # --- several processes
 
 
-TEAM = """
-import json, sys
-from dataclasses import replace
-from pathlib import Path
-import torch
-from shoestring.core import recipe_file
-from shoestring.core.facts import Profile
-from shoestring.core.schema import encode
-from shoestring.parallel.team import sharing_work
-from shoestring.stages import measure
-from shoestring.stages.measure import Measuring, measure_together
+class Agreed(NamedTuple):
+    """What came of measuring twice, in one of several processes."""
 
-recipe = recipe_file.load(sys.argv[1])
-own = Profile.read(Path(sys.argv[2]))
-with sharing_work(torch.device("cpu")) as team:
-    calls = []
+    calls: list[int]
+    seconds: float
+    available_bytes: int | None
+    devices: int
+    same: bool
 
-    def measured(trials, recipe, how):
+
+def measured_twice(team: Team, recipe_file: Path, own_file: Path, cache: Path) -> Agreed:
+    """Each process finds another time and other memory, and notes that it was asked."""
+    recipe, own, calls = load(recipe_file), Profile.read(own_file), list[int]()
+
+    def measured(*_: object) -> Profile:
         calls.append(team.rank)
         slower = own.points[0].seconds * (1 + team.rank)
         return replace(own, points=(replace(own.points[0], seconds=slower),), available_bytes=100 - team.rank)
 
-    measure._measure = measured
-    measure.RemoteTrials.machine = lambda _: {"machine": encode(own.machine), "available_bytes": None}
-    first = measure_together(recipe, Measuring(seconds=1.0), team)
-    second = measure_together(recipe, Measuring(seconds=1.0), team)
-    print(json.dumps([calls, first.points[0].seconds, first.available_bytes, first.devices, second == first]))
-"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOESTRING_CACHE", str(cache))
+        patch.setattr(measure, "_measure", measured)
+        told = {"machine": encode(own.machine), "available_bytes": None}
+        patch.setattr(measure.RemoteTrials, "machine", lambda _: told)
+        first, second = (measure_together(recipe, QUICK, team) for _ in range(2))
+    return Agreed(calls, first.points[0].seconds, first.available_bytes, first.devices, second == first)
 
 
 def test_two_processes_measure_at_the_same_time_and_agree(tiny: Path, tmp_path: Path) -> None:
-    recipe = recipe_in(tmp_path)
-    profile_of(recipe).write(tmp_path / "own.json")
-    code = tmp_path / "team.py"
-    code.write_text(TEAM)
-    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python", "--log-dir", str(tmp_path / "logs")]
-    command += ["--redirects", "1", sys.executable, str(code), str(tiny), str(tmp_path / "own.json")]
-    environment = os.environ | {"SHOESTRING_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(path.read_text().splitlines()[-1]) for path in sorted((tmp_path / "logs").rglob("stdout.log"))]
-    assert told == [[[0], 1.0, 99, 2, True], [[1], 1.0, 99, 2, True]], "each measured once; the second time it was kept"
+    profile_of(recipe_in(tmp_path)).write(tmp_path / "own.json")
+    told = together(measured_twice, 2, tiny, tmp_path / "own.json", tmp_path / "cache")
+    assert told == [Agreed([rank], 1.0, 99, 2, True) for rank in (0, 1)], "measured once; the second time it was kept"
 
 
 def test_nothing_is_said_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
