@@ -277,10 +277,13 @@ def relative(planned: float | None, actual: float | None) -> float | None:
 
 
 def timeline(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of the process when training began, after the first and the last line of it, and before the page."""
+    """Seconds of the process when it had planned and prepared, when training began, after the first and the last line
+    of it, and before the page."""
     steps = [line["elapsed"] for line in lines if "tokens_per_second" in line]
-    events = {line["event"]: line["elapsed"] for line in lines if "event" in line}
-    return {"start": events["start"], "first": steps[0], "last": steps[-1], "end": events["end"]}
+    events = {line["event"]: line for line in lines if "event" in line}
+    marks = {name: events["start"][name] for name in ("planned", "prepared") if name in events["start"]}
+    ends = {name: events[name]["elapsed"] for name in ("start", "end")}
+    return marks | {"start": ends["start"], "first": steps[0], "last": steps[-1], "end": ends["end"]}
 
 
 def runs(name: str, tiny: bool, budget: str, number: int) -> list[dict[str, Any]]:

@@ -115,6 +115,11 @@ class TransformersWorkload:
         self._optimizer.zero_grad(set_to_none=True)
         self._wait()
 
+    def steps(self, batch: int, count: int) -> None:
+        for _ in range(count):
+            self.accumulate(batch)
+            self.update()
+
     def validate(self, batch: int) -> None:
         with torch.no_grad():
             self._loss(batch)

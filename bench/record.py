@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def commit() -> str:
-    """The commit measured, marked where the tree has changes; BENCH_COMMIT where there is no repository."""
+    """The commit measured, marked where the tree has changes; BENCH_COMMIT where that is given, for a machine whose
+    copy of the repository is older than its files."""
+    if named := os.environ.get("BENCH_COMMIT"):
+        return named
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -26,7 +29,7 @@ def commit() -> str:
         changed = subprocess.run(paths, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         return head.stdout.strip() + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BENCH_COMMIT", "unknown")
+        return "unknown"
 
 
 def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path:

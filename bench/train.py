@@ -1,6 +1,6 @@
 """Training speed: ours beside `transformers`, compiled and not, and its `Trainer`, on the same rows in one run.
 
-    python bench/train.py [--only NAME …] [--profile] [--out FOLDER]
+    python bench/train.py [--only NAME …] [--ways WAY …] [--profile] [--out FOLDER]
 
 A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
 time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
@@ -8,6 +8,9 @@ first steps, which compile, the median of the following steps counts. FLOPs are 
 matrix products, attention over every pair of positions without a discount for the causal mask, the backward pass twice
 the forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
 against the 989 TFLOP/s of the vendor.
+
+With --only or --ways the other results stay as they are in the record, and the new ones name their own commit and date.
+Every result is in the record as soon as it is there.
 
 Curves: the losses of 200 steps as trained here, and of the same steps in fp32 without compilation, on built-in stories.
 """
@@ -32,7 +35,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.recipe import Model, Train
 from shoestring.models import build, cost
-from shoestring.probe.machine import pick_device
+from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.train.checkpoint import State
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner
@@ -53,6 +56,7 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "demo": ({"family": "llama", "width": 128, "layers": 3, "heads": 4}, 605, 128, 16),
 }  # fmt: skip
 PEERS = ("transformers compiled", "Trainer")
+ALL_WAYS = ("ours", "ours recomputing", "ours compiled", "transformers", *PEERS)
 ON_GPU = {
     "llama-1024x8": ("ours", *PEERS),
     "llama-768x12": ("ours", *PEERS),
@@ -280,15 +284,17 @@ def main() -> None:
         print(json.dumps(curves()))
         return
     gpu = torch.cuda.is_available()
-    values: dict[str, Any] = {"steps": arguments.steps, "shapes": {}}
+    some = bool(arguments.only or arguments.ways)
+    values: dict[str, Any] = {"steps": arguments.steps, "shapes": {}, **(earlier(arguments.out) if some else {})}
     if gpu:
         values |= {"product_flops": product_flops(), "vendor_flops": VENDOR_FLOPS}
     more = ["--profile"] if arguments.profile else []
     ways = ON_GPU if gpu else ON_CPU
     for name in ways:
         spec, vocabulary, length, rows = SHAPES[name]
-        values["shapes"][name] = {"model": spec, "vocabulary": vocabulary, "length": length, "rows": rows, "ways": {}}
-    for way in dict.fromkeys(way for each in ways.values() for way in each):  # ours of all shapes first
+        shape = {"model": spec, "vocabulary": vocabulary, "length": length, "rows": rows, "ways": {}}
+        values["shapes"].setdefault(name, shape)
+    for way in ALL_WAYS:  # ours of all shapes first
         for name, shape in values["shapes"].items():
             left_out = (arguments.only and name not in arguments.only) or (arguments.ways and way not in arguments.ways)
             if way not in ways[name] or left_out:
@@ -301,10 +307,23 @@ def main() -> None:
             if gpu and "seconds" in found and "flops_per_token" in shape:
                 rate = shape["flops_per_token"] * found["tokens_per_second"]
                 found |= {"of_measured_peak": rate / values["product_flops"], "of_vendor_peak": rate / VENDOR_FLOPS}
+            if some:
+                found |= {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
             print(name, way, json.dumps(found), flush=True)
-        if way == "ours" and not arguments.only:
+            record.write("train", values, arguments.out)
+        if way == "ours" and not some:
             values["curves"] = in_a_process("--curves")
-        record.write("train", values, arguments.out)
+
+
+def earlier(folder: Path | None) -> dict[str, Any]:
+    """What is known of this machine, which some shapes or ways are added to: in `folder`, or else among the results."""
+    name = describe_machine(pick_device()).device_name
+    for place in (folder, record.ROOT / "results"):
+        for file in place.glob("train-*.json") if place is not None else ():
+            old = json.loads(file.read_text())
+            if old["machine"]["device_name"] == name:
+                return {key: old[key] for key in ("steps", "shapes", "curves") if key in old}
+    return {}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Known:
         return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
 
     def around(self, batch: int, scored: int) -> Around:
-        return Around(0.0, 0.0, 0.0, 0, 0.0, None)
+        return Around(0.0, 0.0, 0.0, 0.0, 0, 0.0, None)
 
 
 def timed(work: Known, batches: list[int], effective: int | None = None, room: int | None = None) -> Timings:
@@ -155,6 +155,11 @@ class Counting:
     def update(self) -> None:
         self.calls.append("update")
 
+    def steps(self, batch: int, count: int) -> None:
+        for _ in range(count):
+            self.accumulate(batch)
+            self.update()
+
     def validate(self, batch: int) -> None:
         self.calls.append("score")
 
@@ -238,6 +243,7 @@ def test_a_checkpoint_costs_what_steps_beside_it_do_not_hide(
     around = LocalTrials(work).around(4, 4)
     assert (around.checkpoint_seconds, around.write_seconds) == (kept_waiting, 4.75)
     assert (around.update_seconds, around.validate_seconds_per_row) == (0.5, 0.25 / 4)
+    assert around.step_seconds == 1.5
 
 
 def test_work_is_repeated_often_enough_and_not_for_ever() -> None:

@@ -25,8 +25,10 @@ from shoestring.probe.workload import Usage
 from shoestring.stages import measure
 from shoestring.stages.measure import (
     Measuring,
+    _as_in_a_run,
     _beside,
     _law_with,
+    _overlap,
     _set_up_again,
     ensure_profile,
     measure_together,
@@ -273,9 +275,13 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     """Scoring and saving took 50 bytes more than a pass: five rows fewer fit."""
     usage = Usage(asked=400, reserved=400, outside=0, rest=100)
     trial = Trial(batch=30, times=(1.0,), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=usage)
-    around = Around(0.1, 0.1, 0.1, 10, 0.1, peak_bytes=450)
+    around = Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, peak_bytes=450)
     assert _beside(Timings((trial,), "", 0), 30, around) == 50
     assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
+    assert _overlap(Timings((trial,), "", 0), 30, around) == pytest.approx(0.9 / 1.1), "nobody waits between the parts"
+    assert _overlap(Timings((trial,), "", 0), 30, around._replace(step_seconds=5.0)) == 1
+    mine, other = (_as_in_a_run(replace(trial.point(), batch=batch), 30, around, 50, 0.5) for batch in (30, 10))
+    assert (mine.peak_bytes, other.peak_bytes, mine.seconds, mine.slowest_seconds) == (450, 450, 0.5, 0.5)
     law = MemoryLaw(
         fixed_bytes=100, row_bytes=10.0, limit_bytes=1010, margin_bytes=10, largest=90, verified=90, trials=3,
         out_of_memory=0, trial_seconds=1.0,

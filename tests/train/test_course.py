@@ -35,7 +35,7 @@ def driven(total: int, cuts: list[tuple[float, float]]) -> tuple[list[float], li
         left = course.total - step
         if left < 2:
             continue
-        shorter = course.shortened(step, step + max(1, int(share * left)))
+        shorter = course.ending(step, step + max(1, int(share * left)))
         assert shorter.progress(step) == course.progress(step), "no jump where it is shortened"
         course = shorter
         courses.append(course)

@@ -183,6 +183,27 @@ def test_a_slow_machine_shortens_the_run_to_the_budget_and_the_rate_still_decays
     assert np.abs(steps).max() < 0.6 * SETTINGS.lr or state.step < 10  # no jump
 
 
+@pytest.mark.parametrize("most", [None, 130, 1000])
+def test_a_fast_machine_uses_its_time_as_far_as_it_may(most: int | None) -> None:
+    budget, planned, seconds = 100.0, 100, 0.6
+    clock, metrics, said, rates = Turned(), NoLines(), [], []
+    wishes = Wishes()
+    pace = Pace(clock, budget, 0.0, idle_seconds=2.0)
+    keep = hooks.KeepPace(pace, wishes, metrics, said.append, most)  # type: ignore[arg-type]
+
+    def tick(state: State, report: Report) -> State:
+        clock.now += seconds
+        rates.append(report.lr)
+        return keep(state, dataclasses.replace(report, seconds=seconds))
+
+    state = _run(_learner(), planned, tick, wishes=wishes)
+    assert state.step == len(rates) == (planned if most is None else min(most, 165)), "a second is left"
+    assert (state.lengthened is None) == (most is None) == (not said)
+    assert state.shortened is None
+    assert rates[-1] < 0.05 * SETTINGS.lr
+    assert np.abs(np.diff([0.0, *rates])).max() < 0.6 * SETTINGS.lr  # no jump
+
+
 def test_the_schedule_of_a_whole_course_is_a_function_of_the_fraction_done() -> None:
     for schedule in ("cosine", "linear", "constant"):
         settings = Train(batch=1, lr=1.0, warmup=0.1, schedule=schedule)  # type: ignore[arg-type]

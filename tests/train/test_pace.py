@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from clocks import Turned
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shoestring.train.pace import Pace
@@ -152,3 +152,67 @@ def test_a_first_step_that_compiles_does_not_end_the_run() -> None:
         clock.now += 0.065
         pace.took_step(0.065)
         assert pace.must_shorten_to(left) is None
+
+
+def lengthened(total: int, deadline: float, seconds: Callable[[int], float], stop: Callable[[int], float]) -> Drive:
+    """As `drive`, with a course that the pace may also make longer; every tenth step has a stop."""
+    clock = Turned()
+    pace = Pace(clock, deadline, 0.1, stops_per_step=0.1, idle_seconds=0.03 * deadline)
+    done = Drive(totals=[total])
+    while done.steps < total:
+        clock.now += seconds(done.steps)
+        pace.took_step(seconds(done.steps))
+        if done.steps % 10 == 0:
+            clock.now += stop(done.steps)
+            pace.took_overhead(stop(done.steps))
+        done.steps += 1
+        left = total - done.steps
+        change = pace.must_shorten_to(left)
+        if change is None:
+            change = pace.may_lengthen_to(left)
+            assert change is None or change > left
+        if change is not None:
+            total = done.steps + change
+            done.totals.append(total)
+    done.end = clock.now
+    return done
+
+
+@checked
+@given(st.integers(100, 2000), st.floats(0.02, 3), st.floats(0.3, 1.3), st.floats(0, 1))
+def test_time_that_would_be_left_is_used(total: int, planned: float, share: float, stop: float) -> None:
+    """A machine whose step takes `share` of the planned seconds, and whose stops take what they take."""
+    assume(total * share * planned > 20)  # seconds: less is over before its pace is known
+    deadline = total * (planned + 0.1)
+    done = lengthened(total, deadline, lambda _: share * planned, lambda _: stop)
+    tail = 2 * (share * planned + stop) + 0.5
+    assert done.end <= deadline + tail
+    assert done.end >= 0.96 * deadline - tail, "not much earlier"
+
+
+def test_what_is_as_planned_is_not_lengthened() -> None:
+    done = lengthened(500, 500 * 1.1 * 1.02, lambda _: 1.0, lambda _: 1.0)
+    assert done.totals == [500]
+
+
+def test_stops_that_come_often_at_first_are_not_taken_for_many() -> None:
+    """Two in the first five steps; a hundred steps have ten of them."""
+    pace = Pace(Turned(), 1000.0, 0.05, stops_per_step=0.1)
+    for _ in range(5):
+        pace.took_step(1.0)
+    pace.took_overhead(1.0)
+    pace.took_overhead(2.0)
+    assert pace.seconds_left(100) == pytest.approx(100 * (1 + 0.1 * 1.5))
+    pace.took_overhead(0.1)
+    pace.took_overhead(0.1)
+    assert pace.seconds_left(100) == pytest.approx(100 * (1 + 0.1 * 0.8)), "four of them are believed"
+
+
+def test_nothing_is_lengthened_early_or_without_a_deadline() -> None:
+    for deadline, idle in ((1000.0, 1.0), (math.inf, math.inf)):
+        pace = Pace(Turned(), deadline, 0.0, idle_seconds=idle)
+        for _ in range(10):
+            pace.took_step(1.0)
+        assert pace.may_lengthen_to(90) is None
+        assert pace.may_lengthen_to(0) is None
+        assert pace.may_lengthen_to(10) == (999 if idle == 1 else None), "half a second is left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 
@@ -13,6 +14,8 @@ def main() -> None:
     """Typer ends wrong usage itself, with 2; everything else that goes wrong is explained here."""
     try:
         _run(sys.argv[1:])
+    except SystemExit as end:
+        _leave(end)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with what is there", file=sys.stderr)
         sys.exit(130)
@@ -20,6 +23,19 @@ def main() -> None:
         code = cause.exit_code if isinstance(cause, ShoestringError) else 1
         _explain(cause, sys.argv[1:], code)
         sys.exit(code)
+
+
+def _leave(end: SystemExit) -> None:
+    """End at once where a GPU was used: everything is on disk, and to take down a compiler's helpers and a device's
+    memory piece by piece takes seconds, which a budget of minutes does not have."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or not isinstance(end.code, int | None):
+        raise end
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code or 0)
 
 
 def _run(arguments: list[str]) -> None:

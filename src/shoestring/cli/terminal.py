@@ -126,8 +126,9 @@ class Terminal(Voice):
         from shoestring.report.page import plan_against_actual
 
         self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
-        if outcome.shortened:
-            self.say(f"shortened: {outcome.shortened}\n")
+        for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):
+            if reason:
+                self.say(f"{how}: {reason}\n")
 
 
 def _density(density: Density) -> str:

@@ -24,6 +24,11 @@ class Clock:
 
     def __init__(self, age: float | None = None):
         self._start = time.monotonic() - (process_age() if age is None else age)
+        self.marks: dict[str, float] = {}
+        """When something was done, by its name."""
 
     def elapsed(self) -> float:
         return time.monotonic() - self._start
+
+    def mark(self, name: str) -> None:
+        self.marks[name] = self.elapsed()

@@ -219,6 +219,8 @@ class Plan(Record):
     disk_bytes: int | None = None
     peak_bytes: int | None = None
     evaluations: int | None = None
+    most_steps: int | None = None
+    """That a machine faster than planned may take in the time; None where it is not the time that limits the run."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """(low, high) of those fields above that are not known exactly: about 95 % of runs are expected between them."""
     correction: float | None = None
@@ -300,6 +302,8 @@ class Outcome(Record):
     loss: float
     shortened: str | None
     """Why the run was made shorter than its plan, if it was."""
+    lengthened: str | None = None
+    """Why it was made longer, if it was: time would have been left."""
 
 
 @dataclass(frozen=True, kw_only=True)

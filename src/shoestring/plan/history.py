@@ -70,10 +70,10 @@ def learn(past: Sequence[Past], machine: str, left_out: Sequence[str] = ()) -> C
 def errors(run: Past) -> dict[str, float | None]:
     """Actual by planned, less one, of each quantity; None where one of the two is not known.
 
-    The time of a run that was cut, moved between sessions or made shorter is no error of its plan.
+    The time of a run that was cut, moved between sessions, or made shorter or longer, is no error of its plan.
     """
     plan, outcome = run.plan, run.outcome
-    undisturbed = outcome.segments == 1 and outcome.shortened is None
+    undisturbed = outcome.segments == 1 and outcome.shortened is None and outcome.lengthened is None
     ratio = run.step_ratio
     return {
         "tokens": _error(plan.tokens, outcome.tokens),

@@ -33,6 +33,8 @@ RESERVE_SECONDS = 2.5
 RESERVE_SHARE = 0.02
 """Kept free at the end of a time budget, for a machine that is a little slower than it was when measured; the seconds
 are also those in which a process ends."""
+MOST_LONGER = 1.5
+"""Times the planned steps: no machine is so much faster than it was when it was measured."""
 REPORT_SECONDS = 2.5
 """The page and the counting strategies of the last evaluation, on one slow core."""
 
@@ -106,7 +108,7 @@ def _make(
     split = split._replace(step_seconds=split.step_seconds * correction.factor)
     tokens_per_step = recipe.batch * recipe.data.length
     fixed = _fixed_seconds(recipe, profile, spent)
-    steps, binding = _steps(recipe, profile, supply, split, fixed)
+    steps, binding, most = _steps(recipe, profile, supply, split, fixed)
     if isinstance(supply, Ready):
         corpus = corpus_that_is_ready(recipe, supply, profile, free_disk)
     else:
@@ -140,6 +142,7 @@ def _make(
         disk_bytes=corpus.bytes + kept_bytes(recipe, profile),
         peak_bytes=split.peak_bytes,
         evaluations=evaluation_count(recipe),
+        most_steps=most,
         intervals=_intervals(profile, split, corpus, steps, parts, correction.spread),
         correction=correction.factor if correction.runs else None,
     )
@@ -173,8 +176,9 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, 
 
 def _steps(
     recipe: Recipe, profile: Profile, supply: Density | Ready, split: Split, fixed: dict[str, float]
-) -> tuple[int, str]:
-    """The steps that every budget allows, and the budget that allows the fewest."""
+) -> tuple[int, str, int | None]:
+    """The steps that every budget allows, the budget that allows the fewest, and where that is the time, the steps that
+    the others allow a machine that turns out to be faster."""
     budget, tokens_per_step = recipe.budget, recipe.batch * recipe.data.length
     allowed: dict[str, int] = {}
     if budget.steps is not None:
@@ -193,7 +197,10 @@ def _steps(
     binding = min(allowed, key=lambda name: allowed[name])
     if allowed[binding] < 1:
         raise Refusal(_nothing_fits(recipe, binding, split, fixed, tokens_per_step, profile), binding)
-    return allowed[binding], binding
+    if binding != "time":
+        return allowed[binding], binding, None
+    others = [steps for name, steps in allowed.items() if name != "time"]
+    return allowed[binding], binding, min([*others, math.ceil(MOST_LONGER * allowed[binding])])
 
 
 def _steps_in_time(

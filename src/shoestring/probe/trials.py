@@ -14,7 +14,8 @@ from shoestring.probe.workload import Usage, Workload
 
 _MOST_PASSES = 50
 _MOST_STEPS = 1000
-"""Beside a checkpoint."""
+"""One after the other."""
+_STEPS_SECONDS = 0.3
 
 
 class Trial(NamedTuple):
@@ -45,6 +46,8 @@ class Around(NamedTuple):
     """What a run does besides passes."""
 
     update_seconds: float
+    step_seconds: float
+    """Of a pass and its update, where the device is not waited for in between."""
     validate_seconds_per_row: float
     checkpoint_seconds: float
     """That a run goes on later for saving: what passes beside it do not hide."""
@@ -110,20 +113,18 @@ class LocalTrials:
         work.validate(scored)
         scoring = repeat(lambda: work.validate(scored), 0.3, 3)
 
-        def steps(count: int = 1) -> None:
-            for _ in range(count):
-                work.accumulate(batch)
-                work.update()
-
-        steady = statistics.median(repeat(steps, 0.0, 3))
+        steady = timed(lambda: work.steps(batch, 1))
+        several = min(_MOST_STEPS, max(3, math.ceil(_STEPS_SECONDS / steady)))
+        steady = statistics.median(repeat(lambda: work.steps(batch, several), 0.0, 3)) / several
         started = time.perf_counter()
         size = work.checkpoint()
         took = time.perf_counter() - started
         enough = min(_MOST_STEPS, math.ceil(took / steady))  # the writing is over before so many steps are
-        beside = timed(lambda: work.checkpoint(lambda: steps(enough)))
+        beside = timed(lambda: work.checkpoint(lambda: work.steps(batch, enough)))
         usage = work.usage()
         return Around(
             update_seconds=statistics.median(updates),
+            step_seconds=steady,
             validate_seconds_per_row=statistics.median(scoring) / scored,
             checkpoint_seconds=min(took, max(0.0, beside - enough * steady)),
             checkpoint_bytes=size,

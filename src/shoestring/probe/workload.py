@@ -54,6 +54,10 @@ class Workload(Protocol):
         """Drop what is kept for the next training pass: gradients and recordings."""
         ...
 
+    def steps(self, batch: int, count: int) -> None:
+        """So many training passes, each with its update, one after the other as a run takes them: waited for once."""
+        ...
+
     def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
         """Save everything once, as a run does, with `beside` where that goes on; returns the bytes written."""
         ...

@@ -76,7 +76,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     if folder.states.is_file():
         sections += _states(StateTable.read(folder.states))
     if plan and outcome:
-        note = f"<p>Shortened: {escape(outcome.shortened)}.</p>" if outcome.shortened else ""
+        changes = {"Shortened": outcome.shortened, "Lengthened": outcome.lengthened}
+        note = "".join(f"<p>{how}: {escape(reason)}.</p>" for how, reason in changes.items() if reason)
         compared = table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
         sections.append(section("Plan against actual", note + compared))
     if plan:

@@ -103,8 +103,11 @@ class _Writer:
         self._recipe, self._plan, self._voice, self._clock = recipe, plan, voice, clock
         self._heldout = torch.from_numpy(rows.heldout[: recipe.evaluate.rows].astype("int64"))
         self._metrics, self._timings = LineFile(folder.metrics), LineFile(folder.timings)
-        self._written = {line["step"] for line in read_lines(folder.metrics)}
-        self._timings.add(step=max(self._written, default=0), elapsed=clock.elapsed(), event="start")
+        lines = read_lines(folder.metrics)  # a process may have been killed between the two lines of an epoch
+        self._written, self._scored = (
+            {line["step"] for line in lines if key in line} for key in ("loss", "heldout_loss")
+        )
+        self._timings.add(step=max(self._written, default=0), elapsed=clock.elapsed(), event="start", **clock.marks)
         assert plan.epochs is not None and recipe.hmm is not None
         # while several starts are compared, an epoch comes once for each of them, and the winner is not known yet
         self._compared = FitSettings(states=2).restart_epochs if recipe.hmm.restarts > 1 else 0
@@ -112,13 +115,15 @@ class _Writer:
         self._every = max(1, math.ceil(self._last * recipe.evaluate.every))
 
     def __call__(self, epoch: Epoch, parameters: Parameters) -> None:
-        comparing = epoch.epoch <= self._compared
-        if epoch.epoch not in self._written and not comparing:
-            self._metrics.add(step=epoch.epoch, tokens=epoch.tokens, loss=epoch.loss, updates=epoch.updates)
-            if epoch.epoch % self._every == 0 or epoch.epoch == self._last:
-                loss = -float(token_log_probs(parameters, self._heldout).log_probabilities.double().mean())
-                self._metrics.add(step=epoch.epoch, heldout_loss=loss)
-            self._written.add(epoch.epoch)
+        number, comparing = epoch.epoch, epoch.epoch <= self._compared
+        if number not in self._written and not comparing:
+            self._metrics.add(step=number, tokens=epoch.tokens, loss=epoch.loss, updates=epoch.updates)
+            self._written.add(number)
+        due = number % self._every == 0 or number == self._last
+        if due and number not in self._scored and not comparing:
+            loss = -float(token_log_probs(parameters, self._heldout).log_probabilities.double().mean())
+            self._metrics.add(step=number, heldout_loss=loss)
+            self._scored.add(number)
         speed = epoch.tokens_per_second
         self._timings.add(step=epoch.epoch, elapsed=self._clock.elapsed(), tokens_per_second=speed)
         budget = self._recipe.budget.time

@@ -76,6 +76,11 @@ class HmmWorkload:
         maximize(self._counts, old=self._parameters)
         self._wait()
 
+    def steps(self, batch: int, count: int) -> None:
+        for _ in range(count):
+            self.accumulate(batch)
+            self.update()
+
     def validate(self, batch: int) -> None:
         try:
             token_log_probs(self._parameters, self._rows(batch))

@@ -39,6 +39,7 @@ _SEARCH_SECONDS = {"cuda": 20.0, "cpu": 2.0}
 """At the least, what one trial of a search for the largest batch may take."""
 
 
+_AS_MEASURED = ("validate_seconds_per_row", "checkpoint_seconds", "checkpoint_bytes", "write_seconds")
 _LATE = 2.0
 """Seconds that the first steps may take longer than others: more of it was compiled, and a run finds that done."""
 
@@ -155,14 +156,18 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     # of those that a plan takes, its own choice; those beyond the effective batch are for people
     best = smallest_near([trial.point() for trial in timings.trials if trial.batch <= recipe.batch]).batch
     scored = min(recipe.evaluate.per_device or best, recipe.evaluate.rows)
-    around = trials.around(best, scored)
     scoring: Found | None = None
     if how.thorough and limit is not None:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
     again = how.thorough or compiles["first_seconds"] > _LATE
     set_up = _set_up_again(trials, best, scored) if again else compiles["setup_seconds"]
+    around = trials.around(best, scored)
     beside = _beside(timings, best, around)
-    spent = {name: value for name, value in around._asdict().items() if name != "peak_bytes"}
+    overlap = _overlap(timings, best, around) if compiles["machine"]["device"] == "cuda" else 1.0
+    spent = {
+        "update_seconds": overlap * around.update_seconds,
+        **{name: getattr(around, name) for name in _AS_MEASURED},
+    }
     law = law_of(timings, limit, margin)
     if found is not None:  # its trials, and the line through the largest batches that ran
         wider = law is not None and found.law.verified is not None and (law.verified or 0) > found.law.verified
@@ -174,7 +179,7 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         "setup_seconds": set_up,
         "workload": recipe.workload,
         "length": recipe.data.length,
-        "points": [encode(_point_with(trial.point(), beside)) for trial in timings.trials],
+        "points": [encode(_as_in_a_run(trial.point(), best, around, beside, overlap)) for trial in timings.trials],
         **spent,
         "stopped": _stopped(timings, found),
         "memory": None if law is None else encode(_law_with(law, beside)),
@@ -188,7 +193,8 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
 
 def _set_up_again(trials: RemoteTrials, batch: int, rows: int) -> float:
     """Seconds of the set-up as a run will find it, in a process that takes over what others have compiled; with what
-    the first evaluation takes longer than others."""
+    the first evaluation takes longer than others. What is measured next has the memory of a run, with no other batch
+    in it."""
     trials.close()
     ready: float = trials.begin(batch)["setup_seconds"]
     scored = trials.trial(rows, scoring=True)
@@ -201,8 +207,20 @@ def _beside(timings: Timings, batch: int, around: Around) -> int:
     return 0 if one is None or around.peak_bytes is None else max(0, around.peak_bytes - one.reserved)
 
 
-def _point_with(point: Point, beside: int) -> Point:
-    return point if point.peak_bytes is None else replace(point, peak_bytes=point.peak_bytes + beside)
+def _overlap(timings: Timings, batch: int, around: Around) -> float:
+    """Of a step whose parts are waited for one by one, as they were timed: what it takes where they are not."""
+    one = next(trial for trial in timings.trials if trial.batch == batch).point().seconds
+    return min(1.0, around.step_seconds / (one + around.update_seconds))
+
+
+def _as_in_a_run(point: Point, best: int, around: Around, beside: int, overlap: float) -> Point:
+    """With the memory of all that a run does, and the seconds of passes that nobody waits for."""
+    times = {name: getattr(point, name) for name in ("seconds", "slowest_seconds", "fastest_seconds")}
+    point = replace(point, **{name: value and overlap * value for name, value in times.items()})
+    if point.peak_bytes is None:
+        return point
+    known = around.peak_bytes if point.batch == best else None
+    return replace(point, peak_bytes=known or point.peak_bytes + beside)
 
 
 def _law_with(law: MemoryLaw, beside: int) -> MemoryLaw:

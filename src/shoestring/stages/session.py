@@ -34,6 +34,8 @@ from shoestring.train.pace import Pace
 
 METRICS_LINES = 1000
 """About how many lines a run writes: one every (planned steps / this)."""
+UNUSED_SHARE = 0.045
+"""Of a time budget: a run that is going to leave more is made longer."""
 FINISH_MARGIN = 1.25
 """How much longer than planned the finish may take before it passes the deadline."""
 
@@ -45,7 +47,7 @@ class _Session:
     recipe: Recipe
     plan: Plan
     steps: int
-    """As planned; the course may be shortened."""
+    """As planned; the course may become shorter or longer."""
     batch: int
     """Effective, in rows."""
     corpus: Corpus
@@ -106,14 +108,22 @@ def train(
         checkpoints=checkpoints,
         metrics=LineFile.rewound(folder.metrics, state.step) if writes else NoLines(),
         timings=LineFile(folder.timings) if writes else NoLines(),
-        pace=Pace(clock, _deadline(recipe, finish), _overhead_per_step(plan), plan.step_seconds, finish),
+        pace=Pace(
+            clock,
+            _deadline(recipe, finish),
+            _overhead_per_step(plan),
+            plan.step_seconds,
+            finish,
+            stops_per_step=_stops_per_step(recipe, plan),
+            idle_seconds=_idle_seconds(recipe, plan, finish),
+        ),
         voice=voice,
         clock=clock,
         limit=limit,
         scored=team.first(_rows_that_fitted, folder, "scored", scored_rows(recipe, plan)),
     )
     per_device = team.first(_rows_that_fitted, folder, "per_device", plan.per_device)
-    session.timings.add(step=state.step, elapsed=clock.elapsed(), event="start")
+    session.timings.add(step=state.step, elapsed=clock.elapsed(), event="start", **clock.marks)
     try:
         state = _take_steps(session, state, per_device)
         voice.trained()
@@ -168,6 +178,7 @@ def _finish(session: _Session, folder: RunFolder, state: State, evaluation: Eval
         peak_bytes=None if usage is None else usage.reserved,
         loss=evaluation.loss,
         shortened=state.shortened,
+        lengthened=state.lengthened,
     )
     write_page(folder, figures, outcome)
     outcome.write(folder.done)
@@ -217,8 +228,22 @@ def _overhead_per_step(plan: Plan) -> float:
     return (plan.parts.get("evaluations", 0.0) + plan.parts.get("checkpoints", 0.0)) / (plan.steps or 1)
 
 
+def _idle_seconds(recipe: Recipe, plan: Plan, finish: float) -> float:
+    """How much before its deadline the last step may be, for the run to use its time."""
+    if recipe.budget.time is None:
+        return math.inf
+    time, kept = float(recipe.budget.time), RESERVE_SECONDS + finish - plan.parts.get("finish", 0.0)
+    return max(UNUSED_SHARE * time - kept, UNUSED_SHARE * time / 2)
+
+
+def _stops_per_step(recipe: Recipe, plan: Plan) -> float:
+    """Evaluations, and checkpoints: after each of them at most, and by the clock."""
+    saves = plan.parts.get("train", 0.0) / checkpoint_interval(recipe)
+    return (2 * (plan.evaluations or 0) + saves) / (plan.steps or 1)
+
+
 def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
-    """What happens after each step, in this order: a shortened course is known before the step is logged and saved."""
+    """What happens after each step, in this order: a changed course is known before the step is logged and saved."""
     recipe, steps, pace, metrics = session.recipe, session.steps, session.pace, session.metrics
     watch = Watch(session.corpus)
 
@@ -234,7 +259,7 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
         return state
 
     return (
-        hooks.KeepPace(pace, session.wishes, metrics, session.voice.say),
+        hooks.KeepPace(pace, session.wishes, metrics, session.voice.say, session.plan.most_steps),
         hooks.Log(metrics, session.timings, session.clock, max(1, steps // METRICS_LINES), session.tokens_per_step),
         hooks.Evaluate(score, metrics, pace, steps, recipe.evaluate.every),
         hooks.Save(write, session.wishes, pace, checkpoint_interval(recipe), partial(_out_of_time, session)),
@@ -279,6 +304,15 @@ def _seconds(timings: list[dict[str, Any]]) -> float:
 
 
 def _rate(timings: list[dict[str, Any]]) -> float:
-    """Tokens a second while training: the harmonic mean over the metrics lines, which stand for equal tokens each."""
-    rates = [line["tokens_per_second"] for line in timings if "tokens_per_second" in line]
+    """Tokens a second while training: the harmonic mean over the metrics lines, which stand for equal tokens each.
+
+    The first two lines of a session, whose steps compile and record, are left out where there are ten.
+    """
+    sessions: list[list[float]] = [[]]
+    for line in timings:
+        if line.get("event") == "start":
+            sessions.append([])
+        if "tokens_per_second" in line:
+            sessions[-1].append(line["tokens_per_second"])
+    rates = [rate for session in sessions for rate in (session[2:] if len(session) >= 10 else session)]
     return float(len(rates) / sum(1 / rate for rate in rates))

@@ -114,8 +114,10 @@ def _begin(
         voice.say(f"{folder.path} is finished; its page is {folder.report}")
         return None
     plan = _ensure_plan(recipe, folder, voice, clock, given, devices, measured)
+    clock.mark("planned")
     if recipe.data.stream is None and recipe.data.label is None:
         prepare_recipe(recipe, plan, voice)
+    clock.mark("prepared")
     return plan
 
 

@@ -110,6 +110,11 @@ class TrainingWorkload:
         self.learner.update(self._tally, 0.0)  # a rate of zero: the arithmetic of an update, and the weights stay
         self._wait()
 
+    def steps(self, batch: int, count: int) -> None:
+        for _ in range(count):
+            self.learner.update(self.learner.accumulate(self._rows(batch), batch), 0.0)
+        self._wait()
+
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -55,6 +55,7 @@ class State(Record):
     best_step: int | None = None
     best_loss: float | None = None
     shortened: str | None = None
+    lengthened: str | None = None
 
 
 class Checkpoints:

@@ -12,8 +12,8 @@ from shoestring.core.recipe import Train
 class Course:
     """From an anchor (step, progress) straight to progress 1 at step `total`.
 
-    A run starts at (0, 0). One that is shortened gets a new anchor where it stands, so that its progress, and with it
-    the learning rate, goes on without a jump and is through when the last step is taken.
+    A run starts at (0, 0). One that is made shorter or longer gets a new anchor where it stands, so that its progress,
+    and with it the learning rate, goes on without a jump and is through when the last step is taken.
     """
 
     total: int
@@ -25,8 +25,8 @@ class Course:
         share = (step - self.anchor_step) / (self.total - self.anchor_step)
         return self.anchor_progress + (1 - self.anchor_progress) * share
 
-    def shortened(self, step: int, total: int) -> Course:
-        """The rest of the course from `step` on, squeezed to end at `total`."""
+    def ending(self, step: int, total: int) -> Course:
+        """The rest of the course from `step` on, squeezed or stretched to end at `total`."""
         return Course(total=total, anchor_step=step, anchor_progress=self.progress(step))
 
 

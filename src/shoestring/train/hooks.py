@@ -69,19 +69,35 @@ class Evaluate:
 
 
 class KeepPace:
-    """Shortens the course when the machine is slower than planned, and says so."""
+    """Shortens the course when the machine is slower than planned, lengthens it when time would be left; says so."""
 
-    def __init__(self, pace: Pace, wishes: Wishes, metrics: LineFile, say: Callable[[str], None]):
+    def __init__(
+        self, pace: Pace, wishes: Wishes, metrics: LineFile, say: Callable[[str], None], most: int | None = None
+    ):
+        """`most` are the steps that it may be lengthened to; None: it may not."""
         self._pace, self._wishes, self._metrics, self._say = pace, wishes, metrics, say
+        self._most = most
 
     def __call__(self, state: State, report: Report) -> State:
         self._pace.took_step(report.seconds)
-        fits = self._pace.must_shorten_to(state.course.total - state.step)
+        left = state.course.total - state.step
+        fits = self._pace.must_shorten_to(left)
         if fits is not None:
             self._wishes.total = state.step + fits
+        elif self._most is not None and (more := self._pace.may_lengthen_to(left)) is not None:
+            self._wishes.total = max(state.course.total, min(self._most, state.step + more))
         wanted = self._wishes.total if self._wishes.alone else report.agreed.total
         total = max(wanted, report.begun)
+        if wanted and left and wanted > state.course.total:
+            return self._lengthen(state, total)
         return self._shorten(state, total) if wanted and total < state.course.total else state
+
+    def _lengthen(self, state: State, total: int) -> State:
+        pace = Seconds(self._pace.seconds_per_step or 0.0).short()
+        reason = f"at step {state.step} a step took {pace}, so {total} steps fit the budget, not {state.course.total}"
+        self._metrics.add(step=state.step, event="lengthened", total=total, was=state.course.total)
+        self._say(f"faster than planned: {reason}; the learning rate now falls slower, to end with the run")
+        return replace(state, course=state.course.ending(state.step, total), lengthened=reason)
 
     def _shorten(self, state: State, total: int) -> State:
         pace = Seconds(self._pace.seconds_per_step or 0.0).short()
@@ -89,7 +105,7 @@ class KeepPace:
         self._metrics.add(step=state.step, event="shortened", total=total, was=state.course.total)
         self._say(f"slower than planned: {reason}; the learning rate now falls faster, to end with the run")
         left = total > state.step
-        course = state.course.shortened(state.step, total) if left else replace(state.course, total=total)
+        course = state.course.ending(state.step, total) if left else replace(state.course, total=total)
         return replace(state, course=course, shortened=reason)
 
 

@@ -73,7 +73,7 @@ class Wishes:
     """What the first process wants of all, and who wants to stop."""
 
     total: int = 0
-    """Steps of a shortened course; 0: as it is."""
+    """Steps of a course that was made shorter or longer; 0: as it is."""
     save: bool = False
     stops: set[str] = field(default_factory=set)
     alone: bool = True
@@ -194,7 +194,7 @@ class Loop:
         learner, team = self._learner, self._learner.team
         indices = self._source.order(self._seed, step, self._batch)
         own = np.split(indices, team.world)[team.rank]
-        torch.manual_seed(derive(self._seed, "torch", step, team.rank))
+        _seed_everything(derive(self._seed, "torch", step, team.rank), learner.device)
         rows = Batch.of(self._source.rows(own))
         lr = learning_rate(self._settings, course.progress(step + 0.5))
         tally = learner.accumulate(rows, self.per_device)
@@ -235,6 +235,13 @@ class Loop:
         if not math.isfinite(found.norm):
             said = f"gradient is not finite, though the loss is {found.loss.mean:.4f}"
             raise _fault(taken.number, said, taken.indices.tolist())
+
+
+def _seed_everything(seed: int, device: torch.device) -> None:
+    """As `torch.manual_seed`, which takes a tenth of a small step where there is no GPU."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _on_its_way(update: Update) -> tuple[Tensor, torch.cuda.Event | None]:

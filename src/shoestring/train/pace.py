@@ -1,7 +1,8 @@
-"""Keeping the deadline: is the rest of the course still going to end in time, and if not, where must it end?"""
+"""Keeping the deadline: will the rest of the course end in time, and where should it end if not, or far too early?"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from shoestring.core.clock import Clock
@@ -11,6 +12,8 @@ _SETTLED_SECONDS = 2.0
 _SLACK, _EARLY_SLACK = 0.01, 0.05
 """An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays. Early means
 that less than a third of the steps are behind: a slow moment says little then, and there is much left to mend."""
+_KNOWN_STOPS = 4
+"""After so many evaluations and checkpoints, what they take is believed also where it is less than planned."""
 
 
 class Pace:
@@ -23,21 +26,27 @@ class Pace:
         overhead_per_step: float,
         planned_step_seconds: float | None = None,
         finish_seconds: float = 0.0,
+        stops_per_step: float | None = None,
+        idle_seconds: float = math.inf,
     ):
         """`deadline` is when the last step must be done, on `clock`, for the `finish_seconds` that follow to fit;
-        `overhead_per_step` is the planned cost of evaluations and checkpoints, spread over the steps. On a machine that
-        takes longer than `planned_step_seconds` a step, the finish will take longer too, and the deadline moves."""
+        `overhead_per_step` is the planned cost of evaluations and checkpoints, spread over the steps, and
+        `stops_per_step` their planned number: those at the beginning, which come more often, say what one costs. On a
+        machine that takes longer than `planned_step_seconds` a step, the finish will take longer too, and the deadline
+        moves. A course that would end more than `idle_seconds` early may be made longer."""
         self._clock = clock
         self._deadline = deadline
         self._planned_overhead = overhead_per_step
         self._planned_step = planned_step_seconds
         self._finish = finish_seconds
+        self._stops_per_step, self._idle = stops_per_step, idle_seconds
         self._recent: deque[float] = deque()
         self._recent_seconds = 0.0
         self.step_seconds = 0.0
         """Spent in steps so far in this process."""
         self._steps = 0
         self._overhead_seconds = 0.0
+        self._stops = 0
 
     def took_step(self, seconds: float) -> None:
         self._steps += 1
@@ -48,7 +57,9 @@ class Pace:
             self._recent_seconds -= self._recent.popleft()
 
     def took_overhead(self, seconds: float) -> None:
+        """For one evaluation, or one checkpoint."""
         self._overhead_seconds += seconds
+        self._stops += 1
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -59,8 +70,13 @@ class Pace:
         """How long `steps` more will take, with evaluations and checkpoints; None before the first step."""
         if self.seconds_per_step is None:
             return None
-        overhead = max(self._planned_overhead, self._overhead_seconds / self._steps)
-        return steps * (self.seconds_per_step + overhead)
+        return steps * (self.seconds_per_step + self._overhead_per_step())
+
+    def _overhead_per_step(self) -> float:
+        if self._stops_per_step is None or not self._stops:
+            return max(self._planned_overhead, self._overhead_seconds / self._steps)
+        seen = self._stops_per_step * self._overhead_seconds / self._stops
+        return seen if self._stops >= _KNOWN_STOPS else max(seen, self._planned_overhead)
 
     def time_left(self) -> float:
         late = 0.0
@@ -84,3 +100,13 @@ class Pace:
         if not last_moments and (not self._settled or needed <= time_left * (1 + slack)):
             return None
         return min(left - 1, int(left * time_left / needed * (1 - _SLACK)))
+
+    def may_lengthen_to(self, left: int) -> int | None:
+        """How many steps fit and leave half of what may be idle, where the `left` ones leave more; but not early."""
+        needed, time_left = self.seconds_left(left), self.time_left()
+        if not left or needed is None or not self._settled or self.step_seconds < needed / 2:
+            return None
+        if math.isinf(self._idle) or time_left - needed <= self._idle:
+            return None
+        fits = int(left * (time_left - self._idle / 2) / needed)
+        return fits if fits > left else None
