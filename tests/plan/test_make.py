@@ -112,6 +112,8 @@ def test_an_epoch_of_an_endless_corpus_has_no_length() -> None:
 def test_a_budget_of_time_worked_out_by_hand() -> None:
     """1000 documents: 0.1 s. Set-up 3, five evaluations of 0.1, the end 2.6, five savings of 0.2, reserve 4.5.
 
+    Counting 45,000 tokens takes 2 ms more at the end.
+
     A step is two passes of 0.2 and an update: 0.45, and with savings of 0.2 every 5 s, 0.468. Left are
     100 - 0.1 - 3 - 0.5 - 2.6 - 1 - 4.5 = 88.3 s, which are 188.67 steps.
     """
@@ -124,7 +126,7 @@ def test_a_budget_of_time_worked_out_by_hand() -> None:
             "spent so far": 0,
             "set-up": 3.0,
             "evaluations": 0.5,
-            "finish": 2.6,
+            "finish": 2.6 + 5e-8 * 1000 * 50 * 0.9,
             "prepare": 0.1,
             "train": 84.6,
             "checkpoints": 84.6 / 5 * 0.2 + 1.0,
@@ -393,7 +395,9 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     training = steps * step_seconds
     saving = (training / interval + evaluations) * profile.checkpoint_seconds
     around = case.spent + profile.setup_seconds + (evaluations + 1) * validation + REPORT_SECONDS
-    return around + training + saving + documents_for(case, steps) * case.document_seconds
+    documents = documents_for(case, steps)
+    counted = documents * case.density.tokens / case.density.documents * (1 - recipe.data.heldout)
+    return around + training + saving + documents * case.document_seconds + 5e-8 * min(1 << 28, counted)
 
 
 def fastest_step(case: Case) -> float:
@@ -494,7 +498,7 @@ def test_a_run_waits_for_what_steps_do_not_hide_of_a_checkpoint_and_for_all_of_t
     """A budget of 100 s has one every 5 s, and so 2.5 s at the least between two."""
     short = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25, write_seconds=2.0))
     plain = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25))
-    assert short.parts["finish"] - plain.parts["finish"] == pytest.approx(1.75)
+    assert short.parts["finish"] - plain.parts["finish"] == pytest.approx(1.75, abs=1e-3)
     assert short.parts["checkpoints"] / short.parts["train"] == pytest.approx(
         plain.parts["checkpoints"] / plain.parts["train"], rel=0.02
     )

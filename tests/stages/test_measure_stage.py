@@ -280,8 +280,9 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
     assert _overlap(Timings((trial,), "", 0), 30, around) == pytest.approx(0.9 / 1.1), "nobody waits between the parts"
     assert _overlap(Timings((trial,), "", 0), 30, around._replace(step_seconds=5.0)) == 1
-    mine, other = (_as_in_a_run(replace(trial.point(), batch=batch), 30, around, 50, 0.5) for batch in (30, 10))
-    assert (mine.peak_bytes, other.peak_bytes, mine.seconds, mine.slowest_seconds) == (450, 450, 0.5, 0.5)
+    mine, other = (_as_in_a_run(replace(trial.point(), batch=batch), 50, 0.5, {30: 430}) for batch in (30, 10))
+    assert (mine.peak_bytes, other.peak_bytes, mine.seconds, mine.slowest_seconds) == (430, 450, 0.5, 0.5)
+    assert _as_in_a_run(trial.point(), 50, 1.0, {30: None}).peak_bytes == 450
     law = MemoryLaw(
         fixed_bytes=100, row_bytes=10.0, limit_bytes=1010, margin_bytes=10, largest=90, verified=90, trials=3,
         out_of_memory=0, trial_seconds=1.0,
@@ -302,7 +303,7 @@ class Children:
 
     def begin(self, batch: int) -> dict[str, Any]:
         self.asked.append(f"begin {batch}")
-        return {"setup_seconds": 8.0}
+        return {"setup_seconds": 8.0, "peak_bytes": 77}
 
     def trial(self, batch: int, scoring: bool = False) -> Trial:
         self.asked.append(f"score {batch}" if scoring else f"train {batch}")
@@ -311,7 +312,7 @@ class Children:
 
 def test_set_up_is_that_of_another_process_with_what_its_first_evaluation_takes() -> None:
     trials = Children()
-    assert _set_up_again(cast(RemoteTrials, trials), 16, 8) == 10.0
+    assert _set_up_again(cast(RemoteTrials, trials), 16, 8) == (10.0, 77)
     assert trials.asked == ["close", "begin 16", "score 8"]
 
 

@@ -16,7 +16,7 @@ Ids = NDArray[np.integer]
 
 MOST_TOKENS = 1 << 28
 """As many as are counted: more would move no probability that matters."""
-_PART_TOKENS = 1 << 22
+_PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
 _DENSE_VOCABULARY = 2048
 _PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -33,28 +33,32 @@ def count(streams: Iterable[Ids], vocab_size: int, most: int = MOST_TOKENS) -> C
     """Count the first `most` tokens of a corpus. Below 2,048 ids the pairs are counted in a table, above by sorting."""
     tokens = np.zeros(vocab_size, dtype=np.int64)
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for part, own in _parts(streams, most):
+    dense = vocab_size <= _DENSE_VOCABULARY
+    table = np.zeros(vocab_size * vocab_size if dense else 0, dtype=np.int64)
+    for part, own in _parts(streams, most, max(_LEAST_TOKENS, len(table)) if dense else _PART_TOKENS):
         tokens += np.bincount(part[:own].ravel(), minlength=vocab_size)
-        pairs = part[..., :-1].ravel().astype(np.int64) * vocab_size + part[..., 1:].ravel()
-        if vocab_size <= _DENSE_VOCABULARY:
-            table = np.bincount(pairs, minlength=vocab_size * vocab_size)
-            found = np.flatnonzero(table)
-            new = (found, table[found])
-        else:
-            new = np.unique(pairs, return_counts=True)
+        pairs = part[..., :-1].ravel() * np.int64(vocab_size)
+        pairs += part[..., 1:].ravel()
+        if dense:
+            table += np.bincount(pairs, minlength=len(table))
+            continue
+        new = np.unique(pairs, return_counts=True)
         keys, inverse = np.unique(np.concatenate([keys, new[0]]), return_inverse=True)
         merged = np.concatenate([counts, new[1]])
         counts = np.bincount(inverse, weights=merged, minlength=len(keys)).astype(np.int64)
+    if dense:
+        keys = np.flatnonzero(table)
+        counts = table[keys]
     return Counts(tokens, keys, counts)
 
 
-def _parts(streams: Iterable[Ids], most: int) -> Iterator[tuple[Ids, int]]:
-    """A few million tokens at a time, so that memory does not grow with the corpus, and how many are the part's own:
+def _parts(streams: Iterable[Ids], most: int, size: int) -> Iterator[tuple[Ids, int]]:
+    """About `size` tokens at a time, so that memory does not grow with the corpus, and how many are the part's own:
     the last token of a part of a text is the next one's first."""
     left = most
     for stream in streams:
         width = stream.shape[1] if stream.ndim == 2 else 1
-        step = max(1, _PART_TOKENS // width)
+        step = max(1, size // width)
         for begin in range(0, len(stream), step):
             if left <= 0:
                 return

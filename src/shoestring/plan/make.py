@@ -36,7 +36,9 @@ are also those in which a process ends."""
 MOST_LONGER = 1.5
 """Times the planned steps: no machine is so much faster than it was when it was measured."""
 REPORT_SECONDS = 2.5
-"""The page and the counting strategies of the last evaluation, on one slow core."""
+"""The page, and the strategies of the last evaluation on few tokens, on one slow core."""
+COUNT_SECONDS, MOST_COUNTED = 5e-8, 1 << 28
+"""Of a token that the strategies count, and how many they count at most (`evaluate.strategies`)."""
 
 
 def checkpoint_interval(recipe: Recipe) -> float:
@@ -52,6 +54,11 @@ def saving_seconds(recipe: Recipe, profile: Profile) -> float:
     They come after half the interval at the least, where that of an evaluation falls between two others.
     """
     return max(profile.checkpoint_seconds, (profile.write_seconds or 0.0) - checkpoint_interval(recipe) / 2)
+
+
+def counting_seconds(tokens: float) -> float:
+    """Of the strategies, at the end, in a training split of so many tokens."""
+    return COUNT_SECONDS * min(MOST_COUNTED, tokens)
 
 
 def evaluation_count(recipe: Recipe) -> int:
@@ -115,7 +122,12 @@ def _make(
         corpus = corpus_to_read(recipe, supply, store_bytes, profile, steps, free_disk)
     tokens = steps * tokens_per_step
     saves = steps * split.step_seconds / checkpoint_interval(recipe) + evaluation_count(recipe)
+    if isinstance(supply, Ready):
+        counting = counting_seconds((supply.rows or 0) * recipe.data.length)
+    else:
+        counting = counting_seconds((corpus.documents or 0) * _counted_per_document(recipe, supply))
     parts = fixed | {
+        "finish": fixed["finish"] + counting,
         "prepare": corpus.seconds,
         "train": steps * split.step_seconds,
         "checkpoints": saves * saving_seconds(recipe, profile),
@@ -212,12 +224,27 @@ def _steps_in_time(
     left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
     step = split.step_seconds * (1 + save / checkpoint_interval(recipe))
     if isinstance(density, Ready):
-        return int(left / step)
-    per_document = density.seconds / density.documents
+        return int((left - counting_seconds((density.rows or 0) * recipe.data.length)) / step)
+    per_document, counted = density.seconds / density.documents, _counted_per_document(recipe, density)
     if (available := available_documents(recipe, density)) is not None:
-        return int((left - available * per_document) / step)
+        return int((left - available * per_document - counting_seconds(available * counted)) / step)
+    # an endless corpus may have more tokens than are counted: then counting takes a time that is known
+    some = partial(_steps_of_endless, recipe, density, step)
+    return max(
+        some(left, per_document + COUNT_SECONDS * counted),
+        some(left - COUNT_SECONDS * MOST_COUNTED, per_document),
+    )
+
+
+def _counted_per_document(recipe: Recipe, density: Density) -> float:
+    """Tokens of a document that the strategies count: those of the training split."""
+    return density.tokens_per_document * (1 - recipe.data.heldout)
+
+
+def _steps_of_endless(recipe: Recipe, density: Density, step: float, left: float, per_document: float) -> int:
+    """In the seconds that are left, where every document of a corpus without end takes some, too."""
     left -= per_document  # documents are read whole
-    # an endless corpus: every step brings its own text, up to the limit, and there is a least amount in any case
+    # every step brings its own text, up to the limit, and there is a least amount in any case
     one_epoch = left / (step + documents_for(recipe, density, 1) * per_document)
     repeated = (left - document_limit(recipe, density) * per_document) / step
     least = (left - least_documents(recipe, density) * per_document) / step

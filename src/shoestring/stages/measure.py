@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
@@ -160,9 +160,10 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     if how.thorough and limit is not None:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
     again = how.thorough or compiles["first_seconds"] > _LATE
-    set_up = _set_up_again(trials, best, scored) if again else compiles["setup_seconds"]
+    fresh = _set_up_again(trials, best, scored) if again else None
     around = trials.around(best, scored)
     beside = _beside(timings, best, around)
+    peak = None if fresh is None or around.peak_bytes is None else max(fresh.peak_bytes or 0, around.peak_bytes)
     overlap = _overlap(timings, best, around) if compiles["machine"]["device"] == "cuda" else 1.0
     spent = {
         "update_seconds": overlap * around.update_seconds,
@@ -175,11 +176,11 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         law = replace(found.law, fixed_bytes=line.fixed_bytes, row_bytes=line.row_bytes, verified=line.verified)
     values = {
         "schema": Profile.SCHEMA,
-        **{name: value for name, value in compiles.items() if name != "first_seconds"},
-        "setup_seconds": set_up,
+        **{name: value for name, value in compiles.items() if name not in ("first_seconds", "peak_bytes")},
+        "setup_seconds": compiles["setup_seconds"] if fresh is None else fresh.seconds,
         "workload": recipe.workload,
         "length": recipe.data.length,
-        "points": [encode(_as_in_a_run(trial.point(), best, around, beside, overlap)) for trial in timings.trials],
+        "points": [encode(_as_in_a_run(trial.point(), beside, overlap, {best: peak})) for trial in timings.trials],
         **spent,
         "stopped": _stopped(timings, found),
         "memory": None if law is None else encode(_law_with(law, beside)),
@@ -191,14 +192,21 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     return Profile.from_dict(values, "the measurement")
 
 
-def _set_up_again(trials: RemoteTrials, batch: int, rows: int) -> float:
-    """Seconds of the set-up as a run will find it, in a process that takes over what others have compiled; with what
-    the first evaluation takes longer than others. What is measured next has the memory of a run, with no other batch
-    in it."""
+class _SetUp(NamedTuple):
+    """That of a process which is like a run: it takes over what others have compiled, and has seen no other batch."""
+
+    seconds: float
+    """With what the first evaluation takes longer than others."""
+    peak_bytes: int | None
+    """Of the first steps."""
+
+
+def _set_up_again(trials: RemoteTrials, batch: int, rows: int) -> _SetUp:
+    """In a new process; what is measured next is measured there."""
     trials.close()
-    ready: float = trials.begin(batch)["setup_seconds"]
+    ready = trials.begin(batch)
     scored = trials.trial(rows, scoring=True)
-    return ready + scored.compile_seconds + scored.warmup_seconds
+    return _SetUp(ready["setup_seconds"] + scored.compile_seconds + scored.warmup_seconds, ready["peak_bytes"])
 
 
 def _beside(timings: Timings, batch: int, around: Around) -> int:
@@ -213,14 +221,13 @@ def _overlap(timings: Timings, batch: int, around: Around) -> float:
     return min(1.0, around.step_seconds / (one + around.update_seconds))
 
 
-def _as_in_a_run(point: Point, best: int, around: Around, beside: int, overlap: float) -> Point:
-    """With the memory of all that a run does, and the seconds of passes that nobody waits for."""
+def _as_in_a_run(point: Point, beside: int, overlap: float, known: dict[int, int | None]) -> Point:
+    """With the memory of all that a run does, `known` by batch or not, and the seconds of steps that follow at once."""
     times = {name: getattr(point, name) for name in ("seconds", "slowest_seconds", "fastest_seconds")}
     point = replace(point, **{name: value and overlap * value for name, value in times.items()})
     if point.peak_bytes is None:
         return point
-    known = around.peak_bytes if point.batch == best else None
-    return replace(point, peak_bytes=known or point.peak_bytes + beside)
+    return replace(point, peak_bytes=known.get(point.batch) or point.peak_bytes + beside)
 
 
 def _law_with(law: MemoryLaw, beside: int) -> MemoryLaw:

@@ -63,6 +63,7 @@ class Server:
             "compile_seconds": first.compile_seconds if compiled else None,
             "warmup_seconds": first.warmup_seconds,
             "first_seconds": first.compile_seconds + first.warmup_seconds,
+            "peak_bytes": None if first.usage is None else first.usage.reserved,
         }
 
     def _machine(self) -> Answer:
