@@ -215,4 +215,4 @@ def test_nothing_is_lengthened_early_or_without_a_deadline() -> None:
             pace.took_step(1.0)
         assert pace.may_lengthen_to(90) is None
         assert pace.may_lengthen_to(0) is None
-        assert pace.may_lengthen_to(10) == (999 if idle == 1 else None), "half a second is left"
+        assert pace.may_lengthen_to(10) == (999 if idle == 1 else None), "some of a second is left"

@@ -12,6 +12,8 @@ _SETTLED_SECONDS = 2.0
 _SLACK, _EARLY_SLACK = 0.01, 0.05
 """An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays. Early means
 that less than a third of the steps are behind: a slow moment says little then, and there is much left to mend."""
+_STILL_IDLE = 0.75
+"""Of the time that may be idle, what a course that is made longer leaves: else a slow moment would shorten it again."""
 _KNOWN_STOPS = 4
 """After so many evaluations and checkpoints, what they take is believed also where it is less than planned."""
 
@@ -102,11 +104,11 @@ class Pace:
         return min(left - 1, int(left * time_left / needed * (1 - _SLACK)))
 
     def may_lengthen_to(self, left: int) -> int | None:
-        """How many steps fit and leave half of what may be idle, where the `left` ones leave more; but not early."""
+        """How many steps fit and leave most of what may be idle, where the `left` ones leave more; from half way on."""
         needed, time_left = self.seconds_left(left), self.time_left()
-        if not left or needed is None or not self._settled or self.step_seconds < needed / 2:
+        if not left or needed is None or not self._settled or self.step_seconds < needed:
             return None
         if math.isinf(self._idle) or time_left - needed <= self._idle:
             return None
-        fits = int(left * (time_left - self._idle / 2) / needed)
+        fits = int(left * (time_left - _STILL_IDLE * self._idle) / needed)
         return fits if fits > left else None
