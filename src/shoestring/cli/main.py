@@ -15,23 +15,28 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except SystemExit as end:
-        _leave(end)
+        _leave(end, well=not end.code)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with what is there", file=sys.stderr)
-        sys.exit(130)
+        _leave(SystemExit(130), well=False)
     except Exception as cause:
         code = cause.exit_code if isinstance(cause, ShoestringError) else 1
         _explain(cause, sys.argv[1:], code)
-        sys.exit(code)
+        _leave(SystemExit(code), well=False)
 
 
-def _leave(end: SystemExit) -> None:
-    """End at once where a GPU was used: everything is on disk, and to take down a compiler's helpers and a device's
-    memory piece by piece takes seconds, which a budget of minutes does not have."""
+def _leave(end: SystemExit, well: bool) -> None:
+    """End at once where a GPU was used, or other processes are spoken with: everything is on disk.
+
+    To take down a compiler's helpers and a device's memory piece by piece takes seconds, which a budget of minutes does
+    not have; and threads that still wait for another process would abort this one, whatever it had to say.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or not isinstance(end.code, int | None):
+    together = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+    used = torch is not None and torch.cuda.is_initialized()
+    if not (together or used) or not isinstance(end.code, int | None):
         raise end
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if torch is not None and together and well:
         torch.distributed.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
