@@ -6,11 +6,10 @@ wild load would end this one.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -62,20 +61,9 @@ for kernel in (kernels.forward_kernel, kernels.backward_kernel, kernels.emission
 """
 
 
-def _run(code: str, **environment: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+def test_the_arithmetic_of_the_kernels_is_that_of_the_plain_e_step(tmp_path: Path) -> None:
+    run_script(tmp_path, ARITHMETIC, TRITON_INTERPRET="1")
 
 
-def test_the_arithmetic_of_the_kernels_is_that_of_the_plain_e_step() -> None:
-    _run(ARITHMETIC, TRITON_INTERPRET="1")
-
-
-def test_the_kernels_compile_for_the_chip_with_its_matrix_units_and_its_memory() -> None:
-    _run(AHEAD)
+def test_the_kernels_compile_for_the_chip_with_its_matrix_units_and_its_memory(tmp_path: Path) -> None:
+    run_script(tmp_path, AHEAD)

@@ -7,9 +7,6 @@ before a kernel is defined, and a wild load would end this one.
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import run_script
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -409,24 +407,11 @@ for type in ("*bf16", "*fp16", "*fp32"):
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 
-def _run(folder: Path, code: str, **environment: str) -> None:
-    script = folder / "script.py"
-    script.write_text(code)
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 @needs_triton
 def test_the_kernel_makes_the_losses_and_gradients_of_float64(tmp_path: Path) -> None:
-    _run(tmp_path, KERNEL, TRITON_INTERPRET="1")
+    run_script(tmp_path, KERNEL, TRITON_INTERPRET="1")
 
 
 @needs_triton
 def test_the_kernel_compiles_for_the_chip_and_moves_whole_words(tmp_path: Path) -> None:
-    _run(tmp_path, AHEAD)
+    run_script(tmp_path, AHEAD)

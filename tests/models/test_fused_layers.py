@@ -1,14 +1,12 @@
 """Layers that are one pass on a GPU: the same as torch's own, in the interpreter here and on a GPU in tests/gpu."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from scripts import run_script
 
 from shoestring.models.add_norm import add_norm
 from shoestring.models.blocks import RMSNorm
@@ -87,11 +85,7 @@ needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 
 @needs_triton
 def test_the_kernels_make_the_values_and_gradients_of_float64(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(KERNELS)
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr[-3000:]
+    run_script(tmp_path, KERNELS, TRITON_INTERPRET="1")
 
 
 def test_without_a_gpu_they_are_the_plain_ones() -> None:

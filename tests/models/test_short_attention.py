@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from scripts import run_script
 from torch import Tensor
 
 from shoestring.models.rotary import frequencies, rotate, turns
@@ -169,19 +167,6 @@ for kernel, launch, most, least in ((kernels.forward_kernel, config.forward, int
 """
 
 
-def _run(folder: Path, code: str, *arguments: object, **environment: str) -> None:
-    script = folder / "script.py"  # a file, where Triton can read a kernel's text
-    script.write_text(code)
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), *map(str, arguments)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 @pytest.mark.parametrize(("length", "heads", "groups", "channels"), [(1, 2, 2, 16), (17, 4, 2, 6), (140, 3, 1, 64)])
 def test_the_plain_form_is_attention_of_turned_queries_and_keys(
     length: int, heads: int, groups: int, channels: int
@@ -217,17 +202,17 @@ def test_every_shape_has_its_launch() -> None:
 
 
 def test_the_plain_form_compiles(tmp_path: Path) -> None:
-    _run(tmp_path, ORACLE + COMPILED)
+    run_script(tmp_path, ORACLE + COMPILED)
 
 
 @needs_triton
 def test_the_arithmetic_of_the_kernels(tmp_path: Path) -> None:
-    _run(tmp_path, ORACLE + INTERPRETED + SHAPES + TILES, TRITON_INTERPRET="1")
+    run_script(tmp_path, ORACLE + INTERPRETED + SHAPES + TILES, TRITON_INTERPRET="1")
 
 
 @needs_triton
 def test_the_operator_can_be_compiled_around_and_computed_again(tmp_path: Path) -> None:
-    _run(tmp_path, ORACLE + INTERPRETED + OPERATOR, TRITON_INTERPRET="1")
+    run_script(tmp_path, ORACLE + INTERPRETED + OPERATOR, TRITON_INTERPRET="1")
 
 
 @needs_triton
@@ -246,4 +231,4 @@ def test_the_kernels_compile_for_the_chip(
     length: int, channels: int, groups: int, forward: tuple[int, int], backward: tuple[int, int], tmp_path: Path
 ) -> None:
     """Each with the most bytes of a thread's registers that spill, and the fewest programs side by side."""
-    _run(tmp_path, AHEAD, length, channels, groups, *forward, *backward)
+    run_script(tmp_path, AHEAD, length, channels, groups, *forward, *backward)

@@ -6,12 +6,10 @@ this one.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -128,23 +126,9 @@ compiled(kernels.shuffle_kernel, 4, {"SIZE": 300, "BLOCK": 128}, {"made": "*u16"
 """
 
 
-def _run(folder: Path, code: str, **environment: str) -> None:
-    """In a file, where Triton can read a kernel's text."""
-    script = folder / "script.py"
-    script.write_text(code)
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(GOLDEN)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 def test_kernels_make_the_bytes_of_the_plain_form(tmp_path: Path) -> None:
-    _run(tmp_path, FORMS + KNOWN + RANDOM + SHUFFLES + DRAWS, TRITON_INTERPRET="1")
+    run_script(tmp_path, FORMS + KNOWN + RANDOM + SHUFFLES + DRAWS, GOLDEN, TRITON_INTERPRET="1")
 
 
 def test_the_kernels_compile_for_the_chip(tmp_path: Path) -> None:
-    _run(tmp_path, AHEAD)
+    run_script(tmp_path, AHEAD, GOLDEN)

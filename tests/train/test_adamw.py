@@ -1,12 +1,10 @@
 """AdamW in one launch: beside torch's in float64, in the interpreter here and on a GPU in tests/gpu."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 SCRIPT = """
 import torch
@@ -57,8 +55,4 @@ assert len(launches) == 8  # all but the first, which makes the state
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_the_kernel_makes_the_updates_of_float64(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr[-3000:]
+    run_script(tmp_path, SCRIPT, TRITON_INTERPRET="1")

@@ -22,20 +22,30 @@ class Drive:
 
 
 def drive(total: int, deadline: float, seconds: Callable[[int], float], planned: float = 0.0) -> Drive:
-    """Take steps until the course, which the pace may shorten, is through; evaluations take what was planned."""
+    """Steps with a deadline; evaluations come after each of them, and take what was planned."""
     clock = Turned()
-    pace = Pace(clock, deadline, planned)
+    return driven(clock, Pace(clock, deadline, planned), total, seconds, lambda _: planned)
+
+
+def driven(
+    clock: Turned, pace: Pace, total: int, seconds: Callable[[int], float], stop: Callable[[int], float | None]
+) -> Drive:
+    """Take steps until the course, which the pace may change, is through; a step may have a stop of some seconds."""
     done = Drive(totals=[total])
     while done.steps < total:
         clock.now += seconds(done.steps)
         pace.took_step(seconds(done.steps))
-        clock.now += planned
-        pace.took_overhead(planned)
+        if (waited := stop(done.steps)) is not None:
+            clock.now += waited
+            pace.took_overhead(waited)
         done.steps += 1
         left = total - done.steps
         fits = pace.must_shorten_to(left)
+        assert fits is None or 0 <= fits < left
+        if fits is None:
+            fits = pace.may_lengthen_to(left)
+            assert fits is None or fits > left
         if fits is not None:
-            assert 0 <= fits < left
             total = done.steps + fits
             done.totals.append(total)
     done.end = clock.now
@@ -154,28 +164,11 @@ def test_a_first_step_that_compiles_does_not_end_the_run() -> None:
         assert pace.must_shorten_to(left) is None
 
 
-def lengthened(total: int, deadline: float, seconds: Callable[[int], float], stop: Callable[[int], float]) -> Drive:
-    """As `drive`, with a course that the pace may also make longer; every tenth step has a stop."""
+def lengthened(total: int, deadline: float, seconds: float, stop: float) -> Drive:
+    """With a course that the pace may also make longer; every tenth step has a stop."""
     clock = Turned()
     pace = Pace(clock, deadline, 0.1, stops_per_step=0.1, idle_seconds=0.03 * deadline)
-    done = Drive(totals=[total])
-    while done.steps < total:
-        clock.now += seconds(done.steps)
-        pace.took_step(seconds(done.steps))
-        if done.steps % 10 == 0:
-            clock.now += stop(done.steps)
-            pace.took_overhead(stop(done.steps))
-        done.steps += 1
-        left = total - done.steps
-        change = pace.must_shorten_to(left)
-        if change is None:
-            change = pace.may_lengthen_to(left)
-            assert change is None or change > left
-        if change is not None:
-            total = done.steps + change
-            done.totals.append(total)
-    done.end = clock.now
-    return done
+    return driven(clock, pace, total, lambda _: seconds, lambda step: None if step % 10 else stop)
 
 
 @checked
@@ -184,14 +177,14 @@ def test_time_that_would_be_left_is_used(total: int, planned: float, share: floa
     """A machine whose step takes `share` of the planned seconds, and whose stops take what they take."""
     assume(total * share * planned > 20)  # seconds: less is over before its pace is known
     deadline = total * (planned + 0.1)
-    done = lengthened(total, deadline, lambda _: share * planned, lambda _: stop)
+    done = lengthened(total, deadline, share * planned, stop)
     tail = 2 * (share * planned + stop) + 0.5
     assert done.end <= deadline + tail
     assert done.end >= 0.96 * deadline - tail, "not much earlier"
 
 
 def test_what_is_as_planned_is_not_lengthened() -> None:
-    done = lengthened(500, 500 * 1.1 * 1.02, lambda _: 1.0, lambda _: 1.0)
+    done = lengthened(500, 500 * 1.1 * 1.02, 1.0, 1.0)
     assert done.totals == [500]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from shoestring.models.linear import weight_gradient
+from shoestring.models.linear import keep_both, takes, weight_gradient
 from shoestring.models.operators import HAS_TRITON, register
 
 
@@ -21,7 +21,7 @@ def gated_linear(
     pairs: Float[Tensor, "*N FF"], weight: Float[Tensor, "D F"], bias: Float[Tensor, " D"] | None = None
 ) -> Float[Tensor, "*N D"]:
     """(silu(gate) · values) times the weight, where `pairs` holds the gate's channels first, then the values'."""
-    if HAS_TRITON and pairs.is_cuda and pairs.dtype in (torch.bfloat16, torch.float16):
+    if HAS_TRITON and takes(pairs, weight):
         made: Tensor = torch.ops.shoestring.gated_linear(pairs.flatten(0, -2), weight)[0]
         made = made.view(*pairs.shape[:-1], -1)
         return made if bias is None else made + bias.to(made.dtype)
@@ -59,16 +59,11 @@ def _over(kernel: Any, n: int, f: int, *tensors: Tensor) -> None:
     kernel[(n, -(-f // block))](*tensors, f, BLOCK=block, num_warps=max(1, block // 512))
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.kind = inputs[1].dtype
-
-
 def _gradient(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    pairs, weight = ctx.saved_tensors
-    changes, to_weight = torch.ops.shoestring.gated_linear_backward(gradient.contiguous(), pairs, weight)
-    return changes, to_weight.to(ctx.kind)
+    changes: tuple[Tensor, Tensor] = torch.ops.shoestring.gated_linear_backward(
+        gradient.contiguous(), *ctx.saved_tensors
+    )
+    return changes
 
 
 register(
@@ -76,7 +71,7 @@ register(
     "(Tensor pairs, Tensor weight) -> (Tensor, Tensor)",
     _forward,
     lambda pairs, weight: (pairs.new_empty(len(pairs), len(weight)), torch.empty_like(weight, dtype=pairs.dtype)),
-    keep=_keep,
+    keep=keep_both,
     gradient=_gradient,
 )
 register(

@@ -17,7 +17,7 @@ from shoestring.models.operators import register
 
 def linear(x: Float[Tensor, "*N A"], layer: nn.Linear) -> Float[Tensor, "*N B"]:
     """What the layer gives."""
-    if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and layer.weight.dtype == torch.float32):
+    if not takes(x, layer.weight):
         plain: Tensor = layer(x)
         return plain
     made: Tensor = torch.ops.shoestring.linear(x.flatten(0, -2), layer.weight)[0]
@@ -30,19 +30,25 @@ def weight_gradient(outer: Float[Tensor, "N B"], x: Float[Tensor, "N A"]) -> Flo
     return torch.mm(outer.T, x, out_dtype=torch.float32) if x.is_cuda else (outer.T @ x).float()
 
 
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether the operators are for these."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == torch.float32
+
+
+def keep_both(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """What was multiplied, and the copy of the weight that it was multiplied with: the second output."""
+    ctx.save_for_backward(inputs[0], output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
 def _forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The product, and the weight in its type."""
-    weight = weight.to(x.dtype)
+    """The product, and a copy of the weight in its type."""
+    weight = weight.to(x.dtype, copy=True)
     return x @ weight.T, weight
 
 
 def _backward(outer: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return outer @ weight, weight_gradient(outer, x)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
 def _gradient(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +61,7 @@ register(
     "(Tensor x, Tensor weight) -> (Tensor, Tensor)",
     _forward,
     lambda x, weight: (x.new_empty(len(x), len(weight)), torch.empty_like(weight, dtype=x.dtype)),
-    keep=_keep,
+    keep=keep_both,
     gradient=_gradient,
 )
 register(

@@ -88,25 +88,20 @@ class KeepPace:
             self._wishes.total = max(state.course.total, min(self._most, state.step + more))
         wanted = self._wishes.total if self._wishes.alone else report.agreed.total
         total = max(wanted, report.begun)
-        if wanted and left and wanted > state.course.total:
-            return self._lengthen(state, total)
-        return self._shorten(state, total) if wanted and total < state.course.total else state
+        longer = bool(left) and wanted > state.course.total
+        return self._change(state, total) if wanted and (longer or total < state.course.total) else state
 
-    def _lengthen(self, state: State, total: int) -> State:
-        pace = Seconds(self._pace.seconds_per_step or 0.0).short()
-        reason = f"at step {state.step} a step took {pace}, so {total} steps fit the budget, not {state.course.total}"
-        self._metrics.add(step=state.step, event="lengthened", total=total, was=state.course.total)
-        self._say(f"faster than planned: {reason}; the learning rate now falls slower, to end with the run")
-        return replace(state, course=state.course.ending(state.step, total), lengthened=reason)
-
-    def _shorten(self, state: State, total: int) -> State:
-        pace = Seconds(self._pace.seconds_per_step or 0.0).short()
-        reason = f"at step {state.step} a step took {pace}, so {total} of {state.course.total} steps fit the budget"
-        self._metrics.add(step=state.step, event="shortened", total=total, was=state.course.total)
-        self._say(f"slower than planned: {reason}; the learning rate now falls faster, to end with the run")
-        left = total > state.step
-        course = state.course.ending(state.step, total) if left else replace(state.course, total=total)
-        return replace(state, course=course, shortened=reason)
+    def _change(self, state: State, total: int) -> State:
+        pace, was = Seconds(self._pace.seconds_per_step or 0.0).short(), state.course.total
+        steps = f"{total} of {was} steps fit the budget" if total < was else f"{total} steps fit the budget, not {was}"
+        reason = f"at step {state.step} a step took {pace}, so {steps}"
+        how, speed, rate = ("shortened", "slower", "faster") if total < was else ("lengthened", "faster", "slower")
+        self._metrics.add(step=state.step, event=how, total=total, was=was)
+        self._say(f"{speed} than planned: {reason}; the learning rate now falls {rate}, to end with the run")
+        more = total > state.step
+        course = state.course.ending(state.step, total) if more else replace(state.course, total=total)
+        state = replace(state, course=course)
+        return replace(state, shortened=reason) if total < was else replace(state, lengthened=reason)
 
 
 @contextmanager
