@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from shoestring.probe.trials import Trial
 from shoestring.probe.workload import Workload
 from shoestring.track import read_lines
 
+TOLD = ("largest", "tried", "out_of_memory", "trial_seconds", "seconds", "stopped", "error")
+"""Of a search, what is printed as soon as it is there."""
 PEERS = ("accelerate", "lightning power", "lightning binsearch")
 GAP = 0.005
 """Of the true largest batch: how far it may be above what is known to fit."""
@@ -210,7 +213,10 @@ def peer_apart(method: str, name: str, tiny: bool, folder: Path) -> dict[str, An
     return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
 
 
-def search(name: str, tiny: bool, folder: Path, with_true: bool, with_peers: bool) -> dict[str, Any]:
+def search(
+    name: str, tiny: bool, folder: Path, with_true: bool, with_peers: bool, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """`keep` is given what there is, after each part."""
     if name != PEERS_OWN:
         write_recipe(name, tiny, folder)
     seconds: dict[str, float] = {}
@@ -220,18 +226,19 @@ def search(name: str, tiny: bool, folder: Path, with_true: bool, with_peers: boo
         started = time.perf_counter()
         found[label] = work()
         seconds[label] = time.perf_counter() - started
-        told = found[label].get("largest", found[label].get("error"))
-        print(f"{name}: {label} {told} ({seconds[label]:.0f} s)", flush=True)
         answer: dict[str, Any] = found[label]
+        told = {key: answer[key] for key in TOLD if key in answer}
+        print(f"{name}: {label} {json.dumps(told)} ({seconds[label]:.0f} s)", flush=True)
+        keep(found)
         return answer
 
     mine = part("ours", lambda: ours(name, tiny, folder))
     if with_true:
         real = part("true", lambda: true_largest(name, tiny, folder, mine["law"]))
         found["share"] = (mine["largest"] or 0) / max(1, real["largest"])
+        keep(found)
     for method in PEERS if with_peers else ():
         part(method, lambda method=method: peer_apart(method, name, tiny, folder))  # type: ignore[misc]
-    return found
 
 
 # --- plans against runs
@@ -336,6 +343,11 @@ def main() -> None:
     if unknown := [name for name in wanted if name.removeprefix("runs:") not in NAMES or name == f"runs:{PEERS_OWN}"]:
         parser.error(f"--only {' '.join(unknown)}: unknown")
     results = {} if arguments.tiny else earlier(arguments.out, describe_machine(pick_device()))
+
+    def keep(name: str, found: dict[str, Any]) -> None:
+        results[name] = origin | found
+        record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
+
     for name in wanted:
         kind, _, workload = name.rpartition(":")
         origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
@@ -343,13 +355,11 @@ def main() -> None:
         if kind:
             found = runs(workload, arguments.tiny, arguments.budget, arguments.number)
             new = origin | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
-            results[name] = with_earlier(results.get(name), new)
+            keep(name, with_earlier(results.get(name), new))
         else:
             with_peers = arguments.peers or name == PEERS_OWN
             with tempfile.TemporaryDirectory() as scratch:
-                found_here = search(name, arguments.tiny, Path(scratch), not arguments.no_true, with_peers)
-            results[name] = origin | found_here
-        record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
+                search(name, arguments.tiny, Path(scratch), not arguments.no_true, with_peers, partial(keep, name))
         print(f"{name}: {time.perf_counter() - started:.0f} s in all", flush=True)
 
 

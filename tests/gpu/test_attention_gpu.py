@@ -54,7 +54,7 @@ def _learner(precision: str, width: int = 128, heads: int = 4) -> Learner:
 def _logits_and_gradient(learner: Learner, batch: Batch, per_device: int) -> tuple[Tensor, Tensor]:
     learner.accumulate(batch, per_device)
     gradient = torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None])
-    learner.optimizer.zero_grad()
+    learner.forget()
     return _logits(learner, batch, per_device), gradient
 
 

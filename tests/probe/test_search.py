@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GB, MB, Device
 
+from shoestring.probe.child import Died
 from shoestring.probe.search import find_largest, largest_within, line, margin_bytes, upper_bytes
+from shoestring.probe.trials import Trial
 
 # what was measured of GPT-2 124M at 1,024 tokens on an H200: 3,325 / 4,792 / 7,736 / 13,630 MB at 1 / 2 / 4 / 8 rows
 GPT2 = Device(limit=149_000 * 10**6, fixed=1_858 * 10**6, kinds=(11_360_000,) * 10, layers=13, context=600 * MB)
@@ -109,6 +111,34 @@ def test_what_is_no_line_costs_one_failure_and_is_found_all_the_same() -> None:
     assert found.law.largest is not None
     assert device.fits(found.law.largest)
     assert found.law.largest >= 0.85 * device.largest()
+
+
+def test_a_second_trial_that_does_not_fit_is_followed_by_smaller_ones() -> None:
+    """The first trial tells nothing of the rows, as they seem to cost nothing: 25,000 rows are tried, and 99 fit."""
+    device = Device(limit=100 * GB, fixed=GB, kinds=(GB,))
+
+    def silent(batch: int, apart: bool) -> Trial:
+        trial = device.trial(batch)
+        assert trial.usage is not None
+        return trial._replace(usage=trial.usage._replace(rest=trial.usage.asked)) if batch == 1 else trial
+
+    found = find_largest(silent, device.limit, GB // 2)
+    assert device.tried[1] > 10_000
+    assert found.law.out_of_memory == 3
+    assert (found.law.largest, device.largest()) == (98, 99)
+
+
+def test_a_process_that_ends_in_the_second_trial_is_not_started_again_and_again() -> None:
+    device = Device(limit=100 * GB, fixed=GB, kinds=(GB,))
+
+    def dying(batch: int, apart: bool) -> Trial:
+        if batch > 1:
+            raise Died("signal 11: no message")
+        return device.trial(batch)
+
+    found = find_largest(dying, device.limit, GB // 2)
+    assert (found.law.largest, found.law.trials, found.law.out_of_memory) == (1, 2, 0)
+    assert "ended the process (signal 11: no message)" in found.stopped
 
 
 def test_a_trial_that_took_more_than_foreseen_gives_rows_back() -> None:

@@ -181,22 +181,49 @@ class Counting:
 def test_a_compiled_trial_passes_through_every_recording_before_it_is_timed() -> None:
     work = Counting(compiled=True)
     trial = LocalTrials(work).trial(4, least=2)
-    assert work.calls == ["reset", "pass", "update", "pass", "pass", "update", "pass", "pass", "update"]
+    assert work.calls == ["forget", "reset", "pass", "update", "pass", "pass", "update", "pass", "pass", "update"]
     assert len(trial.times) == 2
     assert trial.seconds >= sum(trial.times)
+
+
+class Recorded(Counting):
+    """Passes ask for 100 bytes a row until they are recorded; replays ask for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(compiled=True)
+        self.recorded, self.asked = 0, 0
+
+    def accumulate(self, batch: int) -> None:
+        if batch != self.recorded:
+            self.recorded, self.asked = batch, max(self.asked, 100 * batch)
+
+    def forget(self) -> None:
+        self.recorded = 0
+
+    def reset_peak(self) -> None:
+        self.asked = 0
+
+    def usage(self) -> Usage | None:
+        return Usage(asked=self.asked, reserved=self.asked, outside=0, rest=0)
+
+
+def test_a_batch_that_is_tried_again_tells_the_same_memory() -> None:
+    """The first trial of a search has the batch that its process began with."""
+    trials = LocalTrials(Recorded())
+    assert [trials.trial(batch).usage.asked for batch in (3, 3, 7, 3)] == [300, 300, 700, 300]  # type: ignore[union-attr]
 
 
 def test_a_plain_trial_has_one_pass_before_it_is_timed_and_nothing_compiled() -> None:
     work = Counting(compiled=False)
     trial = LocalTrials(work).trial(4, least=3)
-    assert work.calls == ["reset", "pass", "update", "pass", "pass", "pass", "update"]
+    assert work.calls == ["forget", "reset", "pass", "update", "pass", "pass", "pass", "update"]
     assert trial.compile_seconds == 0.0
 
 
 def test_scoring_is_tried_without_what_training_keeps() -> None:
     work = Counting(compiled=True)
     LocalTrials(work).trial(4, scoring=True)
-    assert work.calls == ["forget", "reset", "score", "score", "score"]
+    assert work.calls == ["forget", "reset", "score", "score"]
 
 
 def test_what_a_run_does_besides_passes() -> None:

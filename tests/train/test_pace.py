@@ -151,6 +151,14 @@ def test_a_slower_machine_keeps_more_time_for_the_finish() -> None:
     assert pace.time_left() == pytest.approx(100.0 - 30.0 - 2 * 4.0)
 
 
+def test_a_finish_that_is_known_better_moves_the_deadline() -> None:
+    pace = Pace(Turned(), 100.0, 0.0, finish_seconds=4.0)
+    pace.finish_takes(1.5)
+    assert pace.time_left() == 102.5
+    pace.finish_takes(6.0)
+    assert pace.time_left() == 98.0
+
+
 def test_a_first_step_that_compiles_does_not_end_the_run() -> None:
     """Sixty times as long as planned: the finish is not taken to be sixty times as long."""
     clock = Turned()

@@ -22,8 +22,6 @@ SAMPLE_BYTES = 1 << 26
 _FIRST_DOCUMENTS = 1000
 """Read of a corpus that cannot be read at random: one without end, or one that is streamed."""
 _SECONDS = 10.0
-_QUICK = 2.0
-"""Seconds: what takes less is timed a second time."""
 _BATCH_CHARACTERS = 1 << 21
 
 
@@ -43,34 +41,36 @@ def measure_density(
     Words beyond the tokenizer's N count as one token each either way, so the sample needs no fitted vocabulary.
     """
     tokenizer = WordTokenizer(1, ()) if words_in(data.tokenizer) else open_tokenizer(data.tokenizer, data.end)
-    started = time.perf_counter()
     if not source.endless and all(part.size is not None for part in source.parts):
         drawn = sample(source.parts, max(2, sample_bytes // BLOCK_BYTES), derive(seed, "density"))
-        found = _of_sample(drawn, tokenizer, started, seconds)
+        found = _of_sample(drawn, tokenizer, seconds)
         if found is not None:
             return found
+    started = time.perf_counter()
     first = _sums(tokenizer, texts(source, _FIRST_DOCUMENTS))
     if first.documents == 0:
         raise DataError(f'data.source = "{data.source}": the corpus is empty')
     took = time.perf_counter() - started
-    if source.endless and took < _QUICK:  # much of it was what is loaded and compiled once
+    if source.endless:  # most of the first time was what is loaded and compiled once
         started = time.perf_counter()
         _sums(tokenizer, texts(source, _FIRST_DOCUMENTS))
         took = time.perf_counter() - started
     return Density(**first._asdict(), seconds=took, total_documents=None)
 
 
-def _of_sample(drawn: Sample, tokenizer: Tokenizer, started: float, seconds: float) -> Density | None:
+def _of_sample(drawn: Sample, tokenizer: Tokenizer, seconds: float) -> Density | None:
     """None where no document begins in any of the blocks."""
     order = list(range(len(drawn.blocks)))
     if not drawn.exact:
         random.Random(0).shuffle(order)  # so that those read before the time is up are as random as all
     sums: dict[int, _Sums] = {}
+    times: list[float] = []
     for index in order:
+        started = time.perf_counter()
         sums[index] = _sums(tokenizer, _texts(drawn.blocks[index].documents(Skipped())))
-        if not drawn.exact and len(sums) > 16 and time.perf_counter() - started > seconds:
+        times.append(time.perf_counter() - started)
+        if not drawn.exact and len(sums) > 16 and sum(times) > seconds:
             break
-    took = time.perf_counter() - started
     blocks = [drawn.blocks[index] for index in sums]
     if not any(found.documents for found in sums.values()):
         return None
@@ -82,12 +82,18 @@ def _of_sample(drawn: Sample, tokenizer: Tokenizer, started: float, seconds: flo
         documents=max(1, round(documents.value * read)),
         text_bytes=max(1, round(text_bytes.value * read)),
         tokens=max(1, round(tokens.value * read)),
-        seconds=took,
+        seconds=_steady(times, [found.text_bytes for found in sums.values()]),
         total_documents=round(documents.value),
         total_documents_error=documents.error,
         tokens_per_gb_error=_ratio_error(seen, list(sums.values()), 2),
         entries_per_gb_error=_ratio_error(seen, list(sums.values()), 0),
     )
+
+
+def _steady(times: list[float], sizes: list[int]) -> float:
+    """Seconds of all blocks, the first as fast as the others by the byte: much of its own was compiled once."""
+    others = sum(sizes[1:])
+    return sum(times[1:]) * sum(sizes) / others if others else sum(times)
 
 
 def _texts(documents: Iterable[Document]) -> Iterator[str]:

@@ -182,7 +182,8 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, 
         "spent so far": spent,
         "set-up": profile.setup_seconds,
         "evaluations": evaluation_count(recipe) * validation,
-        "finish": validation + REPORT_SECONDS + max(0.0, (profile.write_seconds or 0.0) - profile.checkpoint_seconds),
+        "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - profile.checkpoint_seconds),
+        "finish": validation + REPORT_SECONDS,
     }
 
 

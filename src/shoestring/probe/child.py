@@ -169,7 +169,7 @@ class RemoteTrials:
             self._child.close()
             self._child = None
 
-    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         found = self.ask({"trial": batch, "seconds": seconds, "least": least, "scoring": scoring})
         return trial_of(found)
 

@@ -37,6 +37,8 @@ _MOST_ROWS = 1 << 40
 """Of any batch: where rows take nothing, this many are said to fit."""
 _BACK = 0.75
 """Of the way from the last trial that fitted, where one that did not is followed by another."""
+_FAR_BACK = 0.125
+"""The same of the second trial, before which little is known."""
 
 
 class Found(NamedTuple):
@@ -103,6 +105,7 @@ class _Search:
         self.room = limit - margin
         self.fitted: list[Trial] = []
         self.tried = self.out_of_memory = 0
+        self.died = False
         self.stopped = ""
 
     def attempt(self, batch: int, apart: bool) -> bool:
@@ -114,6 +117,7 @@ class _Search:
             self.stopped = f"batch {batch:,} ran out of memory"
             return False
         except Died as cause:
+            self.died = True
             self.stopped = f"batch {batch:,} ended the process ({cause})"
             return False
         return True
@@ -175,7 +179,7 @@ class _Search:
 def find_largest(
     trial: Callable[[int, bool], Trial], limit: int, margin: int, seconds: float = math.inf, first: int = 1
 ) -> Found:
-    """Mostly three or four trials, at most six, each of about `seconds` at most.
+    """Mostly three or four trials, at most six where the second fits, each of about `seconds` at most.
 
     `trial(batch, apart)` tells, or raises MemoryError; `apart` asks for a process of its own. `law.largest` is None
     where time ended the search, or nothing fits.
@@ -191,8 +195,10 @@ def find_largest(
         return search.found(complete=True)
     second = max(first + 1, search.in_time(second))
     search.stopped = ""
-    if not search.attempt(second, False):
-        return search.found(complete=True)
+    while not search.attempt(second, False):
+        second = first + int(_FAR_BACK * (second - first))
+        if second == first or search.died:
+            return search.found(complete=True)
     third = search.safe(search.room)
     if third > (timely := search.in_time(third)):
         if timely > second and search.unclear:

@@ -61,7 +61,7 @@ class Around(NamedTuple):
 class Trials(Protocol):
     """What a search asks for; here or in another process. What does not fit raises MemoryError."""
 
-    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         """Steps at `batch`, with at least so many steady passes, for about `seconds`; or scoring passes."""
         ...
 
@@ -76,12 +76,16 @@ class LocalTrials:
     def __init__(self, workload: Workload):
         self._workload = workload
 
-    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         return self._scoring(batch, seconds, least) if scoring else self._training(batch, seconds, least)
 
     def _training(self, batch: int, seconds: float, least: int) -> Trial:
-        """The peak is that of all passes, the first one too: compiling and optimizer state are in it."""
+        """The peak is that of all passes, the first one too: compiling and optimizer state are in it.
+
+        A recording of the same batch is dropped first: its replays ask for nothing, and would tell of nothing.
+        """
         work, one_pass = self._workload, partial(self._workload.accumulate, batch)
+        work.forget()
         work.reset_peak()
         began = time.perf_counter()
         first = timed(one_pass)

@@ -34,7 +34,7 @@ from shoestring.train.pace import Pace
 
 METRICS_LINES = 1000
 """About how many lines a run writes: one every (planned steps / this)."""
-UNUSED_SHARE = 0.045
+UNUSED_SHARE = 0.03
 """Of a time budget: a run that is going to leave more is made longer."""
 FINISH_MARGIN = 1.25
 """How much longer than planned the finish may take before it passes the deadline."""
@@ -96,7 +96,7 @@ def train(
     state = _restore(recipe, plan, corpus, checkpoints, step, learner, voice)
     if writes:
         _note_machine(folder, team.device, voice)
-    finish = FINISH_MARGIN * plan.parts.get("finish", 0.0)
+    finish = _finish_seconds(plan)
     session = _Session(
         recipe=recipe,
         plan=plan,
@@ -115,7 +115,7 @@ def train(
             plan.step_seconds,
             finish,
             stops_per_step=_stops_per_step(recipe, plan),
-            idle_seconds=_idle_seconds(recipe, plan, finish),
+            idle_seconds=_idle_seconds(recipe, finish),
         ),
         voice=voice,
         clock=clock,
@@ -219,6 +219,12 @@ def _restore(
     return state
 
 
+def _finish_seconds(plan: Plan, writing: float | None = None) -> float:
+    """What may follow the last step, where the slowest checkpoint so far was on disk after `writing` seconds."""
+    last = plan.parts.get("last checkpoint", 0.0) if writing is None else writing
+    return FINISH_MARGIN * (plan.parts.get("finish", 0.0) + last)
+
+
 def _deadline(recipe: Recipe, finish: float) -> float:
     """When the last step must be done, so that evaluation, page and saving still fit."""
     return math.inf if recipe.budget.time is None else float(recipe.budget.time) - finish - RESERVE_SECONDS
@@ -228,11 +234,11 @@ def _overhead_per_step(plan: Plan) -> float:
     return (plan.parts.get("evaluations", 0.0) + plan.parts.get("checkpoints", 0.0)) / (plan.steps or 1)
 
 
-def _idle_seconds(recipe: Recipe, plan: Plan, finish: float) -> float:
+def _idle_seconds(recipe: Recipe, finish: float) -> float:
     """How much before its deadline the last step may be, for the run to use its time."""
     if recipe.budget.time is None:
         return math.inf
-    time, kept = float(recipe.budget.time), RESERVE_SECONDS + finish - plan.parts.get("finish", 0.0)
+    time, kept = float(recipe.budget.time), RESERVE_SECONDS + finish * (1 - 1 / FINISH_MARGIN)
     return max(UNUSED_SHARE * time - kept, UNUSED_SHARE * time / 2)
 
 
@@ -252,6 +258,8 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
 
     def write(state: State, wait: bool) -> None:
         metrics.sync()
+        if slowest := session.checkpoints.slowest:
+            pace.finish_takes(_finish_seconds(session.plan, slowest))
         session.checkpoints.save(session.learner, state, wait)
 
     def show(state: State, report: loop.Report) -> State:

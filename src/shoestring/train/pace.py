@@ -12,7 +12,7 @@ _SETTLED_SECONDS = 2.0
 _SLACK, _EARLY_SLACK = 0.01, 0.05
 """An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays. Early means
 that less than a third of the steps are behind: a slow moment says little then, and there is much left to mend."""
-_STILL_IDLE = 0.75
+_STILL_IDLE = 0.5
 """Of the time that may be idle, what a course that is made longer leaves: else a slow moment would shorten it again."""
 _KNOWN_STOPS = 4
 """After so many evaluations and checkpoints, what they take is believed also where it is less than planned."""
@@ -49,6 +49,11 @@ class Pace:
         self._steps = 0
         self._overhead_seconds = 0.0
         self._stops = 0
+
+    def finish_takes(self, seconds: float) -> None:
+        """What follows the last step is known better now."""
+        self._deadline += self._finish - seconds
+        self._finish = seconds
 
     def took_step(self, seconds: float) -> None:
         self._steps += 1
