@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scripts import run_script
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from shoestring.core.recipe import Model
 from shoestring.models import Batch, LanguageModel, attention, build
-from shoestring.models.attention import Documents, attend
+from shoestring.models.attention import Documents, Heads, attend
 from shoestring.models.protocol import IGNORED
 
 VOCABULARY = 23
@@ -275,9 +277,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Flex], Flex]:
 
 
 def works(dtype: torch.dtype = torch.float32) -> bool:
-    q, k, v = torch.zeros(3, 1, 2, 4, 8, dtype=dtype)
     with torch.no_grad():
-        return attention._flex_works(q, k, v, Documents(torch.ones(1, 4, dtype=torch.long)).blocks)
+        return attention._flex_works(torch.device("cpu"), dtype, Heads(2, 2, 8))
 
 
 def test_flex_attention_is_tried_once_and_left_alone_where_it_fails(install: Callable[[Flex], Flex]) -> None:
@@ -302,6 +303,40 @@ def test_memory_that_runs_out_is_no_reason_to_leave_flex_attention(install: Call
 def test_a_cpu_never_uses_flex_attention(install: Callable[[Flex], Flex]) -> None:
     flex = install(Flex())
     q, k, v = torch.randn(3, 2, 2, 256, 8, generator=torch.Generator().manual_seed(0))
-    documents = Documents(torch.arange(256).expand(2, -1) // 100)
-    torch.testing.assert_close(attend(q, k, v, documents)[:, :, :100], attend(q, k, v)[:, :, :100])
+    seen = Documents(torch.arange(256).expand(2, -1) // 100).seen(torch.zeros(2, 256, 16), Heads(2, 2, 8))
+    torch.testing.assert_close(attend(q, k, v, seen)[:, :, :100], attend(q, k, v)[:, :, :100])
     assert flex.calls == 0
+
+
+LAYERS = """
+import sys
+import numpy as np
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from shoestring.core.recipe import Model
+from shoestring.models import Batch, build
+from shoestring.models.attention import Documents
+
+model = build(Model(family=sys.argv[1], width=64, layers=2, heads=4), 50, 300, seed=1)
+random = np.random.default_rng(0)
+
+def packed():
+    segments = 1 + np.cumsum(random.random((3, 300)) < 0.02, axis=1)
+    return Batch(torch.from_numpy(random.integers(0, 50, (3, 300))), torch.from_numpy(segments), within=True)
+
+batches, counter = [packed() for _ in range(3)], CompileCounterWithBackend("aot_eager")
+with torch.no_grad():
+    expected = [model.token_losses(batch) for batch in batches]
+    Documents.seen = lambda documents, *_: documents.blocks
+    for block in model.blocks:
+        block.compile(backend=counter, dynamic=False, fullgraph=True)
+    for batch, losses in zip(batches, expected):
+        torch.testing.assert_close(model.token_losses(batch), losses)
+assert 1 <= counter.frame_count <= 2, "layers and batches share a program, but for the first layer's own inputs"
+"""
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_compiled_layer_takes_blocks_whole_and_is_compiled_once(family: str, tmp_path: Path) -> None:
+    """By a compiler that makes the graph and runs it as it is: a CPU has no kernel of flex attention."""
+    run_script(tmp_path, LAYERS, family)

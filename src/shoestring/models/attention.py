@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,17 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
 """Tokens in a block of flex attention, which skips blocks that no query sees; a shorter row has none to skip."""
+
+Seen = BlockMask | Tensor
+"""What queries see: blocks for flex attention, or a mask, R 1 T T."""
+
+
+class Heads(NamedTuple):
+    """Of queries, of keys and values, and the channels of one."""
+
+    queries: int
+    keys: int
+    channels: int
 
 
 class Documents:
@@ -64,21 +75,30 @@ class Documents:
             seq_lengths=(length, length),
         )
 
+    def seen(self, stream: Float[Tensor, "R T D"], heads: Heads, dropout: float = 0.0) -> Seen:
+        """For `attend` with heads of a stream like this one; chosen before the layers, which are compiled."""
+        large = stream.is_cuda and len(self.places) >= BLOCK and not dropout
+        return self.blocks if large and _flex_works(stream.device, stream.dtype, heads) else self.dense
+
 
 def attend(
     q: Float[Tensor, "R H T C"],
     k: Float[Tensor, "R K T C"],
     v: Float[Tensor, "R K T C"],
-    documents: Documents | None = None,
+    seen: Seen | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "R H T C"]:
-    """Values mixed by softmax(q k / √C), over the past of a row or of its documents; H / K queries share a key."""
+    """Values mixed by softmax(q k / √C), over the past of a row or what is `seen`; H / K queries share a key."""
     shared = q.shape[1] != k.shape[1]
-    if documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=shared)
-    if q.is_cuda and q.shape[2] >= BLOCK and not dropout and _flex_works(q, k, v, documents.blocks):
-        return _flex()(q, k, v, block_mask=documents.blocks, enable_gqa=shared)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=documents.dense, dropout_p=dropout, enable_gqa=shared)
+    if isinstance(seen, BlockMask):
+        return (_inlined if torch.compiler.is_compiling() else _flex())(q, k, v, block_mask=seen, enable_gqa=shared)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, is_causal=seen is None, dropout_p=dropout, enable_gqa=shared
+    )
+
+
+_inlined: Callable[..., Tensor] = flex_attention
+"""Within a layer that is compiled, a part of it."""
 
 
 @cache
@@ -86,22 +106,25 @@ def _flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention)
 
 
-_tried: dict[tuple[Any, ...], bool] = {}
-"""Whether flex attention works, by device, type, heads of both kinds and channels."""
+_tried: dict[tuple[torch.device, torch.dtype, Heads], bool] = {}
+"""Whether flex attention works."""
 
 
-def _flex_works(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> bool:
+def _flex_works(device: torch.device, dtype: torch.dtype, heads: Heads) -> bool:
     """Whether forward and backward pass can be compiled: not for few channels, many in float32, or without a compiler.
 
-    It is tried at the first call, as the backward pass is compiled only when it is wanted, where it is too late to turn
-    back.
+    It is tried on a row of two blocks at the first call, as the backward pass is compiled only when it is wanted, where
+    it is too late to turn back.
     """
-    key = q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3]
+    key = device, dtype, heads
     if key not in _tried:
+        counts = (heads.queries, heads.keys, heads.keys)
+        shapes = [(1, count, 2 * BLOCK, heads.channels) for count in counts]
+        blocks = Documents(torch.zeros(1, 2 * BLOCK, dtype=torch.int64, device=device)).blocks
         try:
             with torch.enable_grad():
-                inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-                mixed = _flex()(*inputs, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])
+                inputs = [torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+                mixed = _flex()(*inputs, block_mask=blocks, enable_gqa=heads.queries != heads.keys)
                 torch.autograd.grad(mixed.sum(), inputs)
             _tried[key] = True
         except torch.OutOfMemoryError:

@@ -18,7 +18,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.recipe import Model
 from shoestring.cost.shapes import hidden_channels, table_positions
 from shoestring.models import blocks
-from shoestring.models.attention import Documents, attend
+from shoestring.models.attention import Documents, Heads, Seen, attend
 from shoestring.models.blocks import LayerNorm
 from shoestring.models.embedding import embedded
 from shoestring.models.naming import named_back, renamed
@@ -40,21 +40,24 @@ class GPT2(LanguageModel):
         if model.tied:
             self.head.weight = self.embedding.weight
         self.dropout = model.dropout
+        self.heads = Heads(model.heads, model.heads, model.width // model.heads)
         blocks.draw_weights(self, seed, written=(2 * model.layers) ** -0.5)
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "rows positions width"]:
         length, known = inputs.ids.shape[1], len(self.positions.weight)
         if length > known:
             raise UserError(f"a row of {length} tokens: the model knows {known} positions (model.positions)")
+        documents = None
         if inputs.within and inputs.segments is not None:
             documents = Documents(inputs.segments)
             places = self.positions(documents.positions)  # R T D: positions start again in every document
         else:
-            documents, places = None, self.positions.weight[:length]  # T D
+            places = self.positions.weight[:length]  # T D
         x = F.dropout(embedded(self.embedding, inputs.ids) + places, self.dropout, self.training)
         x = blocks.as_stream(x)
+        seen = documents and documents.seen(x, self.heads, self.dropout if self.training else 0.0)
         for block in self.blocks:
-            x = blocks.run(block, x, documents)
+            x = blocks.run(block, x, seen)
         hidden: Tensor = self.norm(x)
         return hidden
 
@@ -76,12 +79,12 @@ class Block(blocks.Block):
         self.up = nn.Linear(d, f)
         self.down = nn.Linear(f, d)
 
-    def forward(self, x: Float[Tensor, "R T D"], documents: Documents | None = None) -> Float[Tensor, "R T D"]:
+    def forward(self, x: Float[Tensor, "R T D"], seen: Seen | None = None) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         dropout = self.dropout if self.training else 0.0
         qkv = self.qkv(self.norm1(x)).view(r, t, 3, self.heads, d // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each R H T C
-        mixed = attend(q, k, v, documents, dropout).transpose(1, 2).reshape(r, t, d)
+        mixed = attend(q, k, v, seen, dropout).transpose(1, 2).reshape(r, t, d)
         x = x + F.dropout(self.out(mixed), dropout)
         return x + F.dropout(self.part(self._mlp, x), dropout)
 

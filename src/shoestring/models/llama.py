@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoestring.core.recipe import Model
 from shoestring.cost.networks import block_products
 from shoestring.models.add_norm import add_norm
-from shoestring.models.attention import Documents, attend
+from shoestring.models.attention import Documents, Heads, Seen, attend
 from shoestring.models.blocks import Block, RMSNorm, draw_weights, run, stream_type
 from shoestring.models.embedding import embedded
 from shoestring.models.gated import gated_linear
@@ -38,6 +38,7 @@ class Llama(LanguageModel):
         if model.tied:
             self.head.weight = self.embedding.weight
         self.dropout = model.dropout
+        self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
         turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)
         draw_weights(self, seed, written=(2 * model.layers) ** -0.5)
@@ -46,13 +47,14 @@ class Llama(LanguageModel):
         x = embedded(self.embedding, inputs.ids, stream_type(self.embedding.weight))
         x = F.dropout(x, self.dropout, self.training)
         angles = turns(self.frequencies, inputs.ids.shape[1])
-        documents = None
+        seen = None
         if inputs.within and inputs.segments is not None:
             documents = Documents(inputs.segments)
+            seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
             angles = turns_at(documents.positions, angles)
         change = torch.zeros_like(x)
         for block in self.blocks:
-            x, change = run(block, x, change, angles, documents)
+            x, change = run(block, x, change, angles, seen)
         return add_norm(x, change, self.norm)[1]
 
     def output(self) -> Output:
@@ -79,23 +81,21 @@ class LlamaBlock(Block):
         self.down = nn.Linear(f, d, bias=model.bias)
 
     def forward(
-        self, x: Float[Tensor, "R T D"], change: Float[Tensor, "R T D"], angles: Turns, documents: Documents | None
+        self, x: Float[Tensor, "R T D"], change: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None
     ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
         x, normed = add_norm(x, change, self.norm1)
-        x, normed = add_norm(x, self._dropped(self.attention(normed, angles, documents)), self.norm2)
+        x, normed = add_norm(x, self._dropped(self.attention(normed, angles, seen)), self.norm2)
         return x, self._dropped(self.part(self.mlp, normed))
 
-    def attention(
-        self, x: Float[Tensor, "R T D"], angles: Turns, documents: Documents | None
-    ) -> Float[Tensor, "R T D"]:
+    def attention(self, x: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
         dropout = self.dropout if self.training else 0.0
-        if documents is None and not dropout and fits(qkv, self.heads):
+        if seen is None and not dropout and fits(qkv, self.heads):
             mixed = short_attention(qkv, *angles, self.heads)  # R T H C
         else:
             q, k, v = (part.transpose(1, 2) for part in turned_heads(qkv, angles, self.heads))  # each R H T C
-            mixed = attend(q, k, v, documents, dropout).transpose(1, 2)
+            mixed = attend(q, k, v, seen, dropout).transpose(1, 2)
         return linear(mixed.reshape(r, t, d), self.out)
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
