@@ -111,7 +111,7 @@ def train_table() -> str:
                         share = found.get("of_measured_peak")
                         cells += ["–" if share is None else f"{share:.0%}", f"{found['peak_bytes'] / 1e9:.1f} GB"]
                 lines.append(f"| {' | '.join(cells)} |\n")
-        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.")
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.{_added(r)}")
         if gpu:
             shares = [shape["input_share"] for shape in r["shapes"].values() if "input_share" in shape]
             lines.append(
@@ -122,6 +122,15 @@ def train_table() -> str:
             )
         lines.append("\n\n")
     return "".join(lines)
+
+
+def _added(r: dict[str, Any]) -> str:
+    """The ways that were measured in a call of their own, and the commit of each."""
+    ways = {
+        (found["commit"], way) for shape in r["shapes"].values() for way, found in shape["ways"].items()
+        if "commit" in found
+    }  # fmt: skip
+    return "".join(f" “{way}” was added in another call, {commit}." for commit, way in sorted(ways))
 
 
 def memory_table() -> str:

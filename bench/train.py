@@ -55,6 +55,8 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "llama-512x9": ({**LLAMA, "tied": True, "width": 512, "layers": 9, "heads": 8, "hidden": 2048}, 32000, 2048, 32),
     "demo": ({"family": "llama", "width": 128, "layers": 3, "heads": 4}, 605, 128, 16),
 }  # fmt: skip
+KEPT = ("commit", "command", "date", "steps", "product_flops", "vendor_flops", "shapes", "curves")
+"""Of a record that results are added to."""
 PEERS = ("transformers compiled", "Trainer")
 ALL_WAYS = ("ours", "ours recomputing", "ours compiled", "transformers", *PEERS)
 ON_GPU = {
@@ -286,8 +288,9 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     some = bool(arguments.only or arguments.ways)
     values: dict[str, Any] = {"steps": arguments.steps, "shapes": {}, **(earlier(arguments.out) if some else {})}
+    peak = product_flops() if gpu else None
     if gpu:
-        values |= {"product_flops": product_flops(), "vendor_flops": VENDOR_FLOPS}
+        values = {"product_flops": peak, "vendor_flops": VENDOR_FLOPS} | values
     more = ["--profile"] if arguments.profile else []
     ways = ON_GPU if gpu else ON_CPU
     for name in ways:
@@ -304,11 +307,11 @@ def main() -> None:
             if way == "ours" and gpu and "seconds" in found:
                 shape["flops_per_token"] = found["flops_per_token"]
                 shape["input_share"] = input_share(name, found["seconds"])
-            if gpu and "seconds" in found and "flops_per_token" in shape:
+            if peak and "seconds" in found and "flops_per_token" in shape:
                 rate = shape["flops_per_token"] * found["tokens_per_second"]
-                found |= {"of_measured_peak": rate / values["product_flops"], "of_vendor_peak": rate / VENDOR_FLOPS}
+                found |= {"of_measured_peak": rate / peak, "of_vendor_peak": rate / VENDOR_FLOPS}
             if some:
-                found |= {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+                found |= {"commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "product_flops": peak}
             print(name, way, json.dumps(found), flush=True)
             record.write("train", values, arguments.out)
         if way == "ours" and not some:
@@ -322,7 +325,7 @@ def earlier(folder: Path | None) -> dict[str, Any]:
         for file in place.glob("train-*.json") if place is not None else ():
             old = json.loads(file.read_text())
             if old["machine"]["device_name"] == name:
-                return {key: old[key] for key in ("steps", "shapes", "curves") if key in old}
+                return {key: old[key] for key in KEPT if key in old}
     return {}
 
 

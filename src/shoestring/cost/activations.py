@@ -129,7 +129,9 @@ def _attention(model: Model, work: Work, setting: Setting, prefix: int) -> int:
     if model.family == "perceiver_ar":
         twice = 2 * mixed  # by heads, and then as the next product reads it
         own = s * d * (n + 2 * keys) if prefix else s * d * n * 5  # joined to the prefix's, or beside the unturned ones
-        return read + turned + own + twice + sums
+        if prefix and setting.gpu:  # a GPU's attention has the mask of latents and prefix for every head, a byte each
+            mask = h * n * keys
+        return read + turned + own + twice + sums + mask
     return read + 3 * s * d * n + mixed + sums + mask
 
 
