@@ -53,8 +53,8 @@ TOLD = ("largest", "tried", "out_of_memory", "trial_seconds", "seconds", "stoppe
 PEERS = ("accelerate", "lightning power", "lightning binsearch")
 GAP = 0.005
 """Of the true largest batch: how far it may be above what is known to fit."""
-SECONDS = 20.0
-"""That one trial may take, as in `shoestring measure` on a GPU."""
+SECONDS = 8.0
+"""That one pass may take, as in `shoestring measure` on a GPU."""
 NO_MEMORY = "CUDA out of memory."
 """What both peers know a full device by."""
 
@@ -73,7 +73,7 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
             tried.append(batch)
             if apart:
                 trials.close()
-            return trials.trial(batch)
+            return trials.trial(batch, least=0 if apart else 1)
 
         found = find_largest(trial, limit, margin, TIMEOUT if tiny else SECONDS, first)
     if not found.trials or (last := found.trials[-1]).usage is None:
@@ -99,7 +99,7 @@ def true_largest(name: str, tiny: bool, folder: Path, law: dict[str, Any]) -> di
 
         def fits(batch: int) -> bool:
             try:
-                usage = trials.trial(batch).usage
+                usage = trials.trial(batch, least=0).usage
             except MemoryError:
                 tried[batch] = False
             else:

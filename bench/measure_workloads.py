@@ -110,6 +110,9 @@ class TransformersWorkload:
         self._loss(batch).backward()  # type: ignore[no-untyped-call]
         self._wait()
 
+    def rehearse(self, batch: int) -> None:
+        """Nothing is recorded."""
+
     def update(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

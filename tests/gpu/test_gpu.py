@@ -42,6 +42,26 @@ def test_a_step_on_the_gpu_is_that_of_the_cpu() -> None:
     assert ((weights[0] - weights[1]).norm() / weights[0].norm()).item() < 1e-3
 
 
+def test_a_rehearsal_takes_the_memory_of_the_passes_and_changes_nothing() -> None:
+    weights, peaks = [], []
+    for rehearsed in (False, True):
+        learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1), torch.device("cuda"))
+        learner.update(learner.accumulate(_rows(), 16), 1e-3)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        if rehearsed:
+            learner.rehearse(_rows())
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+        for rows in (_rows(), _rows()[:3], _rows()):
+            tally = learner.accumulate(rows, 16)
+            if not peaks:
+                peaks.append(torch.cuda.max_memory_allocated() - before)
+            learner.update(tally, 1e-3)
+        weights.append(torch.cat([p.detach().flatten() for p in learner.model.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+    assert peaks[1] >= peaks[0] > 0
+
+
 def test_a_run_on_the_gpu_is_cut_and_goes_on(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
     options = ("--set", "budget.steps=400", "--set", "train.checkpoint_every=100ms")
     metrics = tmp_path / "runs/tiny/metrics.jsonl"

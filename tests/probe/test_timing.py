@@ -53,6 +53,17 @@ def test_a_batch_that_would_not_fit_is_never_tried() -> None:
     assert "batch 16 would need 2.73 GB, and 2.1 GB may be used" in found.stopped
 
 
+def test_where_sizes_are_few_the_largest_divisor_that_fits_takes_the_place_of_one_that_does_not() -> None:
+    """1,000 MB and 100 a row. Of one row 200 might be of the row, so 64 are tried before 256; then 128 fit."""
+    work = Known(lambda _: 0.001)
+    found = timed(work, [1, 256], room=18_000 * MB)
+    assert work.tried == [1, 64, 128]
+    assert "batch 256 would need" in found.stopped
+    work = Known(lambda _: 0.001)
+    assert "batch 256 is the largest" in timed(work, [1, 256], room=28_000 * MB).stopped
+    assert work.tried == [1, 128, 256]
+
+
 @pytest.mark.parametrize(("error", "said", "out"), [(MemoryError, "ran out", 1), (Died, "ended the process", 0)])
 def test_a_batch_that_fails_ends_the_row_and_what_was_found_is_kept(
     error: type[Exception], said: str, out: int
@@ -99,9 +110,14 @@ def test_candidates_divide_the_effective_batch(batch: int, expected: list[int]) 
 
 
 def test_fewer_sizes_are_compiled() -> None:
-    assert candidate_batches(64, sparse=True) == [1, 4, 16, 64]
+    assert candidate_batches(64, 4) == [1, 4, 16, 64]
+    assert candidate_batches(512, 4) == [1, 8, 32, 128, 512]
+    assert candidate_batches(512, 16) == [1, 32, 512]
+    assert candidate_batches(64, 16) == [1, 64]
+    assert candidate_batches(1, 16) == [1]
+    assert candidate_batches(7, 16) == [1, 7]
     assert beyond(16, 100) == [32, 64]
-    assert beyond(16, 100, sparse=True) == [64]
+    assert beyond(16, 100, 4) == [64]
     assert beyond(16, 15) == []
 
 
@@ -152,6 +168,9 @@ class Counting:
     def accumulate(self, batch: int) -> None:
         self.calls.append("pass")
 
+    def rehearse(self, batch: int) -> None:
+        self.calls.append("rehearse")
+
     def update(self) -> None:
         self.calls.append("update")
 
@@ -184,6 +203,15 @@ def test_a_compiled_trial_passes_through_every_recording_before_it_is_timed() ->
     assert work.calls == ["forget", "reset", "pass", "update", "pass", "pass", "update", "pass", "pass", "update"]
     assert len(trial.times) == 2
     assert trial.seconds >= sum(trial.times)
+
+
+def test_a_trial_of_memory_passes_once_where_the_rest_can_be_recorded() -> None:
+    work = Counting(compiled=True)
+    trial = LocalTrials(work).trial(4, least=0)
+    assert work.calls == ["forget", "reset", "pass", "update", "rehearse"]
+    assert trial.times == ()
+    work = Counting(compiled=False)
+    assert len(LocalTrials(work).trial(4, least=0).times) == 1, "with the optimizer's state beside it"
 
 
 class Recorded(Counting):

@@ -44,6 +44,17 @@ def norm_of(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float((t.double() ** 2).sum()) for t in tensors))
 
 
+def test_a_rehearsal_leaves_no_gradient_and_nothing_else_where_nothing_is_recorded() -> None:
+    plain, rehearsed = make(), make()
+    rehearsed.accumulate(some_rows(), 8)
+    rehearsed.rehearse(some_rows())
+    assert not gradients(rehearsed)
+    for learner in (plain, rehearsed):
+        learner.update(learner.accumulate(some_rows(), 8), 1e-3)
+    for name, tensor in weights(plain).items():
+        assert torch.equal(tensor, weights(rehearsed)[name])
+
+
 @pytest.mark.parametrize("per_device", [1, 2, 3, 5, 7, 8, 100])
 def test_micro_batches_of_any_size_add_up_to_the_whole_batch(per_device: int) -> None:
     whole, parts = make(double=True), make(double=True)

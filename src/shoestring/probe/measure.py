@@ -29,19 +29,25 @@ class Timings(NamedTuple):
     out_of_memory: int
 
 
-def candidate_batches(batch: int, sparse: bool = False) -> list[int]:
+def candidate_batches(batch: int, factor: int = 2) -> list[int]:
     """Divisors of the effective batch to try, smallest first: the largest below each power of two, and the whole.
 
-    `sparse`: of four, where each size is compiled anew.
+    `factor`: of another power, where each size is compiled anew; the smallest is among them.
     """
-    divisors = [d for d in range(1, batch + 1) if batch % d == 0]
+    every = factor.bit_length() - 1
+    divisors = _divisors(batch)
     chosen = {max(d for d in divisors if d <= 2**k) for k in range(batch.bit_length())} | {batch}
-    return sorted(chosen)[::-2][::-1] if sparse else sorted(chosen)
+    spaced = sorted(chosen)[::-every]
+    return sorted({1, batch, *(size for size in spaced if size >= factor)})
 
 
-def beyond(batch: int, largest: int, sparse: bool = False) -> list[int]:
+def _divisors(batch: int) -> list[int]:
+    return [d for d in range(1, batch + 1) if batch % d == 0]
+
+
+def beyond(batch: int, largest: int, factor: int = 2) -> list[int]:
     """Multiples of the effective batch up to the largest that fits: how much faster a row could be."""
-    factor, found = 4 if sparse else 2, []
+    found = []
     while batch * factor <= largest:
         batch *= factor
         found.append(batch)
@@ -51,11 +57,21 @@ def beyond(batch: int, largest: int, sparse: bool = False) -> list[int]:
 def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: int | None, seconds: float) -> Timings:
     """Passes at each batch for about `seconds` in all; a batch that is not likely to fit `room` is not tried.
 
-    One that runs out of memory, or takes the process with it, ends the row.
+    In its place is the largest divisor of the effective batch that is likely to, and then it itself again, as more is
+    known. A batch that runs out of memory, or takes the process with it, ends the row.
     """
     found: list[Trial] = []
-    for batch in batches:
-        if why := _too_large(found, batch, room) or _too_slow(found, batch, effective, seconds):
+    left = list(batches)
+    while left:
+        batch = left[0]
+        if why := _too_large(found, batch, room):
+            smaller = [d for d in _divisors(effective) if found[-1].batch < d < batch]
+            batch = max((d for d in smaller if not _too_large(found, d, room)), default=0)
+            if not batch:
+                return Timings(tuple(found), why, 0)
+        else:
+            left.pop(0)
+        if why := _too_slow(found, batch, effective, seconds):
             return Timings(tuple(found), why, 0)
         try:
             trial = trials.trial(batch, seconds / len(batches), PASSES)
@@ -73,8 +89,8 @@ def _told(cause: MemoryError) -> str:
 
 def _too_large(found: Sequence[Trial], batch: int, room: int | None) -> str | None:
     known = [trial for trial in found if trial.usage is not None]
-    if room is None or len(known) < 2:  # the smallest batches are measured wherever they fit at all
-        return None
+    if room is None or not known or (len(known) == 1 and batch <= 2 * known[0].batch):
+        return None  # the smallest batches are measured wherever they fit at all
     if (needed := upper_bytes(known, batch)) <= room:
         return None
     return f"batch {batch:,} would need {Bytes(int(needed)).short()}, and {Bytes(room).short()} may be used"

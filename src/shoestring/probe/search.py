@@ -6,13 +6,14 @@ allocator adds is rounding, at most ROUNDING a tensor, and holes, a share. So:
 
 1. One small trial. All that it took above its rest may be of its rows, which says what is safe to try next.
 2. A trial that takes half of the room left, by that account. The line through both says which batch fills the room.
-3. That batch, in a process of its own, as a run would be.
+3. That batch, in a process of its own, as a run would be; it is seen to fit, not timed.
 4. What trial 3 left unused, once more; and again only where rows came to cost far less than small batches said.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,8 +36,11 @@ _CORRECTIONS = ((1, 0.005), (2, 0.03), (2, 0.03))
 """(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
 _MOST_ROWS = 1 << 40
 """Of any batch: where rows take nothing, this many are said to fit."""
-_BACK = 0.75
-"""Of the way from the last trial that fitted, where one that did not is followed by another."""
+_HOLES = 0.03
+"""Of what tensors take on a device with an allocator of its own: the holes of the third trial at the least. The second
+may have had fewer, as those of a far larger batch are others."""
+_BACK = (0.95, 0.75)
+"""Of the way from the last trial that fitted, where one that did not is followed by others."""
 _FAR_BACK = 0.125
 """The same of the second trial, before which little is known."""
 
@@ -56,8 +60,11 @@ def margin_bytes(limit: int, device: str) -> int:
     return max(64 << 20, limit // 200) if device == "cuda" else max(256 << 20, limit // 20)
 
 
-def upper_bytes(trials: list[Trial], batch: int) -> float:
-    """What a `batch` above those tried takes at most; needs trials with a usage, smallest batch first."""
+def upper_bytes(trials: list[Trial], batch: int, least_holes: float = 0.0) -> float:
+    """What a `batch` above those tried takes at most; needs trials with a usage, smallest batch first.
+
+    `least_holes` is a share of what tensors take.
+    """
     last = _usage(trials[-1])
     if len(trials) == 1:
         rest = min(last.rest, last.held)
@@ -65,7 +72,7 @@ def upper_bytes(trials: list[Trial], batch: int) -> float:
     asked = last.asked + _slope(trials) * (batch - trials[-1].batch)
     slack = last.reserved - last.asked
     holes = slack * max(1.0, asked / max(1, last.asked))
-    return asked + max(holes, last.blocks * ROUNDING) + last.outside
+    return asked + max(holes, least_holes * asked, last.blocks * ROUNDING) + last.outside
 
 
 def _slope(trials: list[Trial]) -> float:
@@ -105,13 +112,14 @@ class _Search:
         self.room = limit - margin
         self.fitted: list[Trial] = []
         self.tried = self.out_of_memory = 0
+        self._row_seconds = 0.0
         self.died = False
         self.stopped = ""
 
     def attempt(self, batch: int, apart: bool) -> bool:
         self.tried += 1
         try:
-            self.fitted.append(self._trial(batch, apart))
+            trial = self._trial(batch, apart)
         except MemoryError:
             self.out_of_memory += 1
             self.stopped = f"batch {batch:,} ran out of memory"
@@ -120,11 +128,18 @@ class _Search:
             self.died = True
             self.stopped = f"batch {batch:,} ended the process ({cause})"
             return False
+        if trial.times:
+            self._row_seconds = statistics.median(trial.times) / batch
+        else:  # one pass, most of it compiling: as long as its rows took where they were timed
+            trial = trial._replace(seconds=min(trial.seconds, self._row_seconds * batch))
+        self.fitted.append(trial)
         return True
 
-    def safe(self, room: float) -> int:
-        """The largest batch that takes no more than `room`, by the worst account."""
-        return largest_within(lambda batch: upper_bytes(self.fitted, batch), room, self.fitted[-1].batch)
+    def safe(self, least_holes: float = 0.0) -> int:
+        """The largest batch that takes no more than there is, by the worst account."""
+        return largest_within(
+            lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room, self.fitted[-1].batch
+        )
 
     def lever(self) -> int:
         """Rows of the second trial: all that the first took above its rest grows, but for what the allocator added.
@@ -143,13 +158,11 @@ class _Search:
         return _usage(self.fitted[-1]).asked - _usage(self.fitted[0]).asked < _CLEAR
 
     def in_time(self, batch: int) -> int:
-        """`batch`, or as many rows as a trial of the seconds allowed can have, if each takes as long as in the last."""
-        last = self.fitted[-1]
-        row = last.seconds / last.batch
-        most = int(min(1e15, self._seconds / max(1e-12, row)))
+        """`batch`, or as many rows as a pass of the seconds allowed can have, if each takes as long as in the last."""
+        most = int(min(1e15, self._seconds / max(1e-12, self._row_seconds)))
         if batch > most:
-            took = Seconds(row * batch).short()
-            self.stopped = f"a trial of batch {batch:,}, which may fit, would take {took}"
+            took = Seconds(self._row_seconds * batch).short()
+            self.stopped = f"a pass over batch {batch:,}, which may fit, would take {took}"
         return min(batch, most)
 
     def found(self, complete: bool) -> Found:
@@ -179,17 +192,17 @@ class _Search:
 def find_largest(
     trial: Callable[[int, bool], Trial], limit: int, margin: int, seconds: float = math.inf, first: int = 1
 ) -> Found:
-    """Mostly three or four trials, at most six where the second fits, each of about `seconds` at most.
+    """Mostly three or four trials, at most six where the second fits, with passes of about `seconds` at most.
 
-    `trial(batch, apart)` tells, or raises MemoryError; `apart` asks for a process of its own. `law.largest` is None
-    where time ended the search, or nothing fits.
+    `trial(batch, apart)` tells, or raises MemoryError; `apart` asks for a process of its own, and for no timing.
+    `law.largest` is None where time ended the search, or nothing fits.
     """
     search = _Search(trial, limit, margin, seconds)
     if not search.attempt(first, False):
         return search.found(complete=True)
     full = f"the next row would pass {Bytes(search.room).short()}: {Bytes(limit).short()} free less the margin"
     lever = search.lever()
-    second = lever if lever > first else min(2 * first, search.safe(search.room))
+    second = lever if lever > first else min(2 * first, search.safe())
     if second == first:
         search.stopped = full
         return search.found(complete=True)
@@ -199,7 +212,7 @@ def find_largest(
         second = first + int(_FAR_BACK * (second - first))
         if second == first or search.died:
             return search.found(complete=True)
-    third = search.safe(search.room)
+    third = search.safe(_HOLES if _usage(search.fitted[-1]).outside else 0.0)
     if third > (timely := search.in_time(third)):
         if timely > second and search.unclear:
             told = search.stopped
@@ -209,12 +222,13 @@ def find_largest(
     search.stopped = full
     if third > second:
         if not search.attempt(third, True):
-            back = second + int(_BACK * (third - second))
-            if back > second:
-                search.attempt(back, True)
+            for share in _BACK:
+                back = second + int(share * (third - second))
+                if back == second or search.died or search.attempt(back, True):
+                    break
             return search.found(complete=True)
         for least, share in _CORRECTIONS:
-            last, following = search.fitted[-1], search.safe(search.room)
+            last, following = search.fitted[-1], search.safe()
             worth = following - last.batch >= max(least, share * last.batch)
             if not worth or _usage(last).squeezed or search.in_time(following) < following:
                 break

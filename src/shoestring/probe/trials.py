@@ -23,9 +23,10 @@ class Trial(NamedTuple):
 
     batch: int
     times: tuple[float, ...]
-    """Seconds of each steady pass."""
+    """Seconds of each steady pass; none where the trial was of memory alone, and compiled."""
     seconds: float
-    """Of the whole trial, without what the first pass took longer than a steady one: compiling, loading of kernels."""
+    """Of the whole trial, without what the first pass took longer than a steady one, where one is known: compiling,
+    loading of kernels."""
     compile_seconds: float
     """The first pass less a steady one, where something is compiled; else 0."""
     warmup_seconds: float
@@ -62,7 +63,10 @@ class Trials(Protocol):
     """What a search asks for; here or in another process. What does not fit raises MemoryError."""
 
     def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
-        """Steps at `batch`, with at least so many steady passes, for about `seconds`; or scoring passes."""
+        """Steps at `batch`, with at least so many steady passes, for about `seconds`; or scoring passes.
+
+        With none of them it is memory that is asked for: what is compiled passes over the rows once.
+        """
         ...
 
     def around(self, batch: int, scored: int) -> Around:
@@ -91,10 +95,13 @@ class LocalTrials:
         first = timed(one_pass)
         work.update()
         others: list[float] = []
+        if work.compiled and not least:
+            work.rehearse(batch)
+            return Trial(batch, (), time.perf_counter() - began, 0.0, 0.0, work.usage())
         if work.compiled:  # the second pass over a shape is recorded where it writes gradients, the third where it adds
             others = [timed(one_pass), timed(one_pass)]
             work.update()
-        times = repeat(one_pass, seconds, least)
+        times = repeat(one_pass, seconds, max(1, least))
         work.update()
         return _trial(work, batch, began, first, others, times)
 
@@ -105,7 +112,7 @@ class LocalTrials:
         work.reset_peak()
         began = time.perf_counter()
         first = timed(one_pass)
-        return _trial(work, batch, began, first, [], repeat(one_pass, seconds, least))
+        return _trial(work, batch, began, first, [], repeat(one_pass, seconds, max(1, least)))
 
     def around(self, batch: int, scored: int) -> Around:
         work = self._workload

@@ -42,6 +42,10 @@ class Workload(Protocol):
         """One forward and backward pass over `batch` rows."""
         ...
 
+    def rehearse(self, batch: int) -> None:
+        """Where passes are recorded: record those over `batch` rows, which were passed over once, and run none."""
+        ...
+
     def update(self) -> None:
         """The optimizer step that follows the passes."""
         ...

@@ -71,6 +71,9 @@ class HmmWorkload:
         except torch.OutOfMemoryError as cause:
             raise MemoryError(str(cause)) from cause
 
+    def rehearse(self, batch: int) -> None:
+        """Nothing is recorded."""
+
     def update(self) -> None:
         assert self._counts is not None
         maximize(self._counts, old=self._parameters)

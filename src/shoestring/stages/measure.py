@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 900.0
 """Seconds that one request to the child may take; compiling is the longest part of it."""
-_SEARCH_SECONDS = {"cuda": 20.0, "cpu": 2.0}
-"""At the least, what one trial of a search for the largest batch may take."""
+_SEARCH_SECONDS = {"cuda": 8.0, "cpu": 1.0}
+"""At the least, what one pass in a search for the largest batch may take."""
 
 
+_COMPILED_FACTOR = {False: 16, True: 4}
+"""Between batches that are timed where each is compiled anew: for a run that is waiting, and where it was asked for."""
 _AS_MEASURED = ("validate_seconds_per_row", "checkpoint_seconds", "checkpoint_bytes", "write_seconds")
 _LATE = 2.0
 """Seconds that the first steps may take longer than others: more of it was compiled, and a run finds that done."""
@@ -141,14 +143,14 @@ def _measure(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
 def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     compiles = trials.begin(_batches(recipe)[0])
     limit, margin = memory_limit(recipe, compiles)
-    sparse = compiles["compile_seconds"] is not None
-    batches = _batches(recipe, sparse)
+    factor = 2 if compiles["compile_seconds"] is None else _COMPILED_FACTOR[how.thorough]
+    batches = _batches(recipe, factor)
     found: Found | None = None
     if how.thorough and limit is not None:
         found = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe))
         trials.close()  # the largest batch is not in the memory of the others
         if found.law.largest is not None and recipe.train.per_device is None:
-            batches += beyond(recipe.batch, found.law.largest, sparse)
+            batches += beyond(recipe.batch, found.law.largest, factor)
     room = None if limit is None else limit - margin
     timings = time_batches(trials, batches, recipe.batch, room, how.seconds)
     if not timings.trials:
@@ -239,12 +241,12 @@ def _law_with(law: MemoryLaw, beside: int) -> MemoryLaw:
     return replace(whole, largest=min(fits, law.largest) or None)
 
 
-def _batches(recipe: Recipe, sparse: bool = False) -> list[int]:
+def _batches(recipe: Recipe, factor: int = 2) -> list[int]:
     """Rows at a time that are timed."""
     if recipe.hmm is not None:
         return [recipe.batch >> shift for shift in range(10, -1, -2)]
     given = recipe.train.per_device
-    return candidate_batches(recipe.batch, sparse) if given is None else [given]
+    return candidate_batches(recipe.batch, factor) if given is None else [given]
 
 
 def _first(recipe: Recipe) -> int:
@@ -275,7 +277,7 @@ def _search(
     def trial(batch: int, apart: bool) -> Trial:
         if apart and not scoring:
             trials.close()
-        return trials.trial(batch, scoring=scoring)
+        return trials.trial(batch, least=0 if apart else 1, scoring=scoring)
 
     allowed = max(seconds, _SEARCH_SECONDS[facts["machine"]["device"]])
     return find_largest(trial, limit, margin, allowed, first)

@@ -105,6 +105,13 @@ class TrainingWorkload:
         if not self._tally.fitted:
             raise MemoryError(f"{batch} rows do not fit")
 
+    def rehearse(self, batch: int) -> None:
+        try:
+            self.learner.rehearse(self._rows(batch))
+        except torch.OutOfMemoryError as cause:
+            raise MemoryError(str(cause)) from cause
+        self._wait()
+
     def update(self) -> None:
         assert self._tally is not None, "there is a gradient to apply"
         self.learner.update(self._tally, 0.0)  # a rate of zero: the arithmetic of an update, and the weights stay

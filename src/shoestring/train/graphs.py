@@ -42,10 +42,15 @@ class Recording:
         for p, gradient in zip(self._parameters, self._gradients, strict=True):
             p.grad = gradient
 
+    def rehearse(self, batch: Batch) -> None:
+        """Record the pass that adds, too."""
+        if self._adding is None:
+            self._adding, self._added = self._record(batch)
+
     def replay(self, batch: Batch, first: bool) -> Tensor:
         """The loss of these rows; their gradients are written, or added where they are not the first."""
-        if not first and self._adding is None:
-            self._adding, self._added = self._record(batch)
+        if not first:
+            self.rehearse(batch)
         self._ids.copy_(batch.ids, non_blocking=True)
         graph = self._writing if first else self._adding
         assert graph is not None

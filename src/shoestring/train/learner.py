@@ -148,6 +148,16 @@ class Learner:
         self.forget()
         return Tally(torch.zeros_like(nats), predictions, fitted=False)
 
+    def rehearse(self, rows: SomeRows) -> None:
+        """Record the passes over rows of a shape that was passed over once; no gradient is left."""
+        if self._recordings is not None:
+            part = Batch.of(rows).to(self.device)
+            recording = self._recordings.of([part], begin=True)
+            if recording is not None:
+                recording.rehearse(part)
+        self.optimizer.clear()
+        self._fresh = True
+
     def _loss(self, part: Batch) -> Tensor:
         with self.precision():
             loss: Tensor = self.model(part)
