@@ -4,7 +4,8 @@
 
 A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
 time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
-first steps, which compile, the median of the following steps counts. FLOPs are those of `shoestring.core.facts.Cost`:
+first steps, which compile, the median of the following steps counts. The cost of the input is what these steps take
+longer than steps over the same rows again and again. FLOPs are those of `shoestring.core.facts.Cost`:
 matrix products, attention over every pair of positions without a discount for the causal mask, the backward pass twice
 the forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
 against the 989 TFLOP/s of the vendor.
@@ -82,6 +83,21 @@ class RandomRows:
         return self._rows[indices]
 
 
+class SameRows(RandomRows):
+    """The same rows every step, which cost nothing to gather."""
+
+    def __init__(self, vocabulary: int, length: int, batch: int):
+        super().__init__(vocabulary, length)
+        self._order = super().order(0, 0, batch)
+        self._taken = super().rows(self._order)
+
+    def order(self, *_: int) -> NDArray[np.int64]:
+        return self._order
+
+    def rows(self, _: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._taken
+
+
 def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
     spec, vocabulary, length, rows = SHAPES[name]
     device, model = pick_device(), Model(**spec)
@@ -95,13 +111,20 @@ def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
         times.append(report.seconds)
         return state
 
-    loop = Loop(learner, RandomRows(vocabulary, length), settings, [note], batch=rows, per_device=rows, seed=0)
+    def steady(source: RandomRows) -> float:
+        """The median of the later half of the steps; they are `times` then."""
+        times.clear()
+        loop = Loop(learner, source, settings, [note], batch=rows, per_device=rows, seed=0)
+        loop.run(State(recipe="", data="", course=Course(total=steps)))
+        return statistics.median(times[steps // 2 :])
+
+    source, same = RandomRows(vocabulary, length), SameRows(vocabulary, length, rows)
     started = time.perf_counter()
-    loop.run(State(recipe="", data="", course=Course(total=steps)))
-    took = time.perf_counter() - started
+    found = {"seconds": steady(source)}
+    found["first_steps_seconds"] = time.perf_counter() - started - sum(times[steps // 2 :])
+    found["input_cost"] = statistics.mean([found["seconds"], steady(source)]) / steady(same) - 1
     if profile:
-        show_profile(lambda: loop.run(State(recipe="", data="", course=Course(total=4))))
-    found = {"seconds": statistics.median(times[steps // 2 :]), "first_steps_seconds": took - sum(times[steps // 2 :])}
+        show_profile(lambda: steady(source))
     return found | {"flops_per_token": cost(model, vocabulary, length).train_flops_per_token}
 
 
@@ -239,20 +262,6 @@ def curves(steps: int = 200) -> dict[str, list[float]]:
     return found
 
 
-def input_share(name: str, seconds: float) -> float:
-    """Of a step: the host's time for order, rows and their way to the device, which runs beside the device's work."""
-    _, vocabulary, length, rows = SHAPES[name]
-    source = RandomRows(vocabulary, length)
-    from shoestring.models import Batch
-
-    times = []
-    for step in range(30):
-        started = time.perf_counter()
-        Batch.of(source.rows(source.order(0, step, rows))).to(pick_device())
-        times.append(time.perf_counter() - started)
-    return statistics.median(times) / seconds
-
-
 def in_a_process(*arguments: str) -> dict[str, Any]:
     try:
         told = subprocess.run(
@@ -306,7 +315,6 @@ def main() -> None:
             shape["ways"][way] = found
             if way == "ours" and gpu and "seconds" in found:
                 shape["flops_per_token"] = found["flops_per_token"]
-                shape["input_share"] = input_share(name, found["seconds"])
             if peak and "seconds" in found and "flops_per_token" in shape:
                 rate = shape["flops_per_token"] * found["tokens_per_second"]
                 found |= {"of_measured_peak": rate / peak, "of_vendor_peak": rate / VENDOR_FLOPS}
