@@ -118,9 +118,10 @@ class TransformersWorkload:
         self._optimizer.zero_grad(set_to_none=True)
         self._wait()
 
-    def steps(self, batch: int, count: int) -> None:
+    def steps(self, batch: int, count: int, passes: int = 1) -> None:
         for _ in range(count):
-            self.accumulate(batch)
+            for _ in range(passes):
+                self.accumulate(batch)
             self.update()
 
     def validate(self, batch: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.probe.machine import available_bytes, group_room, resident_bytes
+from shoestring.probe.machine import available_bytes, group_room, resident
 from shoestring.probe.meter import Meter
 
 MB = 1 << 20
@@ -44,6 +44,39 @@ def test_a_meter_reads_the_arrays_that_were_made() -> None:
         assert held == asked
 
 
+FILES = """
+import mmap, sys
+from pathlib import Path
+import numpy as np, torch
+from shoestring.probe.meter import Meter
+MB = 1 << 20
+file = Path(sys.argv[1])
+file.write_bytes(bytes(200 * MB))
+meter = Meter(torch.device("cpu"))
+read = np.memmap(file, np.uint8)
+read[::4096].sum()  # a store that is read
+work = np.ones(100 * MB, np.uint8)
+meter.look()
+del work
+other = np.memmap(file, np.uint8, mode="c")
+other[: 50 * MB : 4096].sum()  # files that are read after the peak, which they do not pass
+print(meter.usage().asked / MB)
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="the peak of a process is read from /proc")
+def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FILES, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) == pytest.approx(100, abs=6)
+
+
+def test_a_system_that_tells_nothing_has_no_account(tmp_path: Path) -> None:
+    assert resident(tmp_path / "absent") is None
+    (tmp_path / "status").write_text("VmRSS:\t  30 kB\nVmHWM:\t  50 kB\n")  # before Linux 4.5
+    assert resident(tmp_path / "status") == (30 * 1024, 50 * 1024, 0)
+
+
 @pytest.mark.skipif(not LINUX, reason="the memory that is free is read from /proc")
 def test_what_is_free_is_less_than_there_is() -> None:
     meter = Meter(torch.device("cpu"))
@@ -52,7 +85,10 @@ def test_what_is_free_is_less_than_there_is() -> None:
     assert meter.available is not None
     assert 0 < meter.available <= total
     assert available_bytes(torch.device("cpu")) == pytest.approx(meter.available, rel=0.5)
-    assert 10 * MB < (resident_bytes() or 0) < total
+    found = resident()
+    assert found is not None
+    assert 10 * MB < found.now <= found.highest < total
+    assert 0 < found.files < found.now
 
 
 def test_limits_of_control_groups_count_with_those_around_them(tmp_path: Path) -> None:

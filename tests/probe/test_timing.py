@@ -31,7 +31,7 @@ class Known:
         usage = Usage(asked=used, reserved=used, outside=0, rest=900 * MB)
         return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
 
-    def around(self, batch: int, scored: int) -> Around:
+    def around(self, batch: int, scored: int, passes: int = 1) -> Around:
         return Around(0.0, 0.0, 0.0, 0.0, 0, 0.0, None)
 
 
@@ -174,9 +174,10 @@ class Counting:
     def update(self) -> None:
         self.calls.append("update")
 
-    def steps(self, batch: int, count: int) -> None:
+    def steps(self, batch: int, count: int, passes: int = 1) -> None:
         for _ in range(count):
-            self.accumulate(batch)
+            for _ in range(passes):
+                self.accumulate(batch)
             self.update()
 
     def validate(self, batch: int) -> None:
@@ -254,6 +255,13 @@ def test_scoring_is_tried_without_what_training_keeps() -> None:
     assert work.calls == ["forget", "reset", "score", "score"]
 
 
+def test_steps_have_as_many_passes_as_those_of_a_run() -> None:
+    work = Counting(compiled=False)
+    LocalTrials(work).around(4, 4, passes=2)
+    last = len(work.calls) - work.calls[::-1].index("save")
+    assert work.calls[last : last + 4] == ["pass", "pass", "update", "pass"]
+
+
 def test_what_a_run_does_besides_passes() -> None:
     around = LocalTrials(Counting(compiled=False)).around(4, 4)
     assert around.checkpoint_bytes == 77
@@ -299,6 +307,7 @@ def test_a_checkpoint_costs_what_steps_beside_it_do_not_hide(
     assert (around.checkpoint_seconds, around.write_seconds) == (kept_waiting, 4.75)
     assert (around.update_seconds, around.validate_seconds_per_row) == (0.5, 0.25 / 4)
     assert around.step_seconds == 1.5
+    assert LocalTrials(work).around(4, 4, passes=3).step_seconds == 3.5
 
 
 def test_work_is_repeated_often_enough_and_not_for_ever() -> None:

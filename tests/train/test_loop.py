@@ -197,7 +197,7 @@ def test_a_fast_machine_uses_its_time_as_far_as_it_may(most: int | None) -> None
         return keep(state, dataclasses.replace(report, seconds=seconds))
 
     state = _run(_learner(), planned, tick, wishes=wishes)
-    assert state.step == len(rates) == (planned if most is None else min(most, 165)), "a second is left"
+    assert state.step == len(rates) == (planned if most is None else min(most, 164)), "a second is left"
     assert (state.lengthened is None) == (most is None) == (not said)
     assert state.shortened is None
     assert rates[-1] < 0.05 * SETTINGS.lr

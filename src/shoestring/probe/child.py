@@ -173,8 +173,8 @@ class RemoteTrials:
         found = self.ask({"trial": batch, "seconds": seconds, "least": least, "scoring": scoring})
         return trial_of(found)
 
-    def around(self, batch: int, scored: int) -> Around:
-        return Around(**self.ask({"around": batch, "scored": scored}))
+    def around(self, batch: int, scored: int, passes: int = 1) -> Around:
+        return Around(**self.ask({"around": batch, "scored": scored, "passes": passes}))
 
 
 def trial_of(found: Answer) -> Trial:
@@ -187,5 +187,5 @@ def trial_of(found: Answer) -> Trial:
 def answer(trials: Trials, request: Request) -> Answer:
     """What trials in this process say to a request of `RemoteTrials`."""
     if "around" in request:
-        return dict(trials.around(request["around"], request["scored"])._asdict())
+        return dict(trials.around(request["around"], request["scored"], request["passes"])._asdict())
     return dict(trials.trial(request["trial"], request["seconds"], request["least"], request["scoring"])._asdict())

@@ -7,6 +7,7 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -78,9 +79,20 @@ def _cached_files(path: Path) -> int:
     return 0
 
 
-def resident_bytes() -> int | None:
-    """What this process holds now."""
-    return _field(Path("/proc/self/status"), "VmRSS")
+class Resident(NamedTuple):
+    """Bytes of this process that are in memory."""
+
+    now: int
+    highest: int
+    """Since `reset_peak`."""
+    files: int
+    """Of `now`, pages of files: libraries, and stores that are read. The system takes them back when it wants to."""
+
+
+def resident(status: Path = Path("/proc/self/status")) -> Resident | None:
+    """None where the system does not tell."""
+    now, highest, files = (_field(status, name) for name in ("VmRSS", "VmHWM", "RssFile"))
+    return None if now is None or highest is None else Resident(now, highest, files or 0)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from shoestring.probe.machine import available_bytes, peak_bytes, reset_peak, resident_bytes
+from shoestring.probe.machine import available_bytes, reset_peak, resident
 from shoestring.probe.workload import Usage
 
 _KEPT_BLOCKS = 2
@@ -20,12 +20,15 @@ class Meter:
     """Made before the work is built.
 
     On a GPU: what torch's allocator holds, and the growth of the context beside it. On a CPU: the growth of what the
-    process has in memory; what the interpreter and its libraries hold differs between processes of the same work.
+    process has in memory, but for pages of files; what the interpreter and its libraries hold differs between processes
+    of the same work.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
         self._retries = 0
+        self._highest = self._peak = 0
+        """On a CPU: of all pages, and of those that are not of files."""
         if device.type == "cuda":
             torch.cuda.init()  # there are no statistics before
         self.reset()
@@ -39,21 +42,31 @@ class Meter:
         if self.device.type == "cpu":
             give_back()
         reset_peak(self.device)
+        self._highest = self._peak = 0
+        self.look()
         if self.device.type == "cuda":
             self._retries = torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
+
+    def look(self) -> None:
+        """Note a new peak on a CPU. The system keeps that of all pages alone: to be called now and then, for the pages
+        of files are those that are there when it is."""
+        found = resident() if self.device.type == "cpu" else None
+        if found is not None and found.highest > self._highest:
+            self._highest = found.highest
+            self._peak = max(self._peak, found.highest - found.files)
 
     def usage(self) -> Usage | None:
         """Since `reset`; None where the system does not tell."""
         if self.device.type == "cuda":
             return self._cuda_usage()
-        peak = peak_bytes(self.device)
+        self.look()
         give_back()
-        now = resident_bytes()
-        if peak is None or now is None or self._before is None:
+        now = self._beside_tensors()
+        if now is None or self._before is None:
             return None
         return Usage(
-            asked=max(0, peak - self._before),
-            reserved=max(0, peak - self._before),
+            asked=max(0, self._peak - self._before),
+            reserved=max(0, self._peak - self._before),
             outside=0,
             rest=max(0, now - self._before),
             blocks=_KEPT_BLOCKS,
@@ -76,7 +89,8 @@ class Meter:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return total - free - torch.cuda.memory_reserved(self.device)
-        return resident_bytes()
+        found = resident()
+        return None if found is None else found.now - found.files
 
 
 @cache

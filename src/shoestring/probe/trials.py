@@ -48,7 +48,7 @@ class Around(NamedTuple):
 
     update_seconds: float
     step_seconds: float
-    """Of a pass and its update, where the device is not waited for in between."""
+    """Of the passes of a step and their update, where the device is not waited for in between."""
     validate_seconds_per_row: float
     checkpoint_seconds: float
     """That a run goes on later for saving: what passes beside it do not hide."""
@@ -69,8 +69,8 @@ class Trials(Protocol):
         """
         ...
 
-    def around(self, batch: int, scored: int) -> Around:
-        """With steps of `batch` rows; `scored` rows at a time are scored."""
+    def around(self, batch: int, scored: int, passes: int = 1) -> Around:
+        """With steps of some passes over `batch` rows; `scored` rows at a time are scored."""
         ...
 
 
@@ -114,7 +114,7 @@ class LocalTrials:
         first = timed(one_pass)
         return _trial(work, batch, began, first, [], repeat(one_pass, seconds, max(1, least)))
 
-    def around(self, batch: int, scored: int) -> Around:
+    def around(self, batch: int, scored: int, passes: int = 1) -> Around:
         work = self._workload
         work.reset_peak()
         updates = []
@@ -124,14 +124,14 @@ class LocalTrials:
         work.validate(scored)
         scoring = repeat(lambda: work.validate(scored), 0.3, 3)
 
-        steady = timed(lambda: work.steps(batch, 1))
+        steady = timed(lambda: work.steps(batch, 1, passes))
         several = min(_MOST_STEPS, max(3, math.ceil(_STEPS_SECONDS / steady)))
-        steady = statistics.median(repeat(lambda: work.steps(batch, several), 0.0, 3)) / several
+        steady = statistics.median(repeat(lambda: work.steps(batch, several, passes), 0.0, 3)) / several
         started = time.perf_counter()
         size = work.checkpoint()
         took = time.perf_counter() - started
         enough = min(_MOST_STEPS, math.ceil(took / steady))  # the writing is over before so many steps are
-        beside = timed(lambda: work.checkpoint(lambda: work.steps(batch, enough)))
+        beside = timed(lambda: work.checkpoint(lambda: work.steps(batch, enough, passes)))
         usage = work.usage()
         return Around(
             update_seconds=statistics.median(updates),

@@ -58,8 +58,8 @@ class Workload(Protocol):
         """Drop what is kept for the next training pass: gradients and recordings."""
         ...
 
-    def steps(self, batch: int, count: int) -> None:
-        """So many training passes, each with its update, one after the other as a run takes them: waited for once."""
+    def steps(self, batch: int, count: int, passes: int = 1) -> None:
+        """So many steps, each some passes and an update, one after the other as a run takes them: waited for once."""
         ...
 
     def checkpoint(self, beside: Callable[[], object] = nothing) -> int:

@@ -79,9 +79,10 @@ class HmmWorkload:
         maximize(self._counts, old=self._parameters)
         self._wait()
 
-    def steps(self, batch: int, count: int) -> None:
+    def steps(self, batch: int, count: int, passes: int = 1) -> None:
         for _ in range(count):
-            self.accumulate(batch)
+            for _ in range(passes):
+                self.accumulate(batch)
             self.update()
 
     def validate(self, batch: int) -> None:

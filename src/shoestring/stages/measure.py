@@ -163,10 +163,11 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
     again = how.thorough or compiles["first_seconds"] > _LATE
     fresh = _set_up_again(trials, best, scored) if again else None
-    around = trials.around(best, scored)
+    passes = 1 if best >= recipe.batch else 2  # those after the second are like it
+    around = trials.around(best, scored, passes)
     beside = _beside(timings, best, around)
     peak = None if fresh is None or around.peak_bytes is None else max(fresh.peak_bytes or 0, around.peak_bytes)
-    overlap = _overlap(timings, best, around) if compiles["machine"]["device"] == "cuda" else 1.0
+    overlap = _overlap(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
     spent = {
         "update_seconds": overlap * around.update_seconds,
         **{name: getattr(around, name) for name in _AS_MEASURED},
@@ -217,10 +218,10 @@ def _beside(timings: Timings, batch: int, around: Around) -> int:
     return 0 if one is None or around.peak_bytes is None else max(0, around.peak_bytes - one.reserved)
 
 
-def _overlap(timings: Timings, batch: int, around: Around) -> float:
+def _overlap(timings: Timings, batch: int, around: Around, passes: int) -> float:
     """Of a step whose parts are waited for one by one, as they were timed: what it takes where they are not."""
     one = next(trial for trial in timings.trials if trial.batch == batch).point().seconds
-    return min(1.0, around.step_seconds / (one + around.update_seconds))
+    return min(1.0, around.step_seconds / (passes * one + around.update_seconds))
 
 
 def _as_in_a_run(point: Point, beside: int, overlap: float, known: dict[int, int | None]) -> Point:

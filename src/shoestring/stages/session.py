@@ -36,6 +36,8 @@ METRICS_LINES = 1000
 """About how many lines a run writes: one every (planned steps / this)."""
 UNUSED_SHARE = 0.03
 """Of a time budget: a run that is going to leave more is made longer."""
+LEAST_IDLE = 1.0
+"""Seconds for which no run is made longer."""
 FINISH_MARGIN = 1.25
 """How much longer than planned the finish may take before it passes the deadline."""
 
@@ -239,7 +241,7 @@ def _idle_seconds(recipe: Recipe, finish: float) -> float:
     if recipe.budget.time is None:
         return math.inf
     time, kept = float(recipe.budget.time), RESERVE_SECONDS + finish * (1 - 1 / FINISH_MARGIN)
-    return max(UNUSED_SHARE * time - kept, UNUSED_SHARE * time / 2)
+    return max(UNUSED_SHARE * time - kept, UNUSED_SHARE * time / 2, LEAST_IDLE)
 
 
 def _stops_per_step(recipe: Recipe, plan: Plan) -> float:
@@ -262,13 +264,17 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
             pace.finish_takes(_finish_seconds(session.plan, slowest))
         session.checkpoints.save(session.learner, state, wait)
 
+    every = max(1, steps // METRICS_LINES)
+
     def show(state: State, report: loop.Report) -> State:
+        if state.step % every == 0:
+            session.meter.look()
         session.voice.training(_live(session, state, report))
         return state
 
     return (
         hooks.KeepPace(pace, session.wishes, metrics, session.voice.say, session.plan.most_steps),
-        hooks.Log(metrics, session.timings, session.clock, max(1, steps // METRICS_LINES), session.tokens_per_step),
+        hooks.Log(metrics, session.timings, session.clock, every, session.tokens_per_step),
         hooks.Evaluate(score, metrics, pace, steps, recipe.evaluate.every),
         hooks.Save(write, session.wishes, pace, checkpoint_interval(recipe), partial(_out_of_time, session)),
         show,

@@ -117,9 +117,9 @@ class TrainingWorkload:
         self.learner.update(self._tally, 0.0)  # a rate of zero: the arithmetic of an update, and the weights stay
         self._wait()
 
-    def steps(self, batch: int, count: int) -> None:
+    def steps(self, batch: int, count: int, passes: int = 1) -> None:
         for _ in range(count):
-            self.learner.update(self.learner.accumulate(self._rows(batch), batch), 0.0)
+            self.learner.update(self.learner.accumulate(self._rows(passes * batch), batch), 0.0)
         self._wait()
 
     def _wait(self) -> None:

@@ -12,8 +12,9 @@ _SETTLED_SECONDS = 2.0
 _SLACK, _EARLY_SLACK = 0.01, 0.05
 """An overshoot below this fraction of the time that is left is waited out; it is mended later if it stays. Early means
 that less than a third of the steps are behind: a slow moment says little then, and there is much left to mend."""
-_STILL_IDLE = 0.5
-"""Of the time that may be idle, what a course that is made longer leaves: else a slow moment would shorten it again."""
+_STILL_IDLE, _UNCERTAIN = 0.5, 0.02
+"""What a course that is made longer leaves, else a slow moment would shorten it again: of the time that may be idle,
+and of all that is left, as the next steps may take so much longer than the last."""
 _KNOWN_STOPS = 4
 """After so many evaluations and checkpoints, what they take is believed also where it is less than planned."""
 
@@ -113,7 +114,8 @@ class Pace:
         needed, time_left = self.seconds_left(left), self.time_left()
         if not left or needed is None or not self._settled or self.step_seconds < needed:
             return None
-        if math.isinf(self._idle) or time_left - needed <= self._idle:
+        sure = time_left * (1 - _UNCERTAIN)
+        if math.isinf(self._idle) or sure - needed <= self._idle:
             return None
-        fits = int(left * (time_left - _STILL_IDLE * self._idle) / needed)
+        fits = int(left * (sure - _STILL_IDLE * self._idle) / needed)
         return fits if fits > left else None
