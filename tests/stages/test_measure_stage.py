@@ -278,8 +278,10 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     around = Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, peak_bytes=450)
     assert _beside(Timings((trial,), "", 0), 30, around) == 50
     assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
-    assert _overlap(Timings((trial,), "", 0), 30, around) == pytest.approx(0.9 / 1.1), "nobody waits between the parts"
-    assert _overlap(Timings((trial,), "", 0), 30, around._replace(step_seconds=5.0)) == 1
+    timings = Timings((trial,), "", 0)
+    assert _overlap(timings, 30, around, 1) == pytest.approx(0.9 / 1.1), "nobody waits between the parts"
+    assert _overlap(timings, 30, around, 2) == pytest.approx(0.9 / 2.1), "of two passes"
+    assert _overlap(timings, 30, around._replace(step_seconds=5.0), 1) == 1
     mine, other = (_as_in_a_run(replace(trial.point(), batch=batch), 50, 0.5, {30: 430}) for batch in (30, 10))
     assert (mine.peak_bytes, other.peak_bytes, mine.seconds, mine.slowest_seconds) == (430, 450, 0.5, 0.5)
     assert _as_in_a_run(trial.point(), 50, 1.0, {30: None}).peak_bytes == 450
@@ -344,9 +346,8 @@ def test_measure_finds_a_law_within_a_budget_on_real_rows_and_keeps_it(
         assert point.fastest_seconds is not None
         assert point.fastest_seconds <= point.seconds <= point.slowest_seconds
         assert point.peak_bytes is not None
-        assert law.predict(point.batch) == pytest.approx(
-            point.peak_bytes, rel=0.1
-        )  # another process: its libraries vary
+        # another process: its libraries vary
+        assert law.predict(point.batch) == pytest.approx(point.peak_bytes, rel=0.1, abs=8e6)
     second = shoestring("measure", tiny, *options, "--set", "run.name=other")
     assert "measured on " in second.stderr
     assert str(tmp_path / "cache") in second.stderr
