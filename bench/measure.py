@@ -43,7 +43,7 @@ from shoestring.core.facts import Machine, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.probe.machine import describe_machine, pick_device
-from shoestring.probe.search import find_largest, margin_bytes
+from shoestring.probe.search import HOLES, find_largest, margin_bytes
 from shoestring.probe.trials import Trial
 from shoestring.probe.workload import Workload
 from shoestring.track import read_lines
@@ -75,7 +75,8 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
                 trials.close()
             return trials.trial(batch, least=0 if apart else 1)
 
-        found = find_largest(trial, limit, margin, TIMEOUT if tiny else SECONDS, first)
+        holes = HOLES[facts["machine"]["device"]]
+        found = find_largest(trial, limit, margin, TIMEOUT if tiny else SECONDS, first, holes)
     if not found.trials or (last := found.trials[-1]).usage is None:
         raise SystemExit(f"{name}: {found.stopped or 'the system does not tell how much memory is used'}")
     return {

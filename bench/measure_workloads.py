@@ -110,8 +110,8 @@ class TransformersWorkload:
         self._loss(batch).backward()  # type: ignore[no-untyped-call]
         self._wait()
 
-    def rehearse(self, batch: int) -> None:
-        """Nothing is recorded."""
+    def rehearse(self, batch: int) -> bool:  # noqa: ARG002
+        return False
 
     def update(self) -> None:
         self._optimizer.step()

@@ -91,5 +91,16 @@ def test_alone_nothing_changes() -> None:
 
 
 def test_devices_that_share_no_batch_cannot_agree() -> None:
-    with pytest.raises(Fault, match=r"no measured batch in common \(1, 2, 4; 3\)"):
-        agree([ONE, replace(ONE, points=(replace(ONE.points[0], batch=3),))])
+    with pytest.raises(Fault, match=r"no measured batch in common \(1, 2, 4; 8\)"):
+        agree([ONE, replace(ONE, points=(replace(ONE.points[0], batch=8),))])
+
+
+def test_a_batch_between_two_that_a_device_measured_is_known_to_it() -> None:
+    """One device has room for 4 rows, and the other for 3 of them: neither measured what the other did."""
+    points = {point.batch: point for point in ONE.points}
+    wide = replace(ONE, points=(points[1], points[4]))
+    narrow = replace(ONE, points=(points[1], replace(points[4], batch=3, seconds=0.9)))
+    found = agree([wide, narrow])
+    assert [point.batch for point in found.points] == [1, 3]
+    assert found.points[1].seconds == 0.9
+    assert found.points[1].peak_bytes == 140

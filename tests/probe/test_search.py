@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulated import GB, MB, Device
 
 from shoestring.probe.child import Died
-from shoestring.probe.search import find_largest, largest_within, line, margin_bytes, upper_bytes
+from shoestring.probe.search import HOLES, find_largest, largest_within, line, margin_bytes, upper_bytes
 from shoestring.probe.trials import Trial
 from shoestring.probe.workload import Usage
 
@@ -190,7 +190,7 @@ def test_holes_that_the_second_trial_did_not_have_are_reckoned_with() -> None:
         usage = Usage(tensors, held, 329_318_400, 2_137_332_736, 420, squeezed=held == 149_200_000_000)
         return Trial(batch, (0.002 * batch,), 0.008 * batch, 0.0, 0.0, usage)
 
-    found = find_largest(trial, 149_557_477_376, 747_787_386).law
+    found = find_largest(trial, 149_557_477_376, 747_787_386, holes=HOLES["cuda"]).law
     assert (found.out_of_memory, tried[:2]) == (0, [1, 88])
     assert len(tried) <= 4
     assert found.largest is not None and found.largest >= 0.97 * 452

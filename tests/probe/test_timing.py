@@ -92,8 +92,20 @@ def test_beyond_the_effective_batch_only_what_still_gets_faster_is_tried() -> No
 def test_a_pass_that_is_longer_than_measuring_may_take_is_not_tried() -> None:
     work = Known(lambda batch: 0.1 * batch)
     found = timed(work, [1, 2, 4, 64])
-    assert 64 not in work.tried
+    assert work.tried == [1, 2, 4, 8]
     assert "batch 64 would take 6.4s" in found.stopped
+
+
+def test_a_long_pass_is_led_up_to() -> None:
+    """One row takes 20 ms, and so do 128: by the row alone they would take longer than all of measuring."""
+    work = Known(lambda _: 0.02)
+    assert [trial.batch for trial in timed(work, [1, 128]).trials] == [1, 32, 128]
+
+
+def test_two_rows_tell_what_one_takes_where_nothing_divides_the_batch() -> None:
+    """Of one row 200 MB might be of the row: 61 would need 13.1 GB. They take 7.1."""
+    work = Known(lambda _: 0.001)
+    assert [trial.batch for trial in timed(work, [1, 61], room=8000 * MB).trials] == [1, 2, 61]
 
 
 def test_the_law_of_timed_batches_claims_no_largest_one() -> None:
@@ -161,6 +173,8 @@ def test_a_curve_without_a_bend_has_its_knee_at_the_best(curve: dict[int, float]
 class Counting:
     """A workload that takes no time and notes what is asked of it."""
 
+    recordable = True
+
     def __init__(self, compiled: bool):
         self.compiled = compiled
         self.calls: list[str] = []
@@ -168,8 +182,9 @@ class Counting:
     def accumulate(self, batch: int) -> None:
         self.calls.append("pass")
 
-    def rehearse(self, batch: int) -> None:
+    def rehearse(self, batch: int) -> bool:
         self.calls.append("rehearse")
+        return self.recordable
 
     def update(self) -> None:
         self.calls.append("update")
@@ -211,8 +226,13 @@ def test_a_trial_of_memory_passes_once_where_the_rest_can_be_recorded() -> None:
     trial = LocalTrials(work).trial(4, least=0)
     assert work.calls == ["forget", "reset", "pass", "update", "rehearse"]
     assert trial.times == ()
+    work = Counting(compiled=True)
+    work.recordable = False
+    LocalTrials(work).trial(4, least=0)
+    assert work.calls[-7:] == ["update", "rehearse", "pass", "pass", "update", "pass", "update"]
     work = Counting(compiled=False)
-    assert len(LocalTrials(work).trial(4, least=0).times) == 1, "with the optimizer's state beside it"
+    LocalTrials(work).trial(4, least=0)
+    assert work.calls[-4:] == ["update", "pass", "pass", "update"], "state, and a gradient to add to"
 
 
 class Recorded(Counting):

@@ -91,9 +91,12 @@ def _of_sample(drawn: Sample, tokenizer: Tokenizer, seconds: float) -> Density |
 
 
 def _steady(times: list[float], sizes: list[int]) -> float:
-    """Seconds of all blocks, the first as fast as the others by the byte: much of its own was compiled once."""
+    """Seconds of all blocks, the first as fast as the others by the byte: much of its own was compiled once.
+
+    At the most what it really took: the others may be too small to tell.
+    """
     others = sum(sizes[1:])
-    return sum(times[1:]) * sum(sizes) / others if others else sum(times)
+    return min(sum(times), sum(times[1:]) * sum(sizes) / others) if others else sum(times)
 
 
 def _texts(documents: Iterable[Document]) -> Iterator[str]:

@@ -8,15 +8,20 @@ from typing import TypeVar
 
 from shoestring.core.errors import Fault
 from shoestring.core.facts import MemoryLaw, Point, Profile
+from shoestring.plan.split import point_between
 
 T = TypeVar("T", int, float)
 
 
 def agree(profiles: Sequence[Profile]) -> Profile:
-    """Batches that all have measured, with the longest times, the most memory needed and the least there is."""
+    """Batches that all know, with the longest times, the most memory needed and the least there is.
+
+    A batch is known where it was measured, or lies between two that were.
+    """
     first = profiles[0]
-    shared = set.intersection(*({point.batch for point in profile.points} for profile in profiles))
-    if not shared:
+    measured_by_one = sorted({point.batch for profile in profiles for point in profile.points})
+    known_by_all = [points for batch in measured_by_one if (points := _points_of_all(profiles, batch))]
+    if not known_by_all:
         measured = "; ".join(", ".join(str(p.batch) for p in profile.points) for profile in profiles)
         raise Fault(f"the devices have no measured batch in common ({measured}); measure again")
     fewest = min(profiles, key=lambda profile: len(profile.points))
@@ -26,9 +31,7 @@ def agree(profiles: Sequence[Profile]) -> Profile:
 
     return replace(
         first,
-        points=tuple(
-            _point([p for profile in profiles for p in profile.points if p.batch == batch]) for batch in sorted(shared)
-        ),
+        points=tuple(_point(points) for points in known_by_all),
         setup_seconds=slowest("setup_seconds"),
         update_seconds=slowest("update_seconds"),
         validate_seconds_per_row=slowest("validate_seconds_per_row"),
@@ -49,6 +52,17 @@ def known(values: Sequence[T | None], of: Callable[[Sequence[T]], T]) -> T | Non
     """`of` the values that are there; None where one does not know."""
     there = [value for value in values if value is not None]
     return of(there) if len(there) == len(values) else None
+
+
+def _points_of_all(profiles: Sequence[Profile], batch: int) -> list[Point]:
+    """Of each of them; empty where one does not know the batch."""
+    found = []
+    for profile in profiles:
+        own = next((p for p in profile.points if p.batch == batch), None) or point_between(profile, batch)
+        if own is None:
+            return []
+        found.append(own)
+    return found
 
 
 def _point(points: Sequence[Point]) -> Point:

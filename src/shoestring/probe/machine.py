@@ -91,7 +91,11 @@ class Resident(NamedTuple):
 
 def resident(status: Path = Path("/proc/self/status")) -> Resident | None:
     """None where the system does not tell."""
-    now, highest, files = (_field(status, name) for name in ("VmRSS", "VmHWM", "RssFile"))
+    try:
+        text = status.read_text()
+    except OSError:
+        return None
+    now, highest, files = (_kilobytes(text, name) for name in ("VmRSS", "VmHWM", "RssFile"))
     return None if now is None or highest is None else Resident(now, highest, files or 0)
 
 
@@ -126,8 +130,14 @@ def _meminfo(name: str) -> int | None:
 
 def _field(path: Path, name: str) -> int | None:
     """A field of a /proc table that is given in kB, as bytes."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in path.read_text().splitlines():
+    with contextlib.suppress(OSError):
+        return _kilobytes(path.read_text(), name)
+    return None
+
+
+def _kilobytes(table: str, name: str) -> int | None:
+    with contextlib.suppress(ValueError, IndexError):
+        for line in table.splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     return None

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from shoestring.core.facts import MemoryLaw
 from shoestring.core.units import Bytes, Seconds
+from shoestring.plan.split import divisors_of
 from shoestring.probe.child import Died
 from shoestring.probe.search import line, upper_bytes
 from shoestring.probe.trials import Trial, Trials
 
 _WORSE = 1.10
 """A row that takes this many times as long as at the best batch so far ends the search."""
-_NO_BETTER = 0.98
+_BETTER = 0.98
 """Beyond the effective batch, a row must take less than this share of the best before, or larger ones are not tried."""
 PASSES = 3
 """Timed at each batch, at the least."""
@@ -30,19 +31,15 @@ class Timings(NamedTuple):
 
 
 def candidate_batches(batch: int, factor: int = 2) -> list[int]:
-    """Divisors of the effective batch to try, smallest first: the largest below each power of two, and the whole.
+    """Divisors of the effective batch to try, smallest first: the largest below each power of two, 1 and the whole.
 
-    `factor`: of another power, where each size is compiled anew; the smallest is among them.
+    `factor`, a power of two: about how far they are apart, where each size is compiled anew.
     """
     every = factor.bit_length() - 1
-    divisors = _divisors(batch)
+    divisors = divisors_of(batch)
     chosen = {max(d for d in divisors if d <= 2**k) for k in range(batch.bit_length())} | {batch}
     spaced = sorted(chosen)[::-every]
     return sorted({1, batch, *(size for size in spaced if size >= factor)})
-
-
-def _divisors(batch: int) -> list[int]:
-    return [d for d in range(1, batch + 1) if batch % d == 0]
 
 
 def beyond(batch: int, largest: int, factor: int = 2) -> list[int]:
@@ -57,22 +54,22 @@ def beyond(batch: int, largest: int, factor: int = 2) -> list[int]:
 def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: int | None, seconds: float) -> Timings:
     """Passes at each batch for about `seconds` in all; a batch that is not likely to fit `room` is not tried.
 
-    In its place is the largest divisor of the effective batch that is likely to, and then it itself again, as more is
-    known. A batch that runs out of memory, or takes the process with it, ends the row.
+    Nor is one whose pass would be longer than all of it. In its place is the largest divisor of the effective batch
+    that is likely to fit, and then it itself again, as more is known. A batch that runs out of memory, or takes the
+    process with it, ends the row.
     """
     found: list[Trial] = []
     left = list(batches)
     while left:
         batch = left[0]
-        if why := _too_large(found, batch, room):
-            smaller = [d for d in _divisors(effective) if found[-1].batch < d < batch]
-            batch = max((d for d in smaller if not _too_large(found, d, room)), default=0)
+        if why := _no_better(found, batch, effective):
+            return Timings(tuple(found), why, 0)
+        if why := _out_of_reach(found, batch, room, seconds):
+            batch = _instead(found, batch, effective, room, seconds)
             if not batch:
                 return Timings(tuple(found), why, 0)
         else:
             left.pop(0)
-        if why := _too_slow(found, batch, effective, seconds):
-            return Timings(tuple(found), why, 0)
         try:
             trial = trials.trial(batch, seconds / len(batches), PASSES)
         except MemoryError as cause:
@@ -87,6 +84,23 @@ def _told(cause: MemoryError) -> str:
     return f" ({cause})" if str(cause) else ""
 
 
+def _out_of_reach(found: Sequence[Trial], batch: int, room: int | None, seconds: float) -> str | None:
+    return _too_large(found, batch, room) or _too_long(found, batch, seconds)
+
+
+def _instead(found: Sequence[Trial], batch: int, effective: int, room: int | None, seconds: float) -> int:
+    """The largest divisor that is within reach, and clearly larger than the last; 0 where there is none.
+
+    Of a single trial nobody knows what a row takes: then twice its rows tell.
+    """
+    last = found[-1].batch
+    least = last + max(1, last // 4)
+    smaller = [d for d in divisors_of(effective) if least <= d < batch and not _out_of_reach(found, d, room, seconds)]
+    if not smaller and len(found) == 1 and 2 * last < batch and not _too_long(found, 2 * last, seconds):
+        return 2 * last
+    return max(smaller, default=0)
+
+
 def _too_large(found: Sequence[Trial], batch: int, room: int | None) -> str | None:
     known = [trial for trial in found if trial.usage is not None]
     if room is None or not known or (len(known) == 1 and batch <= 2 * known[0].batch):
@@ -96,15 +110,19 @@ def _too_large(found: Sequence[Trial], batch: int, room: int | None) -> str | No
     return f"batch {batch:,} would need {Bytes(int(needed)).short()}, and {Bytes(room).short()} may be used"
 
 
-def _too_slow(found: Sequence[Trial], batch: int, effective: int, seconds: float) -> str | None:
+def _too_long(found: Sequence[Trial], batch: int, seconds: float) -> str | None:
+    if not found or (expected := statistics.median(found[-1].times) / found[-1].batch * batch) <= seconds:
+        return None
+    return f"a pass at batch {batch:,} would take {Seconds(expected).short()}, longer than all of measuring"
+
+
+def _no_better(found: Sequence[Trial], batch: int, effective: int) -> str | None:
     if not found:
         return None
     rows = [statistics.median(trial.times) / trial.batch for trial in found]
-    if (expected := rows[-1] * batch) > seconds:
-        return f"a pass at batch {batch:,} would take {Seconds(expected).short()}, longer than all of measuring"
     if rows[-1] > _WORSE * min(rows):
         return f"a row takes longer at batch {found[-1].batch:,} than at a smaller one"
-    if len(rows) > 1 and batch > effective and rows[-1] > _NO_BETTER * min(rows[:-1]):
+    if len(rows) > 1 and batch > effective and rows[-1] > _BETTER * min(rows[:-1]):
         return f"a row is no faster at batch {found[-1].batch:,} than at a smaller one"
     return None
 

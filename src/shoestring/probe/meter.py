@@ -51,7 +51,10 @@ class Meter:
         """Note a new peak on a CPU. The system keeps that of all pages alone: to be called now and then, for the pages
         of files are those that are there when it is."""
         found = resident() if self.device.type == "cpu" else None
-        if found is not None and found.highest > self._highest:
+        if found is None:
+            return
+        self._peak = max(self._peak, found.now - found.files)
+        if found.highest > self._highest:
             self._highest = found.highest
             self._peak = max(self._peak, found.highest - found.files)
 

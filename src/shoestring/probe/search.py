@@ -36,9 +36,9 @@ _CORRECTIONS = ((1, 0.005), (2, 0.03), (2, 0.03))
 """(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
 _MOST_ROWS = 1 << 40
 """Of any batch: where rows take nothing, this many are said to fit."""
-_HOLES = 0.03
-"""Of what tensors take on a device with an allocator of its own: the holes of the third trial at the least. The second
-may have had fewer, as those of a far larger batch are others."""
+HOLES = {"cuda": 0.03, "cpu": 0.0}
+"""Of what tensors take, by type of device: the holes of the third trial at the least. The second may have had fewer, as
+those of a far larger batch are others."""
 _BACK = (0.95, 0.75)
 """Of the way from the last trial that fitted, where one that did not is followed by others."""
 _FAR_BACK = 0.125
@@ -131,7 +131,8 @@ class _Search:
         if trial.times:
             self._row_seconds = statistics.median(trial.times) / batch
         else:  # one pass, most of it compiling: as long as its rows took where they were timed
-            trial = trial._replace(seconds=min(trial.seconds, self._row_seconds * batch))
+            seconds = min(trial.seconds, self._row_seconds * batch)
+            trial = trial._replace(seconds=seconds, compile_seconds=trial.seconds - seconds)
         self.fitted.append(trial)
         return True
 
@@ -190,7 +191,12 @@ class _Search:
 
 
 def find_largest(
-    trial: Callable[[int, bool], Trial], limit: int, margin: int, seconds: float = math.inf, first: int = 1
+    trial: Callable[[int, bool], Trial],
+    limit: int,
+    margin: int,
+    seconds: float = math.inf,
+    first: int = 1,
+    holes: float = HOLES["cpu"],
 ) -> Found:
     """Mostly three or four trials, at most six where the second fits, with passes of about `seconds` at most.
 
@@ -209,10 +215,10 @@ def find_largest(
     second = max(first + 1, search.in_time(second))
     search.stopped = ""
     while not search.attempt(second, False):
-        second = first + int(_FAR_BACK * (second - first))
-        if second == first or search.died:
+        if second == first + 1 or search.died:
             return search.found(complete=True)
-    third = search.safe(_HOLES if _usage(search.fitted[-1]).outside else 0.0)
+        second = max(first + 1, first + int(_FAR_BACK * (second - first)))
+    third = search.safe(holes)
     if third > (timely := search.in_time(third)):
         if timely > second and search.unclear:
             told = search.stopped
@@ -222,9 +228,9 @@ def find_largest(
     search.stopped = full
     if third > second:
         if not search.attempt(third, True):
-            for share in _BACK:
-                back = second + int(share * (third - second))
-                if back == second or search.died or search.attempt(back, True):
+            steps = dict.fromkeys(int(share * (third - second)) for share in _BACK)
+            for step in steps:
+                if not step or search.died or search.attempt(second + step, True):
                     break
             return search.found(complete=True)
         for least, share in _CORRECTIONS:

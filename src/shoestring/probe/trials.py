@@ -95,13 +95,13 @@ class LocalTrials:
         first = timed(one_pass)
         work.update()
         others: list[float] = []
-        if work.compiled and not least:
-            work.rehearse(batch)
+        if work.compiled and not least and work.rehearse(batch):
             return Trial(batch, (), time.perf_counter() - began, 0.0, 0.0, work.usage())
         if work.compiled:  # the second pass over a shape is recorded where it writes gradients, the third where it adds
             others = [timed(one_pass), timed(one_pass)]
             work.update()
-        times = repeat(one_pass, seconds, max(1, least))
+        # without recordings it is the second of these that adds to a gradient, beside the optimizer's state
+        times = repeat(one_pass, seconds, max(1 if work.compiled else 2, least))
         work.update()
         return _trial(work, batch, began, first, others, times)
 

@@ -36,14 +36,17 @@ class Workload(Protocol):
     """Every method returns when the device is done; what does not fit raises MemoryError."""
 
     compiled: bool
-    """Whether a batch of a new size is compiled first, and passes are recorded."""
+    """Whether a batch of a new size is compiled first, and passes may be recorded."""
 
     def accumulate(self, batch: int) -> None:
         """One forward and backward pass over `batch` rows."""
         ...
 
-    def rehearse(self, batch: int) -> None:
-        """Where passes are recorded: record those over `batch` rows, which were passed over once, and run none."""
+    def rehearse(self, batch: int) -> bool:
+        """Where passes are recorded: record those over `batch` rows, which were passed over once, and run none.
+
+        Returns whether they could be.
+        """
         ...
 
     def update(self) -> None:

@@ -71,8 +71,8 @@ class HmmWorkload:
         except torch.OutOfMemoryError as cause:
             raise MemoryError(str(cause)) from cause
 
-    def rehearse(self, batch: int) -> None:
-        """Nothing is recorded."""
+    def rehearse(self, batch: int) -> bool:  # noqa: ARG002
+        return False
 
     def update(self) -> None:
         assert self._counts is not None

@@ -25,7 +25,7 @@ from shoestring.data.sources import open_source
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, RemoteTrials
 from shoestring.probe.measure import Timings, beyond, candidate_batches, law_of, time_batches
-from shoestring.probe.search import Found, find_largest, largest_within, margin_bytes
+from shoestring.probe.search import HOLES, Found, find_largest, largest_within, margin_bytes
 from shoestring.probe.trials import Around, Trial
 from shoestring.stages.profile_cache import cache_file, keep, read_cached
 from shoestring.stages.voice import Voice
@@ -143,10 +143,11 @@ def _measure(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
 def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     compiles = trials.begin(_batches(recipe)[0])
     limit, margin = memory_limit(recipe, compiles)
+    searched = how.thorough and limit is not None and compiles["peak_bytes"] is not None
     factor = 2 if compiles["compile_seconds"] is None else _COMPILED_FACTOR[how.thorough]
     batches = _batches(recipe, factor)
     found: Found | None = None
-    if how.thorough and limit is not None:
+    if searched and limit is not None:
         found = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe))
         trials.close()  # the largest batch is not in the memory of the others
         if found.law.largest is not None and recipe.train.per_device is None:
@@ -159,7 +160,7 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     best = smallest_near([trial.point() for trial in timings.trials if trial.batch <= recipe.batch]).batch
     scored = min(recipe.evaluate.per_device or best, recipe.evaluate.rows)
     scoring: Found | None = None
-    if how.thorough and limit is not None:
+    if searched and limit is not None:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
     again = how.thorough or compiles["first_seconds"] > _LATE
     fresh = _set_up_again(trials, best, scored) if again else None
@@ -280,8 +281,8 @@ def _search(
             trials.close()
         return trials.trial(batch, least=0 if apart else 1, scoring=scoring)
 
-    allowed = max(seconds, _SEARCH_SECONDS[facts["machine"]["device"]])
-    return find_largest(trial, limit, margin, allowed, first)
+    device = facts["machine"]["device"]
+    return find_largest(trial, limit, margin, max(seconds, _SEARCH_SECONDS[device]), first, HOLES[device])
 
 
 def _stopped(timings: Timings, found: Found | None) -> str:

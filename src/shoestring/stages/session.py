@@ -38,6 +38,8 @@ UNUSED_SHARE = 0.03
 """Of a time budget: a run that is going to leave more is made longer."""
 LEAST_IDLE = 1.0
 """Seconds for which no run is made longer."""
+KNOWN_CHECKPOINTS = 4
+"""After so many, what the slowest took is believed also where it is less than planned."""
 FINISH_MARGIN = 1.25
 """How much longer than planned the finish may take before it passes the deadline."""
 
@@ -221,9 +223,10 @@ def _restore(
     return state
 
 
-def _finish_seconds(plan: Plan, writing: float | None = None) -> float:
-    """What may follow the last step, where the slowest checkpoint so far was on disk after `writing` seconds."""
-    last = plan.parts.get("last checkpoint", 0.0) if writing is None else writing
+def _finish_seconds(plan: Plan, slowest: float = 0.0, written: int = 0) -> float:
+    """What may follow the last step, where the slowest of so many checkpoints took so many seconds."""
+    planned = plan.parts.get("last checkpoint", 0.0)
+    last = slowest if written >= KNOWN_CHECKPOINTS else max(planned, slowest)
     return FINISH_MARGIN * (plan.parts.get("finish", 0.0) + last)
 
 
@@ -260,8 +263,7 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
 
     def write(state: State, wait: bool) -> None:
         metrics.sync()
-        if slowest := session.checkpoints.slowest:
-            pace.finish_takes(_finish_seconds(session.plan, slowest))
+        pace.finish_takes(_finish_seconds(session.plan, session.checkpoints.slowest, session.checkpoints.written))
         session.checkpoints.save(session.learner, state, wait)
 
     every = max(1, steps // METRICS_LINES)

@@ -105,12 +105,11 @@ class TrainingWorkload:
         if not self._tally.fitted:
             raise MemoryError(f"{batch} rows do not fit")
 
-    def rehearse(self, batch: int) -> None:
+    def rehearse(self, batch: int) -> bool:
         try:
-            self.learner.rehearse(self._rows(batch))
+            return self.learner.rehearse(self._rows(batch))
         except torch.OutOfMemoryError as cause:
             raise MemoryError(str(cause)) from cause
-        self._wait()
 
     def update(self) -> None:
         assert self._tally is not None, "there is a gradient to apply"
@@ -119,7 +118,10 @@ class TrainingWorkload:
 
     def steps(self, batch: int, count: int, passes: int = 1) -> None:
         for _ in range(count):
-            self.learner.update(self.learner.accumulate(self._rows(passes * batch), batch), 0.0)
+            tally = self.learner.accumulate(self._rows(passes * batch), batch)
+            if not tally.fitted:
+                raise MemoryError(f"{batch} rows do not fit")
+            self.learner.update(tally, 0.0)
         self._wait()
 
     def _wait(self) -> None:

@@ -68,6 +68,8 @@ class Checkpoints:
         """The most that checkpoints took on disk at once."""
         self.slowest = 0.0
         """Seconds that one took, from the first copy until it was on disk."""
+        self.written = 0
+        """How many are on disk that this process wrote."""
         self._writing: Future[None] | None = None
 
     def path(self, step: int) -> Path:
@@ -138,6 +140,7 @@ class Checkpoints:
             if first:
                 remove(temporary)
         self.slowest = max(self.slowest, time.perf_counter() - started)
+        self.written += 1
 
     def _name(self, temporary: Path, path: Path, state: State) -> None:
         if path.is_dir():  # damaged, or its step would not be taken again

@@ -31,10 +31,15 @@ class Recording:
     def _record(self, like: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self._ids.copy_(like.ids)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            loss = self._loss(self._batch)
-            loss.backward()
-            found = loss.detach()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                loss = self._loss(self._batch)
+                loss.backward()
+                found = loss.detach()
+        except RuntimeError as cause:  # to end a recording that ran out of memory is another error, which hides it
+            if isinstance(cause.__context__, torch.OutOfMemoryError):
+                raise cause.__context__ from None
+            raise
         return graph, found
 
     def attach(self) -> None:

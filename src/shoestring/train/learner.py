@@ -148,15 +148,21 @@ class Learner:
         self.forget()
         return Tally(torch.zeros_like(nats), predictions, fitted=False)
 
-    def rehearse(self, rows: SomeRows) -> None:
-        """Record the passes over rows of a shape that was passed over once; no gradient is left."""
-        if self._recordings is not None:
-            part = Batch.of(rows).to(self.device)
-            recording = self._recordings.of([part], begin=True)
-            if recording is not None:
-                recording.rehearse(part)
+    def rehearse(self, rows: SomeRows) -> bool:
+        """Record the passes over rows of a shape that was passed over once, if they can be; no gradient is left."""
+        recording = None
+        try:
+            if self._recordings is not None:
+                part = Batch.of(rows).to(self.device)
+                recording = self._recordings.of([part], begin=True)
+                if recording is not None:
+                    recording.rehearse(part)
+        except torch.OutOfMemoryError:
+            self.forget()
+            raise
         self.optimizer.clear()
         self._fresh = True
+        return recording is not None
 
     def _loss(self, part: Batch) -> Tensor:
         with self.precision():
