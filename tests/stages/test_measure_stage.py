@@ -35,7 +35,7 @@ from shoestring.stages.measure import (
     memory_limit,
     own_profile,
 )
-from shoestring.stages.profile_cache import cache_file, cache_folder, keep, read_cached
+from shoestring.stages.profile_cache import cache_file, cache_folder, code_fingerprint, keep, read_cached
 from shoestring.stages.voice import Voice
 
 SAMPLE = Density(
@@ -414,3 +414,20 @@ def test_nothing_is_said_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = ensure_profile(recipe, RunFolder.of(recipe), Voice(), QUICK, profile)
     assert found.points == profile.points
     assert Profile.read(RunFolder.of(recipe).profile) == found
+
+
+def test_code_that_changed_measures_again(tmp_path: Path) -> None:
+    """A file's text and its place count; what Python makes of them does not."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/loop.py").write_text("a = 1")
+    (tmp_path / "train/notes.txt").write_text("a")
+    found = [code_fingerprint(tmp_path)]
+    (tmp_path / "train/notes.txt").write_text("b")
+    code_fingerprint.cache_clear()
+    assert code_fingerprint(tmp_path) == found[0]
+    for text, name in (("a = 2", "train/loop.py"), ("a = 1", "train/other.py")):
+        (tmp_path / name).write_text(text)
+        code_fingerprint.cache_clear()
+        found.append(code_fingerprint(tmp_path))
+    assert len(set(found)) == 3
+    code_fingerprint.cache_clear()

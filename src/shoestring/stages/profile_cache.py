@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import zlib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from shoestring.core.errors import RecordError, StorageError
@@ -27,8 +29,15 @@ def cache_folder() -> Path:
 def cache_file(recipe: Recipe, machine: Machine, devices: int, real: bool) -> Path:
     """Where the profile belongs; the machine's fingerprint has the versions in it."""
     memory = None if recipe.budget.memory is None else int(recipe.budget.memory)
-    key = fingerprint([machine.fingerprint, recipe.workload, memory, devices, real])
+    key = fingerprint([machine.fingerprint, code_fingerprint(), recipe.workload, memory, devices, real])
     return cache_folder() / "profiles" / f"{key}.json"
+
+
+@cache
+def code_fingerprint(folder: Path = Path(__file__).parents[1]) -> str:
+    """Of all of this package's code, as it trains and measures: it may change without a new version."""
+    files = sorted(folder.rglob("*.py"))
+    return fingerprint([[str(file.relative_to(folder)), zlib.crc32(file.read_bytes())] for file in files])
 
 
 def read_cached(file: Path, thorough: bool, available_bytes: int | None) -> Profile | None:
