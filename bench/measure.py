@@ -69,11 +69,11 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
         limit = TINY_BYTES if tiny else facts["available_bytes"]
         margin = 0 if tiny else margin_bytes(limit, facts["machine"]["device"])
 
-        def trial(batch: int, apart: bool) -> Trial:
+        def trial(batch: int, apart: bool, timed: bool) -> Trial:
             tried.append(batch)
             if apart:
                 trials.close()
-            return trials.trial(batch, least=0 if apart else 1)
+            return trials.trial(batch, least=1 if timed else 0)
 
         holes = HOLES[facts["machine"]["device"]]
         found = find_largest(trial, limit, margin, TIMEOUT if tiny else SECONDS, first, holes)

@@ -46,7 +46,7 @@ class Device:
     def fits(self, batch: int) -> bool:
         return self.usage(batch).held <= self.limit
 
-    def trial(self, batch: int, apart: bool = False) -> Trial:
+    def trial(self, batch: int, *_how: bool) -> Trial:
         self.tried.append(batch)
         if not self.fits(batch):
             raise MemoryError

@@ -146,7 +146,7 @@ def test_a_process_that_the_system_refuses_memory_costs_a_trial(hidden: float, f
     """300 MB are allowed, a row takes 2 MB: 149 fit. One that takes 10 % more above 100 rows meets the wall twice."""
     mb = 1 << 20
     with RemoteTrials([sys.executable, "-c", LIMITED, str(hidden)], 30) as trials:
-        found = find_largest(lambda batch, _: trials.trial(batch), 300 * mb, 4 * mb).law
+        found = find_largest(lambda batch, *_: trials.trial(batch), 300 * mb, 4 * mb).law
     assert found.out_of_memory == fails
     assert found.trials <= 4 + (fails > 0)
     assert found.largest is not None

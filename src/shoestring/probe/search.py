@@ -6,6 +6,7 @@ allocator adds is rounding, at most ROUNDING a tensor, and holes, a share. So:
 
 1. One small trial. All that it took above its rest may be of its rows, which says what is safe to try next.
 2. A trial that takes half of the room left, by that account. The line through both says which batch fills the room.
+   Where that is far larger, one between them first, for small tensors have holes of another share.
 3. That batch, in a process of its own, as a run would be; it is seen to fit, not timed.
 4. What trial 3 left unused, once more; and again only where rows came to cost far less than small batches said.
 """
@@ -32,11 +33,13 @@ _NOISE = 4 << 20
 """Bytes: a first trial that took less above its rest may have found them lying about."""
 _CLEAR = 4 * _NOISE
 """Bytes between two trials that tell what a row takes."""
-_CORRECTIONS = ((1, 0.005), (2, 0.03), (2, 0.03))
+_CORRECTIONS: tuple[tuple[int, float], ...] = ((1, 0.005), (2, 0.03), (2, 0.03))
 """(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
 _MOST_ROWS = 1 << 40
 """Of any batch: where rows take nothing, this many are said to fit."""
-HOLES = {"cuda": 0.03, "cpu": 0.0}
+_FAR, _NEARER = 8, 0.3
+"""A third trial of more than so many times the rows of the second is led up to by one with this share of the room."""
+HOLES = {"cuda": 0.04, "cpu": 0.0}
 """Of what tensors take, by type of device: the holes of the third trial at the least. The second may have had fewer, as
 those of a far larger batch are others."""
 _BACK = (0.95, 0.75)
@@ -104,10 +107,14 @@ def largest_within(bytes_of: Callable[[int], float], room: float, least: int) ->
     return last_that_holds(lambda batch: bytes_of(batch) <= room, least + 1, _MOST_ROWS) or _MOST_ROWS
 
 
+Try = Callable[[int, bool, bool], Trial]
+"""Of a batch: in a process of its own or not, timed or not. What does not fit raises MemoryError."""
+
+
 class _Search:
     """The trials so far."""
 
-    def __init__(self, trial: Callable[[int, bool], Trial], limit: int, margin: int, seconds: float):
+    def __init__(self, trial: Try, limit: int, margin: int, seconds: float):
         self._trial, self.limit, self.margin, self._seconds = trial, limit, margin, seconds
         self.room = limit - margin
         self.fitted: list[Trial] = []
@@ -116,10 +123,10 @@ class _Search:
         self.died = False
         self.stopped = ""
 
-    def attempt(self, batch: int, apart: bool) -> bool:
+    def attempt(self, batch: int, apart: bool = False, timed: bool = True) -> bool:
         self.tried += 1
         try:
-            trial = self._trial(batch, apart)
+            trial = self._trial(batch, apart, timed)
         except MemoryError:
             self.out_of_memory += 1
             self.stopped = f"batch {batch:,} ran out of memory"
@@ -136,10 +143,10 @@ class _Search:
         self.fitted.append(trial)
         return True
 
-    def safe(self, least_holes: float = 0.0) -> int:
-        """The largest batch that takes no more than there is, by the worst account."""
+    def safe(self, least_holes: float = 0.0, share: float = 1.0) -> int:
+        """The largest batch that takes no more than a share of what there is, by the worst account."""
         return largest_within(
-            lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room, self.fitted[-1].batch
+            lambda batch: upper_bytes(self.fitted, batch, least_holes), share * self.room, self.fitted[-1].batch
         )
 
     def lever(self) -> int:
@@ -191,7 +198,7 @@ class _Search:
 
 
 def find_largest(
-    trial: Callable[[int, bool], Trial],
+    trial: Try,
     limit: int,
     margin: int,
     seconds: float = math.inf,
@@ -200,11 +207,10 @@ def find_largest(
 ) -> Found:
     """Mostly three or four trials, at most six where the second fits, with passes of about `seconds` at most.
 
-    `trial(batch, apart)` tells, or raises MemoryError; `apart` asks for a process of its own, and for no timing.
     `law.largest` is None where time ended the search, or nothing fits.
     """
     search = _Search(trial, limit, margin, seconds)
-    if not search.attempt(first, False):
+    if not search.attempt(first):
         return search.found(complete=True)
     full = f"the next row would pass {Bytes(search.room).short()}: {Bytes(limit).short()} free less the margin"
     lever = search.lever()
@@ -214,30 +220,34 @@ def find_largest(
         return search.found(complete=True)
     second = max(first + 1, search.in_time(second))
     search.stopped = ""
-    while not search.attempt(second, False):
+    while not search.attempt(second):
         if second == first + 1 or search.died:
             return search.found(complete=True)
         second = max(first + 1, first + int(_FAR_BACK * (second - first)))
-    third = search.safe(holes)
+    third, corrections = search.safe(holes), _CORRECTIONS
+    if third > _FAR * second and (nearer := search.in_time(search.safe(holes, _NEARER))) > 2 * second:
+        if not search.attempt(nearer, timed=False):
+            return search.found(complete=True)
+        second, third, corrections = nearer, search.safe(holes), _CORRECTIONS[1:]
     if third > (timely := search.in_time(third)):
         if timely > second and search.unclear:
             told = search.stopped
-            if search.attempt(timely, False):
+            if search.attempt(timely):
                 search.stopped = told
         return search.found(complete=False)
     search.stopped = full
     if third > second:
-        if not search.attempt(third, True):
+        if not search.attempt(third, apart=True, timed=False):
             steps = dict.fromkeys(int(share * (third - second)) for share in _BACK)
             for step in steps:
-                if not step or search.died or search.attempt(second + step, True):
+                if not step or search.died or search.attempt(second + step, apart=True, timed=False):
                     break
             return search.found(complete=True)
-        for least, share in _CORRECTIONS:
+        for least, share in corrections:
             last, following = search.fitted[-1], search.safe()
             worth = following - last.batch >= max(least, share * last.batch)
             if not worth or _usage(last).squeezed or search.in_time(following) < following:
                 break
-            if not search.attempt(following, True):
+            if not search.attempt(following, apart=True, timed=False):
                 break
     return search.found(complete=True)

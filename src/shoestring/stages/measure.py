@@ -276,10 +276,10 @@ def _search(
 ) -> Found:
     """The largest batch of training, or of scoring beside it; the decisive trials have a process of their own."""
 
-    def trial(batch: int, apart: bool) -> Trial:
+    def trial(batch: int, apart: bool, timed: bool) -> Trial:
         if apart and not scoring:
             trials.close()
-        return trials.trial(batch, least=0 if apart else 1, scoring=scoring)
+        return trials.trial(batch, least=1 if timed else 0, scoring=scoring)
 
     device = facts["machine"]["device"]
     return find_largest(trial, limit, margin, max(seconds, _SEARCH_SECONDS[device]), first, HOLES[device])
