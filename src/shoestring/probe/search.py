@@ -6,7 +6,7 @@ allocator adds is rounding, at most ROUNDING a tensor, and holes, a share. So:
 
 1. One small trial. All that it took above its rest may be of its rows, which says what is safe to try next.
 2. A trial that takes half of the room left, by that account. The line through both says which batch fills the room.
-   Where that is far larger, one between them first, for small tensors have holes of another share.
+   Where that is far larger and takes long, one between them first: small tensors have holes of another share.
 3. That batch, in a process of its own, as a run would be; it is seen to fit, not timed.
 4. What trial 3 left unused, once more; and again only where rows came to cost far less than small batches said.
 """
@@ -37,8 +37,9 @@ _CORRECTIONS: tuple[tuple[int, float], ...] = ((1, 0.005), (2, 0.03), (2, 0.03))
 """(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
 _MOST_ROWS = 1 << 40
 """Of any batch: where rows take nothing, this many are said to fit."""
-_FAR, _NEARER = 8, 0.3
-"""A third trial of more than so many times the rows of the second is led up to by one with this share of the room."""
+_FAR, _LONG, _NEARER = 8, 3.0, 0.5
+"""A third trial of more than so many times the rows of the second, whose pass takes more than so many seconds, is led
+up to by one with this share of the room: there is no time for a fourth."""
 HOLES = {"cuda": 0.04, "cpu": 0.0}
 """Of what tensors take, by type of device: the holes of the third trial at the least. The second may have had fewer, as
 those of a far larger batch are others."""
@@ -138,7 +139,7 @@ class _Search:
         if trial.times:
             self._row_seconds = statistics.median(trial.times) / batch
         else:  # one pass, most of it compiling: as long as its rows took where they were timed
-            seconds = min(trial.seconds, self._row_seconds * batch)
+            seconds = min(trial.seconds, self.pass_seconds(batch))
             trial = trial._replace(seconds=seconds, compile_seconds=trial.seconds - seconds)
         self.fitted.append(trial)
         return True
@@ -165,11 +166,15 @@ class _Search:
         """Whether the bytes of a row are lost in noise."""
         return _usage(self.fitted[-1]).asked - _usage(self.fitted[0]).asked < _CLEAR
 
+    def pass_seconds(self, batch: int) -> float:
+        """If each row takes as long as where it was timed last."""
+        return self._row_seconds * batch
+
     def in_time(self, batch: int) -> int:
         """`batch`, or as many rows as a pass of the seconds allowed can have, if each takes as long as in the last."""
         most = int(min(1e15, self._seconds / max(1e-12, self._row_seconds)))
         if batch > most:
-            took = Seconds(self._row_seconds * batch).short()
+            took = Seconds(self.pass_seconds(batch)).short()
             self.stopped = f"a pass over batch {batch:,}, which may fit, would take {took}"
         return min(batch, most)
 
@@ -225,10 +230,12 @@ def find_largest(
             return search.found(complete=True)
         second = max(first + 1, first + int(_FAR_BACK * (second - first)))
     third, corrections = search.safe(holes), _CORRECTIONS
-    if third > _FAR * second and (nearer := search.in_time(search.safe(holes, _NEARER))) > 2 * second:
-        if not search.attempt(nearer, timed=False):
-            return search.found(complete=True)
-        second, third, corrections = nearer, search.safe(holes), _CORRECTIONS[1:]
+    if search.pass_seconds(third) > _LONG and third > _FAR * second:
+        nearer = search.in_time(search.safe(holes, _NEARER))
+        if nearer > 2 * second:
+            if not search.attempt(nearer, timed=False):
+                return search.found(complete=True)
+            second, third, corrections = nearer, search.safe(holes), _CORRECTIONS[1:]
     if third > (timely := search.in_time(third)):
         if timely > second and search.unclear:
             told = search.stopped
