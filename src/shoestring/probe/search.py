@@ -43,8 +43,8 @@ up to by one with this share of the room: there is no time for a fourth."""
 HOLES = {"cuda": 0.04, "cpu": 0.0}
 """Of what tensors take, by type of device: the holes of the third trial at the least. The second may have had fewer, as
 those of a far larger batch are others."""
-_BACK = (0.95, 0.75)
-"""Of the way from the last trial that fitted, where one that did not is followed by others."""
+_BACK = 0.8
+"""Of the way from the last trial that fitted, where one that did not is followed by another."""
 _FAR_BACK = 0.125
 """The same of the second trial, before which little is known."""
 
@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
 def margin_bytes(limit: int, device: str) -> int:
     """What is left unused on purpose: for holes that many steps leave, and for others who use the same memory."""
-    return max(64 << 20, limit // 200) if device == "cuda" else max(256 << 20, limit // 20)
+    return max(32 << 20, limit // 200) if device == "cuda" else max(256 << 20, limit // 20)
 
 
 def upper_bytes(trials: list[Trial], batch: int, least_holes: float = 0.0) -> float:
@@ -245,10 +245,9 @@ def find_largest(
     search.stopped = full
     if third > second:
         if not search.attempt(third, apart=True, timed=False):
-            steps = dict.fromkeys(int(share * (third - second)) for share in _BACK)
-            for step in steps:
-                if not step or search.died or search.attempt(second + step, apart=True, timed=False):
-                    break
+            back = second + int(_BACK * (third - second))
+            if back > second and not search.died:
+                search.attempt(back, apart=True, timed=False)
             return search.found(complete=True)
         for least, share in corrections:
             last, following = search.fitted[-1], search.safe()
