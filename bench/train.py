@@ -4,8 +4,8 @@
 
 A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
 time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
-first steps, which compile, the median of the following steps counts. The cost of the input is what these steps take
-longer than steps over the same rows again and again. FLOPs are those of `shoestring.core.facts.Cost`:
+first steps, which compile, the median of the following steps counts. The cost of the input is what steps take longer
+than steps whose rows are on the device already, measured by turns. FLOPs are those of `shoestring.core.facts.Cost`:
 matrix products, attention over every pair of positions without a discount for the causal mask, the backward pass twice
 the forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
 against the 989 TFLOP/s of the vendor.
@@ -33,6 +33,7 @@ import numpy as np
 import record
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shoestring.core.recipe import Model, Train
 from shoestring.models import build, cost
@@ -40,7 +41,7 @@ from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.train.checkpoint import State
 from shoestring.train.course import Course
 from shoestring.train.learner import Learner
-from shoestring.train.loop import Loop, Report
+from shoestring.train.loop import Loop, Report, TokenSource
 
 VENDOR_FLOPS = 989e12
 CHILD_SECONDS = 120
@@ -83,19 +84,18 @@ class RandomRows:
         return self._rows[indices]
 
 
-class SameRows(RandomRows):
-    """The same rows every step, which cost nothing to gather."""
+class RowsThere:
+    """Those rows of the first steps, on the device already: nothing to gather, nothing to copy."""
 
-    def __init__(self, vocabulary: int, length: int, batch: int):
-        super().__init__(vocabulary, length)
-        self._order = super().order(0, 0, batch)
-        self._taken = super().rows(self._order)
+    def __init__(self, source: RandomRows, steps: int, batch: int, device: torch.device):
+        rows = (source.rows(source.order(0, step, batch)) for step in range(steps))
+        self._there = [torch.from_numpy(taken).to(device) for taken in rows]
 
-    def order(self, *_: int) -> NDArray[np.int64]:
-        return self._order
+    def order(self, _: int, step: int, batch: int) -> NDArray[np.int64]:
+        return np.full(batch, step)
 
-    def rows(self, _: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._taken
+    def rows(self, indices: NDArray[np.int64]) -> Tensor:
+        return self._there[indices[0]]
 
 
 def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
@@ -111,21 +111,32 @@ def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
         times.append(report.seconds)
         return state
 
-    def steady(source: RandomRows) -> float:
+    def steady(source: TokenSource) -> float:
         """The median of the later half of the steps; they are `times` then."""
         times.clear()
         loop = Loop(learner, source, settings, [note], batch=rows, per_device=rows, seed=0)
         loop.run(State(recipe="", data="", course=Course(total=steps)))
         return statistics.median(times[steps // 2 :])
 
-    source, same = RandomRows(vocabulary, length), SameRows(vocabulary, length, rows)
+    source = RandomRows(vocabulary, length)
+    there = RowsThere(source, steps, rows, device)
     started = time.perf_counter()
     found = {"seconds": steady(source)}
     found["first_steps_seconds"] = time.perf_counter() - started - sum(times[steps // 2 :])
-    found["input_cost"] = statistics.mean([found["seconds"], steady(source)]) / steady(same) - 1
+    found |= input_cost(lambda: steady(source), lambda: steady(there))
     if profile:
         show_profile(lambda: steady(source))
     return found | {"flops_per_token": cost(model, vocabulary, length).train_flops_per_token}
+
+
+def input_cost(fed: Callable[[], float], there: Callable[[], float]) -> dict[str, Any]:
+    """What rows from the host cost a step, as a share of it. By turns and back, as the clock of a chip drifts."""
+    times: dict[str, list[float]] = {"fed": [], "there": []}
+    for one in ["fed", "there", "there", "fed"] * 2:
+        times[one].append((fed if one == "fed" else there)())
+    cost = statistics.mean(times["fed"]) / statistics.mean(times["there"]) - 1
+    pairs = [a / b - 1 for a, b in zip(times["fed"], times["there"], strict=True)]
+    return {"input_cost": cost, "input_cost_spread": statistics.stdev(pairs), "input_seconds": times}
 
 
 def show_profile(work: Callable[[], object]) -> None:
