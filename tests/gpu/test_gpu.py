@@ -62,6 +62,18 @@ def test_a_rehearsal_takes_the_memory_of_the_passes_and_changes_nothing() -> Non
     assert peaks[1] >= peaks[0] > 0
 
 
+def test_what_stays_does_not_keep_the_memory_of_what_goes() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1, compile=False), torch.device("cuda"))
+    learner.update(learner.accumulate(_rows().repeat(256, 1), 4096), 1e-3)
+    peak = torch.cuda.max_memory_reserved()
+    learner.forget()
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before
+    assert peak > 1 << 30
+    assert kept < 64 << 20
+
+
 def test_a_run_on_the_gpu_is_cut_and_goes_on(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
     options = ("--set", "budget.steps=400", "--set", "train.checkpoint_every=100ms")
     metrics = tmp_path / "runs/tiny/metrics.jsonl"

@@ -222,13 +222,14 @@ def test_scoring_changes_nothing() -> None:
     for learner in (scored, left):
         tally = learner.accumulate(some_rows(), 8)
     before, random = weights(scored), torch.get_rng_state()
-    held = gradients(scored)
+    held, state = gradients(scored), {name: tensor.clone() for name, tensor in scored.optimizer.tensors().items()}
     scored.score(some_rows(5), 2)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(scored).items())
     assert all(torch.equal(one, two) for one, two in zip(gradients(scored), held, strict=True))
     assert scored.model.training == left.model.training
-    assert not scored.optimizer.adam.state
+    assert state.keys() == scored.optimizer.tensors().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in scored.optimizer.tensors().items())
     for learner in (scored, left):
         learner.update(tally, 1e-3)
     assert all(torch.equal(tensor, weights(left)[name]) for name, tensor in weights(scored).items())

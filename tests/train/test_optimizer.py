@@ -169,3 +169,19 @@ def test_a_parameter_without_a_gradient_counts_as_zero() -> None:
     first.grad = None
     norm = math.sqrt(sum(float((x / 3.0).square().sum()) for x in list(expected.values())[1:]))
     assert take(optimizer, 3.0) == pytest.approx(norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_state_made_beforehand_is_the_one_that_the_first_update_would_make(kind: str) -> None:
+    found = []
+    for beforehand in (False, True):
+        model, optimizer = make(optimizer=kind)
+        for step in range(3):
+            if beforehand:
+                optimizer.prepare()
+                assert set(optimizer.tensors()) == set(found[0]) - set(dict(model.named_parameters()))
+            give(model, step)
+            take(optimizer, 5.0)
+        found.append(everything(model, optimizer))
+    assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
+    assert found[0].keys() == found[1].keys()

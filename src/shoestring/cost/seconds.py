@@ -18,7 +18,7 @@ class Range:
     high: float
 
 
-UTILISATION = Range(low=0.335, expected=0.485, high=0.530)
+UTILISATION = Range(low=0.340, expected=0.489, high=0.539)
 """Of a vendor's bf16 peak, reached by our training: the least, the median and the most of results/train-h200.json.
 
 Those are models of 45 to 190 M parameters on one H200, with batches that fill it. On other cards, and for models that

@@ -25,6 +25,12 @@ class AdamW(torch.optim.AdamW):
     _places: _Places | None = None
     _pieces: _Pieces | None = None
 
+    def prepare(self) -> None:
+        """Make the state that is not there yet, as the first update would."""
+        for p in (p for group in self.param_groups for p in group["params"] if not self.state[p]):
+            count = torch.zeros((), dtype=torch.float32, device=p.device)
+            self.state[p] |= {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -51,7 +57,7 @@ class AdamW(torch.optim.AdamW):
         places.counts.add_(1 - self.found_inf)
 
     def _find(self, parameters: list[Tensor]) -> _Places | None:
-        """Where everything lies; None before the first update, which makes the state, and where the kernel cannot go.
+        """Where everything lies; None where there is no state yet, and where the kernel cannot go.
 
         What was restored, and gradients that are not recorded, lie elsewhere than they did.
         """

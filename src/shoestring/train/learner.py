@@ -109,6 +109,7 @@ class Learner:
             self._recordings = Recordings(self._loss, [p for p in self.parameters.values() if p.requires_grad])
         self._fresh = True
         """Whether there is no gradient yet."""
+        self._settled = False
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -126,6 +127,7 @@ class Learner:
         predictions = batch.predictions()
         parts = [part.to(self.device) for part in batch.split(per_device)]
         try:
+            self._settle()
             recording = None if self._recordings is None else self._recordings.of(parts, begin=self._fresh)
             for number, part in enumerate(parts):
                 if recording is not None:
@@ -147,6 +149,16 @@ class Learner:
                 raise OutOfMemory(per_device) from cause
         self.forget()
         return Tally(torch.zeros_like(nats), predictions, fitted=False)
+
+    def _settle(self) -> None:
+        """Before the first pass, take the memory that will be kept: among tensors that come and go, each piece of it
+        would hold a large one's memory for good."""
+        if not self._settled:
+            self.optimizer.prepare()
+            if self.device.type == "cuda":
+                small = torch.zeros(16, 16, device=self.device)
+                small @ small  # the workspace of all products
+            self._settled = True
 
     def rehearse(self, rows: SomeRows) -> bool:
         """Record the passes over rows of a shape that was passed over once, if they can be; no gradient is left."""

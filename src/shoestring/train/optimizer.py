@@ -54,6 +54,14 @@ class Optimizer:
         self.updates = torch.zeros((), device=device)
         """Made so far; the running mean of the weights forgets faster at first."""
 
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Make the state of updates to come; that takes the memory that it will keep."""
+        self.adam.prepare()
+        if self.muon is not None:
+            for p in (p for p in self._matrices if not self.muon.state[p]):
+                self.muon.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
     def gradients(self) -> list[Tensor]:
         """Of all parameters, as far as they lie here; zero where none was made."""
         for p in self._parameters.values():
