@@ -196,27 +196,28 @@ def test_holes_that_the_second_trial_did_not_have_are_reckoned_with() -> None:
     assert found.largest is not None and found.largest >= 0.97 * 452
 
 
-def test_a_far_larger_batch_is_led_up_to() -> None:
-    """A Perceiver AR that computes again, on an H200: small tensors left holes of 20 % at 223 rows, the first of 9,000.
-    Trials may take 10 s, and a pass over 9,000 rows takes more than 5."""
+@pytest.mark.parametrize(("small", "large"), [(0.2, 0.05), (0.2, 0.17), (0.16, 0.2), (0.195, 0.25), (0.02, 0.03)])
+def test_a_far_larger_batch_may_have_more_holes(small: float, large: float) -> None:
+    """A Perceiver AR that computes again, on an H200: 16 to 20 % at 530 rows and more at 7,000, whose pass takes 3.7 s.
+    Trials may take 10 s."""
     tried, limit = [], 149_557_477_376
 
     def usage(batch: int) -> Usage:
-        asked = 1_008_029_606 + 15_941_210 * batch
-        share = 0.2 if batch < 1000 else 0.05
-        return Usage(asked, int(asked * (1 + share)), 331_415_552, 887_597_056, 156)
+        asked = 1_005_800_000 + 16_150_000 * batch
+        return Usage(asked, int(asked * (1 + (small if batch < 1000 else large))), 331_415_552, 882_717_184, 160)
 
     def trial(batch: int, apart: bool, timed: bool) -> Trial:
         tried.append(batch)
         if usage(batch).held > limit:
             raise MemoryError
-        seconds = max(0.03, 0.0006 * batch)
+        seconds = max(0.015, 0.00053 * batch)
         return Trial(batch, (seconds,) if timed else (), 4 * seconds if timed else 25.0, 0.0, 0.0, usage(batch))
 
     found = find_largest(trial, limit, 747_787_386, 8.0, holes=HOLES["cuda"]).law
-    true = max(batch for batch in range(8000, 10_000) if usage(batch).held <= limit)
-    assert (found.out_of_memory, tried[:2]) == (0, [1, 266]), "by the time of one row"
-    assert len(tried) == found.trials == 4
+    true = max(batch for batch in range(6000, 10_000) if usage(batch).held <= limit)
+    assert found.out_of_memory == 0
+    assert tried[0] == 1 and tried[1] in (529, 530), "as there"
+    assert len(tried) == found.trials <= 4
     assert found.trial_seconds < 10
     assert found.largest is not None and found.largest >= 0.97 * true
 

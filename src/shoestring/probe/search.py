@@ -6,8 +6,8 @@ allocator adds is rounding, at most ROUNDING a tensor, and holes, a share. So:
 
 1. One small trial. All that it took above its rest may be of its rows, which says what is safe to try next.
 2. A trial that takes half of the room left, by that account. The line through both says which batch fills the room.
-   Where that is far larger and takes long, one between them first: small tensors have holes of another share.
-3. That batch, in a process of its own, as a run would be; it is seen to fit, not timed.
+3. That batch, in a process of its own, as a run would be; it is seen to fit, not timed. Where it is far larger than the
+   second, less by what more its holes may be.
 4. What trial 3 left unused, once more; and again only where rows came to cost far less than small batches said.
 """
 
@@ -33,16 +33,19 @@ _NOISE = 4 << 20
 """Bytes: a first trial that took less above its rest may have found them lying about."""
 _CLEAR = 4 * _NOISE
 """Bytes between two trials that tell what a row takes."""
-_CORRECTIONS: tuple[tuple[int, float], ...] = ((1, 0.005), (2, 0.03), (2, 0.03))
-"""(rows, share) that each trial after the third must bring; all but the first only where the line was far too steep."""
+_CORRECTIONS = 3
+"""Trials after the third at most."""
+_LITTLE, _MUCH = 0.005, 0.03
+"""Of the rows, what the first of them must bring, and what the others must: those where the line was far too steep."""
+_LONG = 10.0
+"""Seconds of all trials; one that would make them longer must bring much."""
 _MOST_ROWS = 1 << 40
 """Of any batch: where rows take nothing, this many are said to fit."""
-_FAR, _LONG, _NEARER = 8, 3.0, 0.5
-"""A third trial of more than so many times the rows of the second, whose pass takes more than so many seconds, is led
-up to by one with this share of the room: there is no time for a fourth."""
 HOLES = {"cuda": 0.04, "cpu": 0.0}
 """Of what tensors take, by type of device: the holes of the third trial at the least. The second may have had fewer, as
-those of a far larger batch are others."""
+those of a larger batch are others."""
+_FAR, _CAUTION = 8, 1.5
+"""Of a third trial with more than so many times the rows of the second: how many times its share of holes at least."""
 _BACK = 0.8
 """Of the way from the last trial that fitted, where one that did not is followed by another."""
 _FAR_BACK = 0.125
@@ -144,11 +147,17 @@ class _Search:
         self.fitted.append(trial)
         return True
 
-    def safe(self, least_holes: float = 0.0, share: float = 1.0) -> int:
-        """The largest batch that takes no more than a share of what there is, by the worst account."""
+    def safe(self, least_holes: float = 0.0) -> int:
+        """The largest batch that takes no more than what there is, by the worst account."""
         return largest_within(
-            lambda batch: upper_bytes(self.fitted, batch, least_holes), share * self.room, self.fitted[-1].batch
+            lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room, self.fitted[-1].batch
         )
+
+    @property
+    def holes(self) -> float:
+        """Of the last trial, as a share of what its tensors took."""
+        last = _usage(self.fitted[-1])
+        return (last.reserved - last.asked) / max(1, last.asked)
 
     def lever(self) -> int:
         """Rows of the second trial: all that the first took above its rest grows, but for what the allocator added.
@@ -165,6 +174,11 @@ class _Search:
     def unclear(self) -> bool:
         """Whether the bytes of a row are lost in noise."""
         return _usage(self.fitted[-1]).asked - _usage(self.fitted[0]).asked < _CLEAR
+
+    @property
+    def seconds(self) -> float:
+        """Of the trials so far."""
+        return sum(trial.seconds for trial in self.fitted)
 
     def pass_seconds(self, batch: int) -> float:
         """If each row takes as long as where it was timed last."""
@@ -197,7 +211,7 @@ class _Search:
             verified=verified,
             trials=self.tried,
             out_of_memory=self.out_of_memory,
-            trial_seconds=sum(trial.seconds for trial in self.fitted),
+            trial_seconds=self.seconds,
         )
         return Found(law, self.stopped, tuple(self.fitted))
 
@@ -229,13 +243,9 @@ def find_largest(
         if second == first + 1 or search.died:
             return search.found(complete=True)
         second = max(first + 1, first + int(_FAR_BACK * (second - first)))
-    third, corrections = search.safe(holes), _CORRECTIONS
-    if search.pass_seconds(third) > _LONG and third > _FAR * second:
-        nearer = search.in_time(search.safe(holes, _NEARER))
-        if nearer > 2 * second:
-            if not search.attempt(nearer, timed=False):
-                return search.found(complete=True)
-            second, third, corrections = nearer, search.safe(holes), _CORRECTIONS[1:]
+    third = search.safe(holes)
+    if third > _FAR * second:
+        third = search.safe(max(holes, _CAUTION * search.holes))
     if third > (timely := search.in_time(third)):
         if timely > second and search.unclear:
             told = search.stopped
@@ -249,10 +259,12 @@ def find_largest(
             if back > second and not search.died:
                 search.attempt(back, apart=True, timed=False)
             return search.found(complete=True)
-        for least, share in corrections:
+        for number in range(_CORRECTIONS):
             last, following = search.fitted[-1], search.safe()
-            worth = following - last.batch >= max(least, share * last.batch)
-            if not worth or _usage(last).squeezed or search.in_time(following) < following:
+            little = number == 0 and search.seconds + search.pass_seconds(following) <= _LONG
+            least = max(1, _LITTLE * last.batch) if little else max(2, _MUCH * last.batch)
+            gained = following - last.batch
+            if gained < least or _usage(last).squeezed or search.in_time(following) < following:
                 break
             if not search.attempt(following, apart=True, timed=False):
                 break
