@@ -311,6 +311,36 @@ def test_a_stop_within_an_epoch_loses_nothing(mode: Any, monkeypatch: pytest.Mon
     assert [epoch.tokens for epoch in ended.epochs] == [epoch.tokens for epoch in straight.epochs]
 
 
+@pytest.mark.parametrize("mode", ["all", "online"])
+def test_until_time_a_fit_goes_on_as_it_began(mode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = FakeClock(monkeypatch, seconds=33.0)  # an epoch takes 5
+    path = tmp_path / "fit.safetensors"
+    chosen, options = settings(update=mode), {"count": clock.count, "checkpoint": path, "until_time": True}
+    fitted = run(chosen, time_left=clock.left, **options)
+    assert (fitted.stopped, len(fitted.epochs)) == ("time", 6)
+    assert clock.now <= 33.0
+    assert [epoch.loss for epoch in run(chosen).epochs] == [epoch.loss for epoch in fitted.epochs[:4]]
+    assert fitted.epochs[5].loss < fitted.epochs[3].loss
+    clock.end = 100.0
+    again = run(chosen, time_left=clock.left, **options)
+    assert (again.stopped, len(again.epochs)) == ("epochs", 6), "what has its epochs is not taken further"
+    assert same(again.parameters, fitted.parameters)
+    with pytest.raises(HmmError, match="stands at epoch 6 already"):
+        run(chosen, checkpoint=path)
+    with pytest.raises(HmmError, match="until_time needs time_left"):
+        run(chosen, until_time=True)
+
+
+def test_a_fit_taken_up_again_ends_with_its_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock, path = FakeClock(monkeypatch, seconds=12.0), tmp_path / "fit.safetensors"
+    options = {"count": clock.count, "checkpoint": path, "until_time": True, "time_left": clock.left}
+    assert len(run(settings(), **options).epochs) == 2
+    clock.end = 100.0
+    again = run(settings(), **options)
+    assert (again.stopped, len(again.epochs)) == ("epochs", 4)
+    assert same(again.parameters, run(settings()).parameters)
+
+
 def test_time_for_the_callback_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(monkeypatch, seconds=21.5)  # an epoch takes 5, what follows it 3
 

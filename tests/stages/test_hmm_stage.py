@@ -1,23 +1,31 @@
-"""A fit keeps to its plan: rows at a time, and seconds between checkpoints."""
+"""A fit keeps to its plan: rows at a time, seconds between checkpoints, and its time rather than its epochs."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from profiles import write_profile
 
+from shoestring.core.clock import Clock
 from shoestring.core.facts import Plan
-from shoestring.core.recipe_file import build
+from shoestring.core.recipe_file import build, load
 from shoestring.hmm.expect import expect
 from shoestring.stages import hmm
-from shoestring.stages.hmm import _counting, _epochs_between_checkpoints
+from shoestring.stages.hmm import _counting, _epochs_between_checkpoints, _until_time, fit_recipe
+from shoestring.stages.voice import Voice
+from shoestring.track import read_lines
+
+DATA = {"tokenizer": "words:9", "documents": 9}
 
 
 @pytest.mark.parametrize(("step_seconds", "epochs"), [(0.001, 450), (2.0, 1)])
 def test_checkpoints_are_an_interval_apart_and_an_epoch_at_least(step_seconds: float, epochs: int) -> None:
     """A twentieth of three minutes is 9 s; an epoch has 20 updates."""
-    recipe = build({"budget": {"time": "3m"}, "data": {"tokenizer": "words:9", "documents": 9}, "hmm": {}}, "test")
+    recipe = build({"budget": {"time": "3m"}, "data": DATA, "hmm": {}}, "test")
     plan = Plan(binding="time", steps=2000, epochs=100.0, step_seconds=step_seconds)
     assert _epochs_between_checkpoints(recipe, plan) == epochs
 
@@ -29,3 +37,37 @@ def test_a_gpu_takes_as_many_rows_at_a_time_as_planned(monkeypatch: pytest.Monke
     assert isinstance(planned, partial)
     assert (planned.func, planned.keywords) == (expect, {"chunk": 64})
     assert _counting(torch.device("cpu"), plan) is expect
+
+
+@pytest.mark.parametrize(
+    ("binding", "budget", "on"),
+    [
+        ("time", {"time": "3m"}, True),
+        ("time", {"time": "3m", "epochs": 40}, False),
+        ("epochs", {"time": "3m", "epochs": 7}, False),
+        ("epochs", {"epochs": 7}, False),
+    ],
+)
+def test_only_time_lets_a_fit_go_on(binding: str, budget: dict[str, Any], on: bool) -> None:
+    recipe = build({"budget": budget, "data": DATA, "hmm": {}}, "test")
+    assert _until_time(recipe, Plan(binding=binding)) is on
+
+
+def test_a_fit_that_is_faster_than_planned_uses_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "fast.toml"
+    file.write_text(
+        '[run]\nname = "fast"\n[budget]\ntime = "13s"\n[hmm]\nstates = 3\n[evaluate]\nrows = 20\nevery = 0.5\n'
+        '[data]\nsource = "stories"\ndocuments = 150\ntokenizer = "words:300"\nlength = 20\n'
+    )
+    write_profile(file)  # of a machine that takes seconds for an epoch
+    monkeypatch.chdir(tmp_path)
+    finished = fit_recipe(load(file), Voice(), Clock(0.0))
+    assert finished is not None
+    epochs = finished.evaluation.step
+    assert epochs > 10 > (finished.plan.epochs or 0)
+    assert finished.outcome.shortened is None
+    lines = read_lines(finished.folder.metrics)
+    heldout = [line["step"] for line in lines if "heldout_loss" in line]
+    assert heldout[-1] == epochs
+    assert len(heldout) == len(set(heldout))
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, epochs + 1))

@@ -62,6 +62,7 @@ def fit(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     time_left: Callable[[], float] | None = None,
+    until_time: bool = False,
     count: Count = expect,
 ) -> Fitted:
     """Fit a model of `settings.states` states to tokens (rows, positions) of any integer type.
@@ -78,7 +79,11 @@ def fit(
 
     `time_left` says how many seconds remain: before an update that would not end in time, together with the
     checkpoint and `on_epoch` where it ends an epoch, the fit is saved and stops. A stop within an epoch loses nothing.
+    With `until_time` it goes on after `settings.epochs` as long as there is time, unless it is taken up again; an
+    online fit's updates become as small as they ever do.
     """
+    if until_time and time_left is None:
+        raise HmmError("until_time needs time_left")
     work = _work(tokens, settings, symbols, lengths, weights, start, device, dtype, count)
     if checkpoint_every < 1:
         raise HmmError(f"checkpoint_every = {checkpoint_every}: must be at least 1")
@@ -86,10 +91,10 @@ def fit(
     if checkpoint is not None:
         found, identity = work.team.first(_find, checkpoint, work)
     progress = _begin(work) if found is None else found.to(work.device)
-    if len(progress.trial.epochs) > settings.epochs:
+    if len(progress.trial.epochs) > settings.epochs and not until_time:
         raise HmmError(f"epochs = {settings.epochs}: {checkpoint} stands at epoch {len(progress.trial.epochs)} already")
     pace = _Pace(progress, work)
-    saved = found
+    saved, open_end = found, until_time and found is None
 
     def keep() -> None:
         nonlocal saved
@@ -99,7 +104,7 @@ def fit(
             pace.save = perf_counter() - began
             saved = progress
 
-    while (stopped := _stopped(progress, settings)) is None:
+    while (stopped := _stopped(progress, settings, open_end)) is None:
         if time_left is not None and work.team.first(_too_short, time_left, pace.needed(progress, work)):
             stopped = "time"
             break
@@ -222,8 +227,8 @@ def _trial(restart: int, work: _Work) -> Trial:
     return Trial(restart=restart, parameters=_copy(parameters.to(work.device, work.dtype)))
 
 
-def _stopped(progress: Progress, settings: FitSettings) -> Stopped | None:
-    """Why the fit is over, from its epochs alone: the same answer when it is taken up again."""
+def _stopped(progress: Progress, settings: FitSettings, open_end: bool) -> Stopped | None:
+    """Why the fit is over, by its epochs."""
     if progress.choosing:
         return None
     epochs = progress.trial.epochs
@@ -233,7 +238,7 @@ def _stopped(progress: Progress, settings: FitSettings) -> Stopped | None:
         before, now = epochs[-2].objective, epochs[-1].objective
         if now - before < settings.tolerance * abs(before):
             return "tolerance"
-    return "epochs" if len(epochs) == settings.epochs else None
+    return "epochs" if len(epochs) >= settings.epochs and not open_end else None
 
 
 def _update(trial: Trial, work: _Work) -> Trial:

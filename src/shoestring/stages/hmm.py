@@ -96,6 +96,11 @@ def _settings(recipe: Recipe, plan: Plan) -> FitSettings:
     )
 
 
+def _until_time(recipe: Recipe, plan: Plan) -> bool:
+    """Whether it is time alone that ends a fit: one that is faster than planned goes on."""
+    return plan.binding == "time" and recipe.budget.epochs is None
+
+
 class _Writer:
     """Writes an epoch's metrics and timings, scores the held-out rows when due, and shows where the fit stands."""
 
@@ -129,16 +134,21 @@ class _Writer:
         budget = self._recipe.budget.time
         live = Live(
             step=epoch.epoch,
-            total=self._last,
+            total=max(self._last, epoch.epoch),
             loss=epoch.loss,
             tokens_per_second=speed,
-            seconds_left=(self._last - epoch.epoch) * epoch.seconds,
+            seconds_left=max(0, self._last - epoch.epoch) * epoch.seconds,
             budget_left=None if budget is None else float(budget) - self._clock.elapsed(),
         )
         self._voice.training(live)
 
-    def end(self) -> None:
-        self._timings.add(step=self._last, elapsed=self._clock.elapsed(), event="end")
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """After the last epoch, which may not have been due."""
+        if evaluation.step not in self._scored:
+            self._metrics.add(step=evaluation.step, heldout_loss=evaluation.loss)
+
+    def end(self, epochs: int) -> None:
+        self._timings.add(step=epochs, elapsed=self._clock.elapsed(), event="end")
 
 
 def _fit(
@@ -161,6 +171,7 @@ def _fit(
         checkpoint=folder.checkpoints / "fit.safetensors",
         checkpoint_every=_epochs_between_checkpoints(recipe, plan),
         time_left=time_left,
+        until_time=_until_time(recipe, plan),
         count=_counting(device, plan),
     )
     if writer is None:
@@ -175,13 +186,13 @@ def _fit(
     evaluation = _as_evaluation(scores, len(fitted.epochs))
     evaluation.write(folder.evaluation)
     voice.evaluated(evaluation)
+    writer.evaluated(evaluation)
     figures = draw(folder)
-    writer.end()
+    writer.end(len(fitted.epochs))
     timings = read_lines(folder.timings)
     speeds = [line["tokens_per_second"] for line in timings if "tokens_per_second" in line]
-    short = (
-        None if fitted.stopped != "time" else f"the time was up after {len(fitted.epochs)} of {plan.epochs:.0f} epochs"
-    )
+    made, planned = len(fitted.epochs), round(plan.epochs or 0)
+    short = f"the time was up after {made} of {planned} epochs" if fitted.stopped == "time" and made < planned else None
     outcome = Outcome(
         steps=fitted.epochs[-1].updates if fitted.epochs else 0,
         tokens=len(fitted.epochs) * rows.train.size,
