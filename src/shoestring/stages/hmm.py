@@ -28,12 +28,13 @@ from shoestring.hmm.parameters import Parameters, Saved, load, save
 from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
 from shoestring.parallel.team import Team, join
-from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval
+from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval, reserve_seconds
 from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, write_page
 from shoestring.stages.measure import Measuring, ensure_profile
 from shoestring.stages.plan import plan_recipe, read_plan
+from shoestring.stages.session import FINISH_MARGIN
 from shoestring.stages.train import Finished, measuring_seconds, read_finished
 from shoestring.stages.voice import Live, Voice
 from shoestring.track import LineFile, read_lines
@@ -117,9 +118,20 @@ class _Writer:
         # while several starts are compared, an epoch comes once for each of them, and the winner is not known yet
         self._compared = FitSettings(states=2).restart_epochs if recipe.hmm.restarts > 1 else 0
         self._last = round(plan.epochs)
+        self._planned = _epoch_seconds(plan)
+        self._seconds, self._epochs = 0.0, 0
+        self.beyond = False
+        """Whether all epochs that were planned are made."""
         self._every = max(1, math.ceil(self._last * recipe.evaluate.every))
 
+    @property
+    def slower(self) -> float:
+        """How many times as long as planned epochs take, one at least: what follows them will be as slow."""
+        return max(1.0, self._seconds / max(1, self._epochs) / self._planned)
+
     def __call__(self, epoch: Epoch, parameters: Parameters) -> None:
+        self._seconds, self._epochs = self._seconds + epoch.seconds, self._epochs + 1
+        self.beyond = epoch.epoch >= self._last
         number, comparing = epoch.epoch, epoch.epoch <= self._compared
         if number not in self._written and not comparing:
             self._metrics.add(step=number, tokens=epoch.tokens, loss=epoch.loss, updates=epoch.updates)
@@ -159,7 +171,11 @@ def _fit(
     budget = recipe.budget.time
 
     def time_left() -> float:
-        return math.inf if budget is None else float(budget) - clock.elapsed() - plan.parts["finish"] - RESERVE_SECONDS
+        if budget is None:
+            return math.inf
+        assert writer is not None, "the first process is asked"
+        kept = reserve_seconds(float(budget)) if writer.beyond else RESERVE_SECONDS
+        return float(budget) - clock.elapsed() - FINISH_MARGIN * plan.parts["finish"] * writer.slower - kept
 
     meter = Meter(device)
     fitted = fit(
@@ -211,9 +227,12 @@ def _fit(
 
 def _epochs_between_checkpoints(recipe: Recipe, plan: Plan) -> int:
     """As many as the interval has seconds for, one at least."""
+    return max(1, int(checkpoint_interval(recipe) / _epoch_seconds(plan)))
+
+
+def _epoch_seconds(plan: Plan) -> float:
     assert plan.step_seconds and plan.steps and plan.epochs, "a plan of an HMM has them"
-    epoch = plan.step_seconds * plan.steps / plan.epochs
-    return max(1, int(checkpoint_interval(recipe) / epoch))
+    return plan.step_seconds * plan.steps / plan.epochs
 
 
 def _counting(device: torch.device, plan: Plan) -> Count:
