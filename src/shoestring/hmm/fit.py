@@ -256,9 +256,7 @@ def _update(trial: Trial, work: _Work) -> Trial:
     if counted > 0:  # else no sequence of this update is possible, and there is nothing to learn from
         if settings.update == "online":
             rate = 1.0 if statistics is None else step(settings, trial.updates, work.updates)
-            statistics = _blend(statistics, counts, counted, rate)
-            # as many as the whole data has, so that the priors weigh what they would with all of it
-            counts = _scaled(statistics, work.weighed_tokens)
+            statistics, counts = blend(statistics, counts, counted, rate, work.weighed_tokens)
         parameters = maximize(counts, settings.priors, parameters, settings.tied_start)
         _check_tables(parameters)
     after = Tally(
@@ -301,10 +299,14 @@ def _maybe(table: Tensor | None, picked: slice | Tensor) -> Tensor | None:
     return None if table is None else _of(table, picked)
 
 
-def _blend(old: Counts | None, new: Counts, tokens: float, rate: float) -> Counts:
-    """Running counts per token, of which the new ones replace the share `rate`."""
-    fresh = _scaled(new, 1 / tokens)
-    return fresh if old is None else _scaled(old, 1 - rate).merge(_scaled(fresh, rate))
+def blend(
+    statistics: Counts | None, counts: Counts, counted: float, rate: float, tokens: float
+) -> tuple[Counts, Counts]:
+    """Running counts per token, of which those of `counted` tokens replace the share `rate`; and as many of them as
+    `tokens` give, the whole data's, so that the priors weigh what they would with all of it."""
+    fresh = _scaled(counts, 1 / counted)
+    running = fresh if statistics is None else _scaled(statistics, 1 - rate).merge(_scaled(fresh, rate))
+    return running, _scaled(running, tokens)
 
 
 def _scaled(counts: Counts, factor: float) -> Counts:

@@ -15,6 +15,7 @@ from shoestring.core.seeds import derive
 from shoestring.data.tokenizers import words_in
 from shoestring.hmm.engine import engine
 from shoestring.hmm.expect import Counts
+from shoestring.hmm.fit import blend
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import maximize
 from shoestring.hmm.parameters import random_parameters, save
@@ -51,7 +52,9 @@ class HmmWorkload:
         seed = derive(recipe.run.seed, "random start")
         self._parameters = random_parameters(recipe.hmm.states, self._symbols, seed).to(device, torch.float32)
         self._count = engine(device)
+        self._online = recipe.hmm.update == "online"
         self._counts: Counts | None = None
+        self._statistics: Counts | None = None
         self._made = torch.empty((0, self._length), dtype=torch.int32)
 
     def _rows(self, batch: int) -> torch.Tensor:
@@ -65,6 +68,7 @@ class HmmWorkload:
             torch.cuda.synchronize(self.device)
 
     def accumulate(self, batch: int) -> None:
+        self._counts = None
         try:
             self._counts = self._count(self._parameters, self._rows(batch))
             self._wait()
@@ -75,8 +79,12 @@ class HmmWorkload:
         return False
 
     def update(self) -> None:
-        assert self._counts is not None
-        maximize(self._counts, old=self._parameters)
+        """As a fit's, but for the parameters: they stay."""
+        counts, self._counts = self._counts, None
+        assert counts is not None
+        if self._online:
+            self._statistics, counts = blend(self._statistics, counts, float(counts.tokens), 0.5, 1e6)
+        maximize(counts, old=self._parameters)
         self._wait()
 
     def steps(self, batch: int, count: int, passes: int = 1) -> None:
@@ -93,7 +101,7 @@ class HmmWorkload:
             raise MemoryError(str(cause)) from cause
 
     def forget(self) -> None:
-        self._counts = None
+        self._counts = self._statistics = None
 
     def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
         """Nothing goes on while it is written."""
