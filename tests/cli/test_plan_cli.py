@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,30 @@ def test_a_sweep_is_summed_and_what_is_not_measured_is_said(tiny: Path, shoestri
     assert found["seconds"] == pytest.approx(sum(run["plan"]["seconds"] for run in found["runs"]))
     assert found["fits"] is False
     assert told(shoestring("plan", tiny, *over, "--json", "--time", "1d"))["fits"] is True
+
+
+def test_a_sweep_is_planned_for_the_devices_asked_for(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny, "run.name=tiny-lr1e-3", "train.lr=1e-3")
+    lines = [told(shoestring("plan", tiny, "--over", "train.lr=1e-3", *more, "--json"))["runs"][0]["plan"]
+             for more in ((), ("--devices", "2"))]  # fmt: skip
+    assert [line["devices"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ("--devices 0", ("--devices 0", "at least 1")),
+        ("--sbatch x.sh --what-if devices=2", ("--sbatch and --what-if",)),
+        ("--sbatch x.sh --configurations", ("--sbatch and --configurations",)),
+        ('--card "NVIDIA H200" --devices 0', ("--devices 0", "at least 1")),
+    ],
+)
+def test_a_mistake_beside_a_recipe_is_one_message(
+    options: str, parts: tuple[str, ...], tiny: Path, tmp_path: Path, shoestring: Command
+) -> None:
+    write_profile(tiny)
+    refused(shoestring("plan", tiny, *shlex.split(options)), *parts)
+    assert not (tmp_path / "x.sh").exists()
 
 
 def test_a_law_says_whether_the_model_has_the_best_size(tiny: Path, shoestring: Command) -> None:

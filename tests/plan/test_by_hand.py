@@ -170,7 +170,7 @@ def test_a_time_and_tokens_without_a_speed_say_which_speed_is_needed() -> None:
     made = plan(time=Seconds.parse("5d"), tokens=Count.parse("1.08B"))
     assert made.tokens_per_second == pytest.approx(2500)
     assert shown(made)["speed"] == "2.5k tokens/s"
-    assert shown(made)["binding"] == "time and tokens"
+    assert shown(made)["binding"] == made.binding == "time and tokens"
 
 
 # --- the other notebooks
@@ -202,6 +202,14 @@ def test_a_perceiver_reads_every_latent_in_length_by_latents_epochs_and_its_step
     assert made.steps == int(1e18 / (6e8 * 20 * 512))
     assert made.tokens == made.steps * 20 * 2048
     assert plan(flops=1e18, params=1e8, batch=20, length=2048).steps == int(1e18 / (6e8 * 20 * 2048))
+
+
+def test_a_perceiver_computes_its_latents_and_reads_its_rows() -> None:
+    """10^14 FLOP/s are 10^14 ÷ 6·10^8 predictions a second, of 512 in a row of 2,048 tokens."""
+    made = plan(time=1e5, flops_per_second=1e14, params=1e8, batch=20, length=2048, latents=512)
+    assert made.steps == int(1e5 * 1e14 / (6e8 * 20 * 512))
+    assert made.tokens_per_second == pytest.approx(1e14 / 6e8 * 4)
+    assert made.binding == "time"
 
 
 def test_a_synthetic_set_takes_disk_and_a_stream_takes_none() -> None:
@@ -308,6 +316,11 @@ def test_a_budget_of_less_than_a_step_is_refused_with_the_least_that_is_not(
         ({"batch": 8, "length": 100, "batch_tokens": 1000}, ("1,000 tokens as given", "800 tokens = 8 rows")),
         ({"params": 100, "flops_per_token": 500}, ("500 FLOP a token as given", "600 FLOP a token = 6 × 100")),
         ({"latents": 600, "length": 512}, ("--latents 600", "--length 512")),
+        ({"batch": 16, "devices": 3, "steps": 10}, ("--batch 16", "--devices 3")),
+        (
+            {"memory": 35e9, "rows_per_gb": 270, "per_device": 10_000, "steps": 10},
+            ("--per-device 10000", "35 GB × 270 rows/GB = 9,450 rows"),
+        ),
         ({"disk": 1e9, "checkpoints": 2e9, "bytes_per_token": 2}, ("--disk 1GB", "--checkpoints 2GB")),
         ({"tokens_per_parameter": 20}, ("--tokens-per-parameter 20", "--params")),
         (

@@ -91,3 +91,21 @@ def test_checkpoints_are_as_far_apart_as_those_of_a_network_and_an_epoch_at_leas
     plan = plan_hmm(_recipe({"update": "all"}, time="100s"), _profile(), rows=10_000)
     assert plan.epochs is not None
     assert plan.parts["checkpoints"] == pytest.approx(plan.epochs * 0.1)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_devices_share_the_rows_of_an_update(devices: int) -> None:
+    recipe = _recipe({"update": "every", "update_every": 300}, epochs=2)
+    plan = plan_hmm(recipe, _profile(), rows=1200, devices=devices)
+    assert plan.devices == devices
+    assert plan.parts["train"] == pytest.approx(2 * 4 * (0.01 + 300 / devices * 0.001 + 0.5))
+    notes = [line.reason for line in plan.lines if line.quantity == "devices"]
+    assert len(notes) == (devices > 1)
+
+
+def test_a_disk_that_is_too_small_is_refused_with_the_least_that_is_not() -> None:
+    with pytest.raises(PlanError, match=r"nothing fits the disk: budget.disk = 1B.*--set budget.disk=") as caught:
+        plan_hmm(_recipe(epochs=3, disk="1B"), _profile(), rows=1000)
+    least = str(caught.value).split("--set budget.disk=")[1].split()[0]
+    plan = plan_hmm(_recipe(epochs=3, disk=least), _profile(), rows=1000)
+    assert plan.disk_bytes is not None and str(plan.disk_bytes) in least

@@ -112,6 +112,17 @@ def test_no_budget_makes_a_full_disk_or_a_full_memory_larger() -> None:
     assert refused(values({"steps": 10, "memory": "2MB"}), small).setting is None, "there is not that much"
 
 
+def test_a_profile_measured_under_the_budget_knows_what_was_free() -> None:
+    law = MemoryLaw(
+        fixed_bytes=0, row_bytes=1e8, limit_bytes=10**6, margin_bytes=0, largest=None, verified=1,
+        trials=1, out_of_memory=0, trial_seconds=1.0,
+    )  # fmt: skip
+    recipe = values({"steps": 10, "memory": "1MB"})
+    refusal = refused(recipe, replace(PROFILE, memory=law))
+    assert refusal.setting is not None
+    assert make_plan(with_setting(recipe, refusal.setting), replace(PROFILE, memory=law), store_bytes).steps == 10
+
+
 def test_rows_at_a_time_that_do_not_fit_are_refused_with_fewer() -> None:
     law = MemoryLaw(
         fixed_bytes=0, row_bytes=1e8, limit_bytes=None, margin_bytes=0, largest=4, verified=4,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulated import GB, MB, Device
 
 from shoestring.probe.child import Died
-from shoestring.probe.search import HOLES, find_largest, largest_within, line, margin_bytes, upper_bytes
+from shoestring.probe.search import HOLES, ROUNDING, find_largest, largest_within, line, margin_bytes, upper_bytes
 from shoestring.probe.trials import Trial
 from shoestring.probe.workload import Usage
 
@@ -266,3 +266,25 @@ def test_the_margin_is_in_bytes_and_larger_where_others_share_the_memory() -> No
     assert margin_bytes(8 * GB, "cuda") == 8 * GB // 200
     assert margin_bytes(4 * GB, "cuda") == 32 * MB
     assert margin_bytes(20 * 10**9, "cpu") == 10**9
+
+
+@pytest.mark.parametrize(
+    ("limit", "row"), [(70 * MB, 80_000), (150 * MB, 80_000), (70 * MB, 5_000), (90 * MB, 300_000)]
+)
+def test_rows_whose_bytes_are_lost_in_noise_do_not_lead_beyond_the_limit(limit: int, row: int) -> None:
+    """Scoring on a CPU: 60 MB that stay, 2 MB that come and go, and time for a few hundred rows."""
+    tried = []
+
+    def trial(batch: int, apart: bool, timed: bool) -> Trial:
+        tried.append(batch)
+        asked = 62 * MB + row * batch
+        usage = Usage(asked, asked, 0, 60 * MB, 2)
+        return Trial(batch, (0.002 * batch,), 0.006 * batch, 0.0, 0.0, usage)
+
+    found = find_largest(trial, limit, 0, seconds=1.0)
+    assert max(62 * MB + row * batch for batch in tried) <= limit
+    if found.law.largest is None:
+        assert "would take" in found.stopped
+        assert found.law.verified == max(tried)
+    else:
+        assert found.law.largest >= 0.97 * ((limit - 62 * MB - 2 * ROUNDING) // row), "two blocks may come out larger"

@@ -30,6 +30,8 @@ COMMAND: dict[str, Any] = {
 }
 """For typer, which only lists this verb beside the others."""
 _WITH_RECIPE = {"devices"}
+_SHOWN = ("what_if", "configurations", "over")
+"""Tables in place of one plan."""
 """Figures that go with a recipe too; `time` does with --over."""
 
 
@@ -167,14 +169,17 @@ def _of_recipe(terminal: Terminal, figures: dict[str, Interval], given: argparse
         raise PlanError(
             f"{', '.join(names)}: by hand there is no recipe; with one, use --set, as in --set budget.time=2h"
         )
+    if given.sbatch and (others := [f"--{name.replace('_', '-')}" for name in _SHOWN if getattr(given, name)]):
+        raise PlanError(f"--sbatch and {', '.join(others)}: a script is of one plan; leave one of them out")
     if given.over:
-        return _grid(terminal, given, figures.get("time"))
+        devices = _devices(figures, 1) if "devices" in figures else None
+        return _grid(terminal, given, figures.get("time"), devices)
     loaded = recipe_file.load(given.recipe, given.set)
     if given.card is not None:
         return _on_card(terminal, loaded, figures, given)
     folder = RunFolder.of(loaded)
     profile = read_profile(loaded, folder, given.profile)
-    devices = int(figures["devices"].expected) if "devices" in figures else profile.devices
+    devices = _devices(figures, profile.devices)
     made = plan_recipe(loaded, profile, devices=devices)
     if given.what_if:
         from shoestring.stages.what_if import what_if
@@ -193,6 +198,14 @@ def _of_recipe(terminal: Terminal, figures: dict[str, Interval], given: argparse
     return made.to_dict()
 
 
+def _devices(figures: dict[str, Interval], otherwise: int) -> int:
+    """Those asked for."""
+    count = figures["devices"].expected if "devices" in figures else otherwise
+    if count < 1 or count != int(count):
+        raise PlanError(f"--devices {count:g}: must be a whole number of at least 1")
+    return int(count)
+
+
 def _on_card(
     terminal: Terminal, recipe: Recipe, figures: dict[str, Interval], given: argparse.Namespace
 ) -> dict[str, Any]:
@@ -205,7 +218,7 @@ def _on_card(
     if needless := [name for name, value in others.items() if value]:
         shown = ", ".join(needless)
         raise PlanError(f"--card and {shown}: that needs a profile; measure with: shoestring measure RECIPE")
-    devices = int(figures["devices"].expected) if "devices" in figures else 1
+    devices = _devices(figures, 1)
     made = plan_on_card(recipe, vocabulary_of(recipe, given.vocabulary), given.card, devices)
     terminal.planned(made)
     return made.to_dict()
@@ -251,11 +264,11 @@ def _configurations(terminal: Terminal, recipe: Recipe, profile: Profile, device
     }
 
 
-def _grid(terminal: Terminal, given: argparse.Namespace, time: Interval | None) -> dict[str, Any]:
+def _grid(terminal: Terminal, given: argparse.Namespace, time: Interval | None, devices: int | None) -> dict[str, Any]:
     from shoestring.stages.grid import grid
     from shoestring.stages.what_if import plan_runs
 
-    lines = plan_runs(grid(given.recipe, given.set, given.over))
+    lines = plan_runs(grid(given.recipe, given.set, given.over), devices)
     rows, total = [], Interval(0.0, 0.0, 0.0)
     for line in lines:
         if line.plan is None or line.plan.seconds is None:

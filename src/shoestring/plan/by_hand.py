@@ -102,7 +102,23 @@ def _facts(given: Mapping[str, Interval], equations: Sequence[Relation]) -> dict
         if name in facts and not _is_whole(facts[name].value.expected):
             shown, reason = facts[name].value.expected, facts[name].reason
             raise PlanError(f"{QUANTITIES[name].label}: {reason} = {shown:g}, which must be a whole number")
+    _check_split(facts)
     return facts
+
+
+def _check_split(facts: _Values) -> None:
+    """That the rows of a batch divide over the devices, and those at a time fit the memory."""
+    count = {name: facts[name].value.expected for name in ("batch", "devices", "per_device") if name in facts}
+    if count.get("batch", 0.0) % count.get("devices", 1.0):
+        raise PlanError(
+            f"--batch {count['batch']:g} and --devices {count['devices']:g}: a batch divides over its devices"
+        )
+    room = facts.get("rows_in_memory")
+    if room is not None and count.get("per_device", 0.0) > room.value.high:
+        raise PlanError(
+            f"--per-device {count['per_device']:g} does not fit the memory: {room.reason} = "
+            f"{_with_unit('rows_in_memory', room.value)}"
+        )
 
 
 def _is_whole(value: float) -> bool:
@@ -294,7 +310,7 @@ def _plan(
         upward = math.ceil if name == "entries" else int
         numbers[name] = upward(round(numbers[name], 6))
     ranges = {field: (value.low, value.high) for field, value in found.items() if not value.is_exact}
-    return Plan(binding=binding[0] if binding else "none", **numbers, intervals=ranges, lines=tuple(lines))
+    return Plan(binding=" and ".join(binding) or "none", **numbers, intervals=ranges, lines=tuple(lines))
 
 
 def _of_one(values: _Values) -> bool:

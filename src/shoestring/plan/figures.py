@@ -165,6 +165,7 @@ _ALL_PREDICTED = (
     Relation("flops", ("tokens", "flops_per_token")),
 )
 _LATENTS_PREDICTED = (
+    Relation("tokens_per_second", ("flops_per_second", "length"), ("flops_per_token", "latents")),
     Relation("predictions", ("samples", "latents")),
     Relation("flops", ("predictions", "flops_per_token")),
 )

@@ -12,29 +12,38 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, rate
 from shoestring.plan.history import NO_HISTORY, Correction
 from shoestring.plan.intervals import seconds_ends
-from shoestring.plan.lines import parts_reason
+from shoestring.plan.lines import devices_note, parts_reason
 from shoestring.plan.make import REPORT_SECONDS, checkpoint_interval, reserve_seconds
 from shoestring.plan.refusal import Refusal, plan_or_nearest
-from shoestring.plan.split import choose_split, memory_limit
+from shoestring.plan.split import choose_split, most_memory
+
+EPOCH_BYTES = 800
+"""At most, of what a checkpoint notes of each epoch."""
 
 
 def plan_hmm(
-    recipe: Recipe, profile: Profile, rows: int, spent: float = 0.0, correction: Correction = NO_HISTORY
+    recipe: Recipe,
+    profile: Profile,
+    rows: int,
+    spent: float = 0.0,
+    correction: Correction = NO_HISTORY,
+    devices: int = 1,
 ) -> Plan:
     """`rows` training rows of `data.length` tokens; `spent` seconds of the time budget are gone already.
 
-    Raises PlanError as `make_plan`, with the nearest recipe that fits.
+    The devices share the rows of each update. Raises PlanError as `make_plan`, with the nearest recipe that fits.
     """
-    attempt = partial(_plan, profile=profile, rows=rows, spent=spent, correction=correction)
-    return plan_or_nearest(recipe, attempt, memory_limit(profile, None))
+    attempt = partial(_plan, profile=profile, rows=rows, spent=spent, correction=correction, devices=devices)
+    return plan_or_nearest(recipe, attempt, most_memory(profile))
 
 
-def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correction: Correction) -> Plan:
+def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correction: Correction, devices: int) -> Plan:
     hmm, length = recipe.hmm, recipe.data.length
     assert hmm is not None, "an HMM recipe"
     split = choose_split(profile, recipe.batch, None, recipe.budget.memory)
     updates = 1 if hmm.update == "all" else -(-rows // hmm.update_every)
-    counting = _seconds(profile.points, split.point, -(-rows // updates))
+    counted = -(-rows // updates // devices)
+    counting = _seconds(profile.points, split.point, counted)
     epoch = updates * (counting + profile.update_seconds) * correction.factor
     score = recipe.evaluate.rows * profile.validate_seconds_per_row
     evaluations = math.ceil(1 / recipe.evaluate.every)
@@ -62,14 +71,22 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
     parts["checkpoints"] = parts["train"] * saving_share
     tokens = epochs * rows * length
     seconds = sum(parts.values())
-    passes = (epochs + extra) * updates * -(-rows // updates // split.per_device)
+    passes = (epochs + extra) * updates * -(-counted // split.per_device)
     ends = seconds_ends(parts, profile, split.point, passes, correction.spread)
     limit = getattr(recipe.budget, binding)
-    at_once = min(split.per_device, max(-(-rows // updates), recipe.evaluate.rows))
+    at_once = min(split.per_device, max(counted, recipe.evaluate.rows))
     peak = _peak(profile.points, at_once)
+    disk = profile.checkpoint_bytes + EPOCH_BYTES * (epochs + extra)
+    if recipe.budget.disk is not None and disk > recipe.budget.disk:
+        raise Refusal(
+            f"nothing fits the disk: budget.disk = {recipe.budget.disk}, and the model and its checkpoint take "
+            f"{Bytes(disk).short()}",
+            "disk",
+        )
     table = [
         ("rows", Count(rows).short(), f"of {length} tokens"),
         ("rows at a time", f"at most {split.per_device:,}", split.reason),
+        *(("devices", str(devices), note) for note in devices_note(devices, profile)),
         ("updates", f"{updates:,} an epoch", f'hmm.update = "{hmm.update}"'),
         ("epochs", f"{epochs:,}", f"budget.{binding} = {limit}"),
         ("an epoch", Seconds(epoch).short(), f"{rows:,} rows at {rate(rows * length / epoch, 'tokens/s')}"),
@@ -96,14 +113,14 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
         effective_batch=rows if hmm.update == "all" else min(rows, hmm.update_every),
         per_device=split.per_device,
         accumulate=1,
-        devices=1,
+        devices=devices,
         epochs=float(epochs),
         flops=tokens * profile.cost.train_flops_per_token,
         seconds=seconds,
         parts=parts,
         step_seconds=epoch / updates,
         tokens_per_second=rows * length / epoch,
-        disk_bytes=2 * profile.checkpoint_bytes,
+        disk_bytes=disk,
         peak_bytes=peak,
         evaluations=evaluations,
         intervals={"seconds": ends},

@@ -27,7 +27,7 @@ from shoestring.plan.history import NO_HISTORY, Correction
 from shoestring.plan.intervals import Ends, seconds_ends, text_ends
 from shoestring.plan.lines import plan_lines
 from shoestring.plan.refusal import Refusal, plan_or_nearest
-from shoestring.plan.split import Split, choose_split, memory_limit
+from shoestring.plan.split import Split, choose_split, most_memory
 
 RESERVE_SECONDS = 2.5
 RESERVE_SHARE = 0.02
@@ -95,7 +95,7 @@ def make_plan(
         devices=devices,
         correction=correction,
     )
-    return plan_or_nearest(recipe, attempt, memory_limit(profile, None))
+    return plan_or_nearest(recipe, attempt, most_memory(profile))
 
 
 def _make(

@@ -75,6 +75,14 @@ def memory_limit(profile: Profile, memory: int | None) -> int | None:
     return None if profile.available_bytes is None else int(profile.available_bytes * MEMORY_SHARE)
 
 
+def most_memory(profile: Profile) -> int | None:
+    """Bytes that a budget could allow: what was free less a margin, whatever budget it was measured under."""
+    if profile.available_bytes is None:
+        return None
+    law = profile.memory
+    return int(profile.available_bytes * MEMORY_SHARE) if law is None else profile.available_bytes - law.margin_bytes
+
+
 def points_of(profile: Profile, share: int) -> list[Point]:
     """Passes that divide `share` rows: those measured, and where bytes are known for any batch, those between."""
     divisors = divisors_of(share) if profile.memory is not None else []

@@ -153,6 +153,10 @@ class _Search:
             lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room, self.fitted[-1].batch
         )
 
+    def surely(self) -> int:
+        """The largest batch that fits where all that the last one took above its rest is of its rows."""
+        return largest_within(lambda batch: upper_bytes(self.fitted[-1:], batch), self.room, self.fitted[-1].batch)
+
     @property
     def holes(self) -> float:
         """Of the last trial, as a share of what its tensors took."""
@@ -246,11 +250,13 @@ def find_largest(
     third = search.safe(holes)
     if third > _FAR * second:
         third = search.safe(max(holes, _CAUTION * search.holes))
-    if third > (timely := search.in_time(third)):
-        if timely > second and search.unclear:
-            told = search.stopped
-            if search.attempt(timely):
-                search.stopped = told
+    timely = search.in_time(third)
+    if third > timely and search.unclear and (clearer := min(timely, search.surely())) > second:
+        if not search.attempt(clearer):
+            return search.found(complete=False)
+        second, third = clearer, search.safe(holes)
+        timely = search.in_time(third)
+    if third > timely:
         return search.found(complete=False)
     search.stopped = full
     if third > second:

@@ -13,14 +13,19 @@ from shoestring.core.files import make_folder
 from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
 from shoestring.data.tokenizers import words_in
+from shoestring.hmm import resume
 from shoestring.hmm.engine import engine
 from shoestring.hmm.expect import Counts
 from shoestring.hmm.fit import blend
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import maximize
-from shoestring.hmm.parameters import random_parameters, save
+from shoestring.hmm.parameters import random_parameters
+from shoestring.hmm.resume import Identity, Progress, Trial
 from shoestring.probe.meter import Meter
 from shoestring.probe.workload import Usage, nothing
+
+_MODEL_BYTES = 8
+"""Of each probability in the file of a model."""
 
 
 def alphabet_size(recipe: Recipe) -> int:
@@ -104,12 +109,14 @@ class HmmWorkload:
         self._counts = self._statistics = None
 
     def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
-        """Nothing goes on while it is written."""
+        """Nothing goes on while it is written; the bytes are those of the model at the end, too."""
         make_folder(self._folder)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            save(Path(folder) / "model.safetensors", self._parameters)
+            file = Path(folder) / "fit.safetensors"
+            trial = Trial(restart=0, parameters=self._parameters, statistics=self._statistics)
+            resume.save(file, Progress(trial=trial), Identity(settings={}, data=""))
             beside()
-            return (Path(folder) / "model.safetensors").stat().st_size
+            return file.stat().st_size + _MODEL_BYTES * sum(t.numel() for t in self._parameters if t is not None)
 
     def reset_peak(self) -> None:
         self._meter.reset()

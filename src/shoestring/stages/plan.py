@@ -38,7 +38,7 @@ def plan_recipe(
         from shoestring.data.sentence_store import prepare_rows
 
         rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
-        return plan_hmm(recipe, profile, len(rows.train), spent, correction)
+        return plan_hmm(recipe, profile, len(rows.train), spent, correction, devices)
 
     def store_bytes(tokens: float, documents: float) -> int:
         return estimate_bytes(tokens, documents, recipe.data)

@@ -94,8 +94,11 @@ class GridLine:
     is_estimate: bool = False
 
 
-def plan_runs(recipes: Sequence[Recipe]) -> list[GridLine]:
-    """A plan for each recipe that is not done, from its own profile or else scaled from the nearest one there is."""
+def plan_runs(recipes: Sequence[Recipe], devices: int | None = None) -> list[GridLine]:
+    """A plan for each recipe that is not done, from its own profile or else scaled from the nearest one there is.
+
+    Each is for `devices`, or for as many as were measured.
+    """
     measured = []
     for recipe in recipes:
         folder = RunFolder.of(recipe)
@@ -118,6 +121,7 @@ def plan_runs(recipes: Sequence[Recipe]) -> list[GridLine]:
             lines.append(GridLine(name=recipe.run.name, plan=None))
             continue
         profile, notes = profile_for(recipe, measured)
-        plan = plan_recipe(recipe, profile, estimate_error=ESTIMATE_ERROR if notes else 0.0)
+        error = ESTIMATE_ERROR if notes else 0.0
+        plan = plan_recipe(recipe, profile, devices=devices or profile.devices, estimate_error=error)
         lines.append(GridLine(name=recipe.run.name, plan=plan, is_estimate=bool(notes)))
     return lines
