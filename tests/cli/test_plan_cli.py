@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +186,18 @@ def test_a_card_that_is_not_here_is_estimated_without_a_profile(
 # --- history
 
 
-def finish(tmp_path: Path, name: str, slower: float, machine: Machine = MACHINE) -> None:
-    """A run that took `slower` times as long as its plan said."""
+OTHER = Machine.from_dict(MACHINE.to_dict() | {"threads": 64}, "test")
+
+
+def finish(
+    tmp_path: Path, name: str, slower: float, machine: Machine = MACHINE, measured_on: Machine | None = None
+) -> None:
+    """A run that took `slower` times as long as its plan said, measured where it ran or elsewhere."""
     folder = RunFolder(tmp_path / "runs" / name)
-    plan = Plan(binding="steps", tokens=1000, tokens_per_second=100.0, seconds=10.0, intervals={"seconds": (9.0, 12.0)})
-    plan.write(folder.plan)
+    Plan(
+        binding="steps", tokens=1000, tokens_per_second=100.0, seconds=10.0, intervals={"seconds": (9.0, 12.0)},
+        measured_on=(measured_on or machine).fingerprint,
+    ).write(folder.plan)  # fmt: skip
     machine.write(folder.machine)
     Outcome(
         steps=10, tokens=1000, seconds=10.0 * slower, segments=1, tokens_per_second=100.0 / slower, disk_bytes=1,
@@ -203,7 +211,8 @@ def test_what_past_runs_teach_is_used_and_shown(tiny: Path, tmp_path: Path, shoe
     assert plain["correction"] is None
     for name in ("a", "b", "c"):
         finish(tmp_path, name, 1.5)
-    finish(tmp_path, "other", 9.0, Machine.from_dict(MACHINE.to_dict() | {"threads": 64}, "test"))
+    finish(tmp_path, "other", 9.0, OTHER)
+    finish(tmp_path, "moved", 9.0, MACHINE, measured_on=OTHER)
     (tmp_path / "runs/torn").mkdir()
     (tmp_path / "runs/torn/DONE").write_text("{")
     (tmp_path / "runs/torn/plan.json").write_text("{")
@@ -215,13 +224,25 @@ def test_what_past_runs_teach_is_used_and_shown(tiny: Path, tmp_path: Path, shoe
     (line,) = [line for line in plan["lines"] if line["quantity"] == "correction"]
     assert "torn" in line["reason"] and "foreign" in line["reason"]
     found = told(shoestring("plan", "--history", "runs", "--json"))
-    assert {run["run"] for run in found["runs"]} == {"a", "b", "c", "other"}
+    assert {run["run"] for run in found["runs"]} == {"a", "b", "c", "other", "moved"}
     assert len(found["left_out"]) == 2
     assert sorted(found["corrections"].values()) == pytest.approx([1.5**0.75, 3.0])
     table = shoestring("plan", "--history", "runs/a", "runs/b")
     assert table.returncode == 0
     assert "+50.0%" in table.stdout
     assert "mean size of the error" in table.stdout
+
+
+def test_the_profile_says_where_an_older_plan_was_measured(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    profile = write_profile(tiny)
+    finish(tmp_path, "before", 1.5)
+    folder = RunFolder(tmp_path / "runs/before")
+    replace(Plan.read(folder.plan), measured_on=None).write(folder.plan)
+    assert told(shoestring("plan", tiny, "--json"))["correction"] is None
+    for machine, correction in ((OTHER, None), (MACHINE, pytest.approx(1.5**0.5))):
+        replace(profile, machine=machine).write(folder.profile)
+        plan = told(shoestring("plan", tiny, "--json"))
+        assert (plan["correction"], plan["measured_on"]) == (correction, MACHINE.fingerprint)
 
 
 def test_a_run_that_trains_is_planned_with_what_was_learned(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

@@ -23,7 +23,13 @@ def outcome(**values: Any) -> Outcome:
     return Outcome(**base | rest | values)
 
 
-def past(ratio: float, machine: str | None = "here", correction: float | None = None, **actual: Any) -> Past:
+def past(
+    ratio: float,
+    machine: str | None = "here",
+    correction: float | None = None,
+    measured_on: str | None = "here",
+    **actual: Any,
+) -> Past:
     """A run whose steps took `ratio` times what was measured."""
     plan = Plan(
         binding="time",
@@ -34,7 +40,7 @@ def past(ratio: float, machine: str | None = "here", correction: float | None = 
         correction=correction,
         intervals={"seconds": (90.0, 111.0)},
     )
-    return Past(name="run", machine=machine, plan=plan, outcome=outcome(**actual))
+    return Past(name="run", machine=machine, measured_on=measured_on, plan=plan, outcome=outcome(**actual))
 
 
 @given(st.lists(st.floats(0.2, 5.0), max_size=20))
@@ -47,6 +53,8 @@ def test_the_factor_is_the_geometric_mean_with_one_run_as_measured(ratios: list[
 def test_without_runs_nothing_is_corrected() -> None:
     assert learn([], "here") == NO_HISTORY
     assert learn([past(2.0, "elsewhere"), past(2.0, None)], "here") == NO_HISTORY
+    elsewhere = [past(9.0, measured_on="elsewhere"), past(9.0, measured_on=None), past(9.0, None, measured_on=None)]
+    assert learn(elsewhere, "here") == learn(elsewhere, "elsewhere") == NO_HISTORY, "measured on another machine"
     assert NO_HISTORY.factor == 1.0
     assert NO_HISTORY.lines() == []
 

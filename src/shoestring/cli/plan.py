@@ -327,7 +327,7 @@ def _history(terminal: Terminal, paths: Sequence[Path]) -> dict[str, Any]:
         raise PlanError(f"no finished run in {', '.join(map(str, paths))}; a run is finished when it has a file DONE")
     terminal.table("Actual against planned", HISTORY_HEAD, history_table(past))
     corrections = {}
-    for machine in dict.fromkeys(run.machine for run in past if run.machine is not None):
+    for machine in dict.fromkeys(run.teaches for run in past if run.teaches is not None):
         correction = learn(past, machine)
         corrections[machine] = correction.factor
         where = f" on machine {machine}" if len({run.machine for run in past}) > 1 else ""

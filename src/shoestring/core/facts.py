@@ -225,6 +225,8 @@ class Plan(Record):
     """(low, high) of those fields above that are not known exactly: about 95 % of runs are expected between them."""
     correction: float | None = None
     """What the measured seconds of a step were multiplied by, learned from runs before; None where there were none."""
+    measured_on: str | None = None
+    """Fingerprint of the machine whose profile it was made from; None where there was none, or nobody noted it."""
     lines: tuple[Line, ...] = ()
 
 

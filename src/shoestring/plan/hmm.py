@@ -125,6 +125,7 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
         evaluations=evaluations,
         intervals={"seconds": ends},
         correction=correction.factor if correction.runs else None,
+        measured_on=profile.machine.fingerprint,
         lines=(*(Line(quantity=q, value=v, reason=r) for q, v, r in table), *correction.lines()),
     )
 

@@ -157,6 +157,7 @@ def _make(
         most_steps=most,
         intervals=_intervals(profile, split, corpus, steps, parts, correction.spread),
         correction=correction.factor if correction.runs else None,
+        measured_on=profile.machine.fingerprint,
     )
     reserve = None if recipe.budget.time is None else reserve_seconds(float(recipe.budget.time))
     return replace(plan, lines=(*plan_lines(recipe, profile, split, corpus, plan, reserve), *correction.lines()))

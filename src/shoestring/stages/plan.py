@@ -104,11 +104,17 @@ def read_history(folders: Iterable[Path]) -> tuple[list[Past], list[str]]:
                 continue
             machine = Machine.read(folder.machine).fingerprint if folder.machine.is_file() else None
             plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
+            measured_on = plan.measured_on or _profiled_on(folder)
         except (ShoestringError, UnicodeDecodeError) as cause:
             left_out.append(f"{path} ({str(cause).splitlines()[0]})")
             continue
-        found.append(Past(name=path.name, machine=machine, plan=plan, outcome=outcome))
+        found.append(Past(name=path.name, machine=machine, measured_on=measured_on, plan=plan, outcome=outcome))
     return found, left_out
+
+
+def _profiled_on(folder: RunFolder) -> str | None:
+    """Fingerprint of the machine of a run's profile, for plans that do not say which one they were made from."""
+    return Profile.read(folder.profile).machine.fingerprint if folder.profile.is_file() else None
 
 
 def history_of(paths: Sequence[Path]) -> tuple[list[Past], list[str]]:
