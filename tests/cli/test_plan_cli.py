@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, last_json
+from conftest import TINY, Command, last_json
 from profiles import MACHINE, write_profile
 
 from shoestring.core.facts import Machine, Outcome, Plan
+from shoestring.core.files import write_whole
 from shoestring.core.run_folder import RunFolder
 
 
@@ -187,13 +188,32 @@ def test_a_card_that_is_not_here_is_estimated_without_a_profile(
 
 
 OTHER = Machine.from_dict(MACHINE.to_dict() | {"threads": 64}, "test")
+HMM = """
+[budget]
+epochs = 1
+
+[data]
+tokenizer = "words:50"
+length = 10
+documents = 9
+
+[hmm]
+states = 5
+"""
 
 
 def finish(
-    tmp_path: Path, name: str, slower: float, machine: Machine = MACHINE, measured_on: Machine | None = None
+    tmp_path: Path,
+    name: str,
+    slower: float,
+    machine: Machine = MACHINE,
+    measured_on: Machine | None = None,
+    parent: str = "runs",
+    recipe: str = TINY,
 ) -> None:
     """A run that took `slower` times as long as its plan said, measured where it ran or elsewhere."""
-    folder = RunFolder(tmp_path / "runs" / name)
+    folder = RunFolder(tmp_path / parent / name)
+    write_whole(folder.recipe, recipe)
     Plan(
         binding="steps", tokens=1000, tokens_per_second=100.0, seconds=10.0, intervals={"seconds": (9.0, 12.0)},
         measured_on=(measured_on or machine).fingerprint,
@@ -213,6 +233,7 @@ def test_what_past_runs_teach_is_used_and_shown(tiny: Path, tmp_path: Path, shoe
         finish(tmp_path, name, 1.5)
     finish(tmp_path, "other", 9.0, OTHER)
     finish(tmp_path, "moved", 9.0, MACHINE, measured_on=OTHER)
+    finish(tmp_path, "hmm", 4.0, recipe=HMM)
     (tmp_path / "runs/torn").mkdir()
     (tmp_path / "runs/torn/DONE").write_text("{")
     (tmp_path / "runs/torn/plan.json").write_text("{")
@@ -224,9 +245,10 @@ def test_what_past_runs_teach_is_used_and_shown(tiny: Path, tmp_path: Path, shoe
     (line,) = [line for line in plan["lines"] if line["quantity"] == "correction"]
     assert "torn" in line["reason"] and "foreign" in line["reason"]
     found = told(shoestring("plan", "--history", "runs", "--json"))
-    assert {run["run"] for run in found["runs"]} == {"a", "b", "c", "other", "moved"}
+    assert {run["run"] for run in found["runs"]} == {"a", "b", "c", "other", "moved", "hmm"}
     assert len(found["left_out"]) == 2
-    assert sorted(found["corrections"].values()) == pytest.approx([1.5**0.75, 3.0])
+    assert found["corrections"][MACHINE.fingerprint] == pytest.approx({"llama": 1.5**0.75, "hmm": 2.0})
+    assert found["corrections"][OTHER.fingerprint] == pytest.approx({"llama": 3.0})
     table = shoestring("plan", "--history", "runs/a", "runs/b")
     assert table.returncode == 0
     assert "+50.0%" in table.stdout

@@ -28,6 +28,7 @@ def past(
     machine: str | None = "here",
     correction: float | None = None,
     measured_on: str | None = "here",
+    kind: str | None = "llama",
     **actual: Any,
 ) -> Past:
     """A run whose steps took `ratio` times what was measured."""
@@ -40,32 +41,40 @@ def past(
         correction=correction,
         intervals={"seconds": (90.0, 111.0)},
     )
-    return Past(name="run", machine=machine, measured_on=measured_on, plan=plan, outcome=outcome(**actual))
+    return Past(name="run", machine=machine, measured_on=measured_on, kind=kind, plan=plan, outcome=outcome(**actual))
 
 
 @given(st.lists(st.floats(0.2, 5.0), max_size=20))
 def test_the_factor_is_the_geometric_mean_with_one_run_as_measured(ratios: list[float]) -> None:
-    found = learn([past(ratio) for ratio in ratios], "here")
+    found = learn([past(ratio) for ratio in ratios], "here", "llama")
     assert found.factor == pytest.approx(math.prod(ratios) ** (1 / (len(ratios) + 1)))
     assert found.runs == len(ratios)
 
 
 def test_without_runs_nothing_is_corrected() -> None:
-    assert learn([], "here") == NO_HISTORY
-    assert learn([past(2.0, "elsewhere"), past(2.0, None)], "here") == NO_HISTORY
+    assert learn([], "here", "llama") == NO_HISTORY
+    assert learn([past(2.0, "elsewhere"), past(2.0, None)], "here", "llama") == NO_HISTORY
     elsewhere = [past(9.0, measured_on="elsewhere"), past(9.0, measured_on=None), past(9.0, None, measured_on=None)]
-    assert learn(elsewhere, "here") == learn(elsewhere, "elsewhere") == NO_HISTORY, "measured on another machine"
+    for machine in ("here", "elsewhere"):
+        assert learn(elsewhere, machine, "llama") == NO_HISTORY, "measured on another machine than it ran on"
     assert NO_HISTORY.factor == 1.0
     assert NO_HISTORY.lines() == []
+
+
+def test_a_run_teaches_plans_of_its_own_kind() -> None:
+    runs = [past(9.0, kind="hmm"), past(4.0), past(5.0, kind=None)]
+    assert learn(runs, "here", "hmm").factor == pytest.approx(3.0)
+    assert learn(runs, "here", "llama").factor == pytest.approx(2.0)
+    assert learn(runs, "here", "gpt2") == NO_HISTORY
 
 
 def test_a_plan_that_was_corrected_teaches_what_was_measured_and_not_what_it_said() -> None:
     """A machine whose steps take 1.3 times what is measured, run after run, each planned with what was learned."""
     runs: list[Past] = []
     for _ in range(40):
-        correction = learn(runs, "here")
+        correction = learn(runs, "here", "llama")
         runs.append(past(1.3, correction=correction.factor if correction.runs else None))
-    assert learn(runs, "here").factor == pytest.approx(1.3, rel=0.01)
+    assert learn(runs, "here", "llama").factor == pytest.approx(1.3, rel=0.01)
     assert errors(runs[-1])["step"] == pytest.approx(0.0, abs=0.01), "the last plan was right"
     assert errors(runs[0])["step"] == pytest.approx(0.3)
 
@@ -73,8 +82,8 @@ def test_a_plan_that_was_corrected_teaches_what_was_measured_and_not_what_it_sai
 def test_the_spread_is_that_of_the_runs() -> None:
     draw = random.Random(3)
     runs = [past(math.exp(draw.gauss(0.1, 0.2))) for _ in range(400)]
-    assert learn(runs, "here").spread == pytest.approx(0.2, rel=0.1)
-    assert learn([], "here").spread == DRIFT
+    assert learn(runs, "here", "llama").spread == pytest.approx(0.2, rel=0.1)
+    assert learn([], "here", "llama").spread == DRIFT
 
 
 def test_errors_are_actual_by_planned() -> None:

@@ -326,13 +326,13 @@ def _history(terminal: Terminal, paths: Sequence[Path]) -> dict[str, Any]:
     if not past:
         raise PlanError(f"no finished run in {', '.join(map(str, paths))}; a run is finished when it has a file DONE")
     terminal.table("Actual against planned", HISTORY_HEAD, history_table(past))
-    corrections = {}
-    for machine in dict.fromkeys(run.teaches for run in past if run.teaches is not None):
-        correction = learn(past, machine)
-        corrections[machine] = correction.factor
+    corrections: dict[str, dict[str, float]] = {}
+    for machine, kind in dict.fromkeys(run.teaches for run in past if run.teaches is not None):
+        correction = learn(past, machine, kind)
+        corrections.setdefault(machine, {})[kind] = correction.factor
         where = f" on machine {machine}" if len({run.machine for run in past}) > 1 else ""
         for told in correction.lines():
-            terminal.say(f"the next plan's correction{where}: {told.value} ({told.reason})")
+            terminal.say(f"the next {kind} plan's correction{where}: {told.value} ({told.reason})")
     return {
         "runs": [{"run": run.name, "machine": run.machine, "errors": errors(run)} for run in past],
         "left_out": left_out,

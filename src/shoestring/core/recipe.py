@@ -263,6 +263,11 @@ class Recipe:
         return self.stream or Stream()
 
     @property
+    def kind(self) -> str:
+        """What is trained: "hmm", or the family of the network."""
+        return self.model.family if self.hmm is None else "hmm"
+
+    @property
     def fingerprint(self) -> str:
         """Of everything that decides the result: all but where it is kept."""
         parts = encode(self)

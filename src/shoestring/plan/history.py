@@ -21,13 +21,17 @@ class Past:
     """Fingerprint of where it ran; None where nobody noted it."""
     measured_on: str | None
     """Fingerprint of the machine that its plan was made for; None where nobody noted it."""
+    kind: str | None
+    """What was trained; None where nobody noted it."""
     plan: Plan
     outcome: Outcome
 
     @property
-    def teaches(self) -> str | None:
-        """The machine whose plans learn from it; None where it ran elsewhere than it was measured."""
-        return self.machine if self.machine == self.measured_on else None
+    def teaches(self) -> tuple[str, str] | None:
+        """Machine and kind of the plans that learn from it; None where it ran elsewhere than it was measured."""
+        if self.machine is None or self.kind is None or self.machine != self.measured_on:
+            return None
+        return self.machine, self.kind
 
     @property
     def step_ratio(self) -> float | None:
@@ -62,13 +66,14 @@ class Correction:
 NO_HISTORY = Correction()
 
 
-def learn(past: Sequence[Past], machine: str, left_out: Sequence[str] = ()) -> Correction:
-    """The geometric mean of actual by measured step seconds over runs on this machine, with one run more as measured.
+def learn(past: Sequence[Past], machine: str, kind: str, left_out: Sequence[str] = ()) -> Correction:
+    """The geometric mean of actual by measured step seconds over runs of one kind on this machine, with one run more as
+    measured.
 
     That one keeps a single odd run from doubling the next plan. A run that was measured on another machine says how far
-    apart the two are, and not how far a step is from its measurement.
+    apart the two are, and not how far a step is from its measurement; the passes of an HMM say nothing of a network's.
     """
-    ratios = [run.step_ratio for run in past if run.teaches == machine]
+    ratios = [run.step_ratio for run in past if run.teaches == (machine, kind)]
     logs = [math.log(ratio) for ratio in ratios if ratio is not None]
     mean = sum(logs) / (len(logs) + 1)
     spread = math.sqrt((DRIFT**2 + sum((log - mean) ** 2 for log in logs)) / (len(logs) + 1))

@@ -73,9 +73,9 @@ def ready_rows(recipe: Recipe) -> Ready | None:
 
 
 def learned(recipe: Recipe, profile: Profile) -> Correction:
-    """What the last finished runs in the same folder teach about the machine that was measured."""
+    """What the last finished runs in the same folder teach about such a model on the machine that was measured."""
     past, left_out = read_history(finished_runs(Path(recipe.run.folder)))
-    return learn(past, profile.machine.fingerprint, left_out)
+    return learn(past, profile.machine.fingerprint, recipe.kind, left_out)
 
 
 def finished_runs(folder: Path, most: int = LEARNED_RUNS) -> list[Path]:
@@ -105,10 +105,12 @@ def read_history(folders: Iterable[Path]) -> tuple[list[Past], list[str]]:
             machine = Machine.read(folder.machine).fingerprint if folder.machine.is_file() else None
             plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
             measured_on = plan.measured_on or _profiled_on(folder)
+            kind = folder.read_recipe().kind if folder.recipe.is_file() else None
         except (ShoestringError, UnicodeDecodeError) as cause:
             left_out.append(f"{path} ({str(cause).splitlines()[0]})")
             continue
-        found.append(Past(name=path.name, machine=machine, measured_on=measured_on, plan=plan, outcome=outcome))
+        run = Past(name=path.name, machine=machine, measured_on=measured_on, kind=kind, plan=plan, outcome=outcome)
+        found.append(run)
     return found, left_out
 
 
