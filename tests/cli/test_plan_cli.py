@@ -253,6 +253,35 @@ def test_what_past_runs_teach_is_used_and_shown(tiny: Path, tmp_path: Path, shoe
     assert table.returncode == 0
     assert "+50.0%" in table.stdout
     assert "mean size of the error" in table.stdout
+    when = "if its run.folder holds these runs or it is made with --history"
+    assert f"the next llama plan's correction, {when}: × 1.310" in table.stdout
+
+
+def test_a_recipe_is_planned_with_what_runs_in_other_folders_teach(
+    tiny: Path, tmp_path: Path, shoestring: Command
+) -> None:
+    """In place of the run beside it, which is nine times slower."""
+    write_profile(tiny)
+    finish(tmp_path, "beside", 9.0)
+    finish(tmp_path, "a", 1.5, parent="old")
+    finish(tmp_path, "hmm", 4.0, parent="old", recipe=HMM)
+    plan = told(shoestring("plan", tiny, "--history", "old", "--json"))
+    assert plan["correction"] == pytest.approx(1.5**0.5)
+    assert Plan.read(tmp_path / "runs/tiny/plan.json").to_dict() == plan
+    (line,) = [line for line in plan["lines"] if line["quantity"] == "correction"]
+    assert "1 finished run here" in line["reason"]
+    assert "1 of 2 runs (not llama, or not on the machine that was measured)" in line["reason"]
+    both = told(shoestring("plan", tiny, "--what-if", "budget.steps=80", "--history", "old/a", "--json"))
+    assert [both[when]["correction"] for when in ("now", "then")] == pytest.approx([1.5**0.5] * 2)
+    write_profile(tiny, "run.name=tiny-seed1", "run.seed=1")
+    grid = told(shoestring("plan", tiny, "--over", "run.seed=1,2", "--history", "old", "--json"))
+    assert [run["plan"]["correction"] for run in grid["runs"]] == pytest.approx([1.5**0.5] * 2)
+    plan = told(shoestring("plan", tiny, "--history", "old/hmm", "--json"))
+    (line,) = [line for line in plan["lines"] if line["quantity"] == "correction"]
+    assert line["value"] == "none"
+    refused(shoestring("plan", tiny, "--history", "absent"), "no finished run in absent")
+    card = shoestring("plan", tiny, "--card", "NVIDIA A100-SXM4-80GB", "--history", "old")
+    refused(card, "--card and --history")
 
 
 def test_the_profile_says_where_an_older_plan_was_measured(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

@@ -59,7 +59,15 @@ def _parser() -> _Parser:
     add("-h", "--help", action="help", help="show this and end")
     add("--json", action="store_true", help="one JSON object on standard output, text for people on standard error")
     add("-v", "--verbose", action="store_true", help="show the traceback of an error")
-    add("--history", nargs="+", type=Path, metavar="RUNS", help="how good the plans of these runs were")
+    add(
+        "--history",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="RUNS",
+        help="how good the plans of these runs were; behind a recipe: its plan, corrected by these runs, not by those "
+        "in run.folder",
+    )
     add(
         "--what-if",
         action="append",
@@ -118,12 +126,12 @@ def run(arguments: Sequence[str]) -> None:
     from shoestring.cli.terminal import Terminal, print_json
 
     terminal = Terminal(to_stderr=given.json)
-    if given.history:
-        told = _history(terminal, given.history)
-    elif given.recipe is None:
-        told = _by_hand(terminal, figures, given)
-    else:
+    if given.recipe is not None:
         told = _of_recipe(terminal, figures, given)
+    elif given.history:
+        told = _history(terminal, given.history)
+    else:
+        told = _by_hand(terminal, figures, given)
     if given.json:
         print_json(told)
 
@@ -180,11 +188,11 @@ def _of_recipe(terminal: Terminal, figures: dict[str, Interval], given: argparse
     folder = RunFolder.of(loaded)
     profile = read_profile(loaded, folder, given.profile)
     devices = _devices(figures, profile.devices)
-    made = plan_recipe(loaded, profile, devices=devices)
+    made = plan_recipe(loaded, profile, devices=devices, history=given.history)
     if given.what_if:
         from shoestring.stages.what_if import what_if
 
-        then = what_if(given.recipe, given.set, given.what_if, profile, devices)
+        then = what_if(given.recipe, given.set, given.what_if, profile, devices, given.history)
         return _compared(terminal, made, then.plan, then.notes, given.what_if)
     if given.configurations:
         return made.to_dict() | _configurations(terminal, loaded, profile, devices)
@@ -214,7 +222,7 @@ def _on_card(
     from shoestring.stages.estimate import plan_on_card
 
     others = {"--what-if": given.what_if, "--configurations": given.configurations, "--sbatch": given.sbatch}
-    others |= {"--law": given.law, "--profile": given.profile}
+    others |= {"--law": given.law, "--profile": given.profile, "--history": given.history}
     if needless := [name for name, value in others.items() if value]:
         shown = ", ".join(needless)
         raise PlanError(f"--card and {shown}: that needs a profile; measure with: shoestring measure RECIPE")
@@ -268,7 +276,7 @@ def _grid(terminal: Terminal, given: argparse.Namespace, time: Interval | None, 
     from shoestring.stages.grid import grid
     from shoestring.stages.what_if import plan_runs
 
-    lines = plan_runs(grid(given.recipe, given.set, given.over), devices)
+    lines = plan_runs(grid(given.recipe, given.set, given.over), devices, given.history)
     rows, total = [], Interval(0.0, 0.0, 0.0)
     for line in lines:
         if line.plan is None or line.plan.seconds is None:
@@ -323,8 +331,6 @@ def _history(terminal: Terminal, paths: Sequence[Path]) -> dict[str, Any]:
     past, left_out = history_of(paths)
     for line in left_out:
         terminal.say(f"left out: {line}")
-    if not past:
-        raise PlanError(f"no finished run in {', '.join(map(str, paths))}; a run is finished when it has a file DONE")
     terminal.table("Actual against planned", HISTORY_HEAD, history_table(past))
     corrections: dict[str, dict[str, float]] = {}
     for machine, kind in dict.fromkeys(run.teaches for run in past if run.teaches is not None):
@@ -332,7 +338,10 @@ def _history(terminal: Terminal, paths: Sequence[Path]) -> dict[str, Any]:
         corrections.setdefault(machine, {})[kind] = correction.factor
         where = f" on machine {machine}" if len({run.machine for run in past}) > 1 else ""
         for told in correction.lines():
-            terminal.say(f"the next {kind} plan's correction{where}: {told.value} ({told.reason})")
+            terminal.say(
+                f"the next {kind} plan's correction{where}, if its run.folder holds these runs or it is made with "
+                f"--history: {told.value} ({told.reason})"
+            )
     return {
         "runs": [{"run": run.name, "machine": run.machine, "errors": errors(run)} for run in past],
         "left_out": left_out,

@@ -51,13 +51,14 @@ class Correction:
     """Standard deviation of a run's seconds, as a share."""
     runs: int = 0
     left_out: tuple[str, ...] = ()
-    """Folders that could not be read, with why."""
+    """Runs that teach nothing, with why."""
 
     def lines(self) -> list[Line]:
         """For the plan; none where there is nothing to say."""
         without = f"; left out: {'; '.join(self.left_out)}" if self.left_out else ""
         if not self.runs:
-            return [Line(quantity="correction", value="none", reason=f"no finished run{without}")] if without else []
+            reason = f"no run to learn from{without}"
+            return [Line(quantity="correction", value="none", reason=reason)] if without else []
         runs = "1 finished run" if self.runs == 1 else f"{self.runs} finished runs"
         reason = f"actual ÷ measured seconds of a step, {runs} here and one as measured; ± {self.spread:.0%}{without}"
         return [Line(quantity="correction", value=f"× {self.factor:.3f}", reason=reason)]

@@ -25,14 +25,19 @@ LEARNED_RUNS = 20
 
 
 def plan_recipe(
-    recipe: Recipe, profile: Profile, spent: float = 0.0, devices: int = 1, estimate_error: float = 0.0
+    recipe: Recipe,
+    profile: Profile,
+    spent: float = 0.0,
+    devices: int = 1,
+    estimate_error: float = 0.0,
+    history: Sequence[Path] = (),
 ) -> Plan:
     """The plan, with `spent` seconds of the time budget gone already; an HMM's needs its rows, and makes them.
 
-    It is corrected by what the finished runs beside this one have taught. A profile that was not measured but estimated
-    is off by the share `estimate_error`, which widens the interval of the seconds.
+    It is corrected by what the finished runs beside this one have taught, or those in `history`. A profile that was not
+    measured but estimated is off by the share `estimate_error`, which widens the interval of the seconds.
     """
-    correction = learned(recipe, profile)
+    correction = learned(recipe, profile, history)
     correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
     if recipe.hmm is not None:
         from shoestring.data.sentence_store import prepare_rows
@@ -72,10 +77,19 @@ def ready_rows(recipe: Recipe) -> Ready | None:
     return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
 
 
-def learned(recipe: Recipe, profile: Profile) -> Correction:
-    """What the last finished runs in the same folder teach about such a model on the machine that was measured."""
-    past, left_out = read_history(finished_runs(Path(recipe.run.folder)))
-    return learn(past, profile.machine.fingerprint, recipe.kind, left_out)
+def learned(recipe: Recipe, profile: Profile, history: Sequence[Path] = ()) -> Correction:
+    """What the last finished runs in the same folder teach about such a model on the machine that was measured.
+
+    Where runs are named in `history` it is those, and how many of them teach nothing about it is said.
+    """
+    machine = profile.machine.fingerprint
+    if not history:
+        past, left_out = read_history(finished_runs(Path(recipe.run.folder)))
+        return learn(past, machine, recipe.kind, left_out)
+    past, left_out = history_of(history)
+    if others := sum(run.teaches != (machine, recipe.kind) for run in past):
+        left_out.append(f"{others} of {len(past)} runs (not {recipe.kind}, or not on the machine that was measured)")
+    return learn(past, machine, recipe.kind, left_out)
 
 
 def finished_runs(folder: Path, most: int = LEARNED_RUNS) -> list[Path]:
@@ -120,12 +134,15 @@ def _profiled_on(folder: RunFolder) -> str | None:
 
 
 def history_of(paths: Sequence[Path]) -> tuple[list[Past], list[str]]:
-    """As `read_history` of runs, and of all runs in a folder that holds runs."""
+    """As `read_history` of runs, and of all runs in a folder that holds runs; one at the least must be finished."""
     runs: list[Path] = []
     for path in paths:
         inside = [] if RunFolder(path).recipe.is_file() else finished_runs(path)
         runs += inside or [path]
-    return read_history(runs)
+    past, left_out = read_history(runs)
+    if not past:
+        raise PlanError(f"no finished run in {', '.join(map(str, paths))}; a run is finished when it has a file DONE")
+    return past, left_out
 
 
 def read_profile(recipe: Recipe, folder: RunFolder, file: Path | None = None) -> Profile:

@@ -27,16 +27,22 @@ class Alternative:
 
 
 def what_if(
-    file: Path, overrides: Sequence[str], changes: Sequence[str], profile: Profile, devices: int
+    file: Path,
+    overrides: Sequence[str],
+    changes: Sequence[str],
+    profile: Profile,
+    devices: int,
+    history: Sequence[Path] = (),
 ) -> Alternative:
-    """The plan with these changes, each "section.field=value" or "devices=N"."""
+    """The plan with these changes, each "section.field=value" or "devices=N"; corrected by `history`, if given."""
     settings = [change for change in changes if not change.startswith("devices=")]
     for change in changes:
         if change not in settings:
             devices = _device_count(change)
     recipe = recipe_file.load(file, [*overrides, *settings])
     used, notes = profile_for(recipe, [profile])
-    plan = plan_recipe(recipe, used, devices=devices, estimate_error=ESTIMATE_ERROR if notes else 0.0)
+    error = ESTIMATE_ERROR if notes else 0.0
+    plan = plan_recipe(recipe, used, devices=devices, estimate_error=error, history=history)
     return Alternative(plan=plan, notes=tuple(notes + devices_note(devices, used)))
 
 
@@ -94,7 +100,9 @@ class GridLine:
     is_estimate: bool = False
 
 
-def plan_runs(recipes: Sequence[Recipe], devices: int | None = None) -> list[GridLine]:
+def plan_runs(
+    recipes: Sequence[Recipe], devices: int | None = None, history: Sequence[Path] = ()
+) -> list[GridLine]:
     """A plan for each recipe that is not done, from its own profile or else scaled from the nearest one there is.
 
     Each is for `devices`, or for as many as were measured.
@@ -121,7 +129,7 @@ def plan_runs(recipes: Sequence[Recipe], devices: int | None = None) -> list[Gri
             lines.append(GridLine(name=recipe.run.name, plan=None))
             continue
         profile, notes = profile_for(recipe, measured)
-        error = ESTIMATE_ERROR if notes else 0.0
-        plan = plan_recipe(recipe, profile, devices=devices or profile.devices, estimate_error=error)
+        error, count = ESTIMATE_ERROR if notes else 0.0, devices or profile.devices
+        plan = plan_recipe(recipe, profile, devices=count, estimate_error=error, history=history)
         lines.append(GridLine(name=recipe.run.name, plan=plan, is_estimate=bool(notes)))
     return lines
