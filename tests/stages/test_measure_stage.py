@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 from conftest import Command, last_json
 from processes import together
+from profiles import write_profile
 
 from shoestring.cli.terminal import Terminal
 from shoestring.core.facts import Cost, Density, Machine, MemoryLaw, Point, Profile
@@ -260,6 +261,40 @@ def test_the_run_folder_s_own_profile_is_taken_if_it_is_what_was_asked_for(tmp_p
     assert own_profile(recipe_in(tmp_path, model={"width": 64}), folder, QUICK) is None
     folder.profile.write_text(folder.profile.read_text().replace("profile/2", "profile/1"))
     assert own_profile(recipe, folder, QUICK) is None, "of an older version: measured again"
+
+
+@pytest.mark.parametrize("machine", [replace(MACHINE, device_name="a GPU"), replace(MACHINE, versions={"torch": "1"})])
+def test_a_profile_of_another_machine_or_version_is_measured_again_where_it_must_be_of_this_one(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = recipe_in(tmp_path)
+    folder, here = RunFolder.of(recipe), replace(QUICK, here=True)
+    profile_of(recipe, machine=machine).write(folder.profile)
+    monkeypatch.setattr(measure.RemoteTrials, "machine", lambda _: {"machine": encode(MACHINE)})
+    monkeypatch.setattr(measure, "measure_recipe", lambda *_: profile_of(recipe))
+    monkeypatch.setattr(measure, "_density", lambda _: None)
+    assert ensure_profile(recipe, folder, Terminal(), QUICK).machine == machine, "a run watches its pace"
+    assert capsys.readouterr().out == ""
+    assert ensure_profile(recipe, folder, Terminal(), here).machine == MACHINE
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"measured on another machine or other versions ({machine.device_name}); measuring again" in said
+    assert Profile.read(folder.profile).machine == MACHINE
+    monkeypatch.setattr(measure, "measure_recipe", lambda *_: pytest.fail("it is of this machine"))
+    ensure_profile(recipe, folder, Terminal(), here)
+    assert capsys.readouterr().out == ""
+
+
+def test_measure_asks_for_a_profile_of_this_machine(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    thorough = replace(write_profile(tiny), thorough=True)
+    thorough.write(tmp_path / "runs/tiny/profile.json")
+    result = shoestring("measure", tiny, "--json")
+    assert result.returncode == 0, result.stderr
+    assert "measured on another machine or other versions (x); measuring again" in result.stderr
+    measured = Profile.from_dict(last_json(result.stdout), "stdout")
+    assert measured.machine != thorough.machine
+    again = shoestring("measure", tiny, "--json")
+    assert "again" not in again.stderr
+    assert Profile.from_dict(last_json(again.stdout), "stdout") == measured
 
 
 def test_a_budget_of_memory_is_a_limit_without_a_margin_where_it_is_below_what_is_free(tmp_path: Path) -> None:

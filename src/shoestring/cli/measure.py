@@ -50,7 +50,7 @@ def _measure(recipe: Recipe, fresh: bool, real: bool, as_json: bool) -> None:
 
     check_source(recipe)
     folder, terminal = RunFolder.of(recipe), Terminal(to_stderr=as_json)
-    how = Measuring(seconds=measuring_seconds(recipe), thorough=True, real=real, fresh=fresh)
+    how = Measuring(seconds=measuring_seconds(recipe), thorough=True, real=real, fresh=fresh, here=True)
     with folder.lock():
         folder.claim(recipe)
         profile = ensure_profile(recipe, folder, terminal, how)

@@ -178,6 +178,12 @@ class Profile(Record):
         """How its numbers were got, for people."""
         return "estimated" if self.estimated else "measured"
 
+    def elsewhere(self, machine: Machine) -> str | None:
+        """For people, that another machine than this was measured, or other versions; None where it was this one."""
+        if self.machine.fingerprint == machine.fingerprint:
+            return None
+        return f"measured on another machine or other versions ({self.machine.device_name})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Line:

@@ -58,6 +58,8 @@ class Measuring:
     """On the rows of the recipe's own store, read as in training."""
     fresh: bool = False
     """Even if there is a profile."""
+    here: bool = False
+    """A profile of another machine or of other versions will not do."""
 
 
 def ensure_profile(
@@ -67,7 +69,11 @@ def ensure_profile(
 
     `measured` is one that several processes have just agreed on.
     """
-    if not how.fresh and (there := own_profile(recipe, folder, how)) is not None:
+    there = None if how.fresh else own_profile(recipe, folder, how)
+    if there is not None and how.here and (elsewhere := there.elsewhere(_this_machine(recipe))):
+        voice.say(f"{folder.profile} was {elsewhere}; measuring again")
+        there = None
+    if there is not None:
         return there
     profile = measured or measure_recipe(recipe, how, voice)
     profile = replace(profile, density=_density(recipe))
@@ -86,6 +92,12 @@ def own_profile(recipe: Recipe, folder: RunFolder, how: Measuring) -> Profile | 
         return None
     same = profile.workload == recipe.workload and (profile.thorough or not how.thorough)
     return profile if same and (profile.real or not how.real) else None
+
+
+def _this_machine(recipe: Recipe) -> Machine:
+    """As a child process sees it, which is gone before anything is measured."""
+    with _open_trials(recipe, real=False) as trials:
+        return Machine(**trials.machine()["machine"])
 
 
 def measure_recipe(recipe: Recipe, how: Measuring, voice: Voice) -> Profile:

@@ -199,10 +199,8 @@ def _note_machine(folder: RunFolder, device: torch.device, voice: Voice) -> None
     """A run may move to another machine; its plan was made for the one that was measured."""
     machine = describe_machine(device)
     machine.write(folder.machine)
-    if folder.profile.is_file():
-        planned = Profile.read(folder.profile).machine
-        if planned.fingerprint != machine.fingerprint:
-            voice.say(f"measured on another machine or other versions ({planned.device_name}); the pace is watched")
+    if folder.profile.is_file() and (elsewhere := Profile.read(folder.profile).elsewhere(machine)):
+        voice.say(f"{elsewhere}; the pace is watched")
 
 
 def _restore(
