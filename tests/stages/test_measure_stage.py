@@ -201,6 +201,17 @@ def test_another_machine_version_workload_or_way_of_measuring_has_another_place(
     assert cache_file(recipe_in(tmp_path, run={"name": "other"}), MACHINE, 1, False) == places[0]
 
 
+def test_what_is_measured_on_real_rows_belongs_to_them(tmp_path: Path) -> None:
+    """Random rows are the same whatever the corpus is."""
+    recipe = recipe_in(tmp_path)
+    data = ({"source": "text:x"}, {"documents": 5}, {"heldout": 0.1}, {"folder": "other"})
+    others = [recipe_in(tmp_path, run={"seed": 7}), *(recipe_in(tmp_path, data=each) for each in data)]
+    real = [cache_file(each, MACHINE, 1, True) for each in (recipe, *others)]
+    assert len(set(real)) == len(real)
+    assert {cache_file(each, MACHINE, 1, False) for each in others} == {cache_file(recipe, MACHINE, 1, False)}
+    assert cache_file(recipe_in(tmp_path, run={"name": "other"}), MACHINE, 1, True) == real[0]
+
+
 def test_what_is_kept_is_of_the_machine_and_not_of_the_corpus(tmp_path: Path) -> None:
     profile, file = profile_of(recipe_in(tmp_path), density=SAMPLE), tmp_path / "deep/p.json"
     assert keep(profile, file)
@@ -388,6 +399,10 @@ def test_measure_finds_a_law_within_a_budget_on_real_rows_and_keeps_it(
     assert str(tmp_path / "cache") in second.stderr
     again = Profile.from_dict(last_json(second.stdout), "stdout")
     assert replace(again, density=profile.density) == profile
+    (tmp_path / "own.txt").write_text("a line\n" * 300)
+    other = shoestring("measure", tiny, *options, "--set", "run.name=own", "--set", "data.source=text:own.txt")
+    assert other.returncode == 2
+    assert "there is no store stores/text-own-words-100" in other.stderr
 
 
 def test_an_estimate_touches_nothing(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

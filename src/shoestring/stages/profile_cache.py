@@ -8,11 +8,13 @@ import zlib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from shoestring.core.errors import RecordError, StorageError
 from shoestring.core.facts import Machine, Profile
 from shoestring.core.files import make_folder
 from shoestring.core.recipe import Recipe, fingerprint
+from shoestring.core.schema import encode
 
 _DAYS = {"cuda": 30, "cpu": 1}
 """How long a profile holds: a CPU is shared with everything else that runs."""
@@ -27,10 +29,19 @@ def cache_folder() -> Path:
 
 
 def cache_file(recipe: Recipe, machine: Machine, devices: int, real: bool) -> Path:
-    """Where the profile belongs; the machine's fingerprint has the versions in it."""
+    """Where the profile belongs; the machine's fingerprint has the versions in it.
+
+    One that was measured on the recipe's own rows belongs to these rows.
+    """
     memory = None if recipe.budget.memory is None else int(recipe.budget.memory)
-    key = fingerprint([machine.fingerprint, code_fingerprint(), recipe.workload, memory, devices, real])
+    rows = _rows(recipe) if real else None
+    key = fingerprint([machine.fingerprint, code_fingerprint(), recipe.workload, memory, devices, real, rows])
     return cache_folder() / "profiles" / f"{key}.json"
+
+
+def _rows(recipe: Recipe) -> list[Any]:
+    """All that says which rows a recipe has, and where they lie."""
+    return [encode(recipe.data), encode(recipe.stream), recipe.run.seed, str(Path(recipe.data.folder).resolve())]
 
 
 @cache
