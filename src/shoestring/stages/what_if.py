@@ -100,9 +100,7 @@ class GridLine:
     is_estimate: bool = False
 
 
-def plan_runs(
-    recipes: Sequence[Recipe], devices: int | None = None, history: Sequence[Path] = ()
-) -> list[GridLine]:
+def plan_runs(recipes: Sequence[Recipe], devices: int | None = None, history: Sequence[Path] = ()) -> list[GridLine]:
     """A plan for each recipe that is not done, from its own profile or else scaled from the nearest one there is.
 
     Each is for `devices`, or for as many as were measured.
