@@ -1,5 +1,6 @@
 """The split of the effective batch: always a product of whole numbers, and the fastest that fits."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -62,10 +63,25 @@ def test_the_given_batch_is_taken_even_if_it_is_slow() -> None:
     assert "asked for" in split.reason
 
 
-@pytest.mark.parametrize(("batch", "given"), [(7, None), (8, 4), (8, 3)])
+@pytest.mark.parametrize(("batch", "given"), [(7, None), (8, 4)])
 def test_no_measured_batch_that_divides_is_an_error_with_those_measured(batch: int, given: int | None) -> None:
     with pytest.raises(PlanError, match=r"\(2, 3\)"):
         choose_split(profile(point(2, 1.0), point(3, 1.0)), batch, given, None)
+
+
+def test_a_given_batch_that_does_not_divide_the_rows_of_a_device_is_an_error_with_those_that_do() -> None:
+    with pytest.raises(PlanError, match=r"train.per_device = 8: does not divide the 4 rows .* one of 1, 2, 4$"):
+        choose_split(profile(point(4, 0.1), point(8, 0.1)), 8, 8, None, devices=2)
+
+
+def test_an_estimate_without_a_faster_batch_takes_the_largest_that_fits() -> None:
+    counted = replace(profile(*(point(rows, 0.1 * rows, 100 * rows) for rows in (1, 2, 4, 8))), estimated=True)
+    assert choose_split(counted, 8, None, None).per_device == 8
+    assert choose_split(counted, 8, None, None).reason == "the fastest estimated, 100ms a row"
+    assert choose_split(counted, 8, None, 500).per_device == 4
+    assert choose_split(counted, 8, None, None, devices=4).per_device == 2
+    scaled = replace(profile(point(4, 4.0), point(8, 7.9)), estimated=True)
+    assert choose_split(scaled, 8, None, None).per_device == 4
 
 
 def test_devices_share_the_batch_evenly() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import UserError
+from shoestring.core.errors import PlanError, UserError
+from shoestring.core.facts import Plan
 from shoestring.cost.cards import CARDS
 from shoestring.cost.memory import estimate_memory
 from shoestring.cost.seconds import UTILISATION
@@ -40,11 +41,47 @@ def test_the_plan_of_the_article_s_runs(name: str, vocabulary: int) -> None:
 def test_a_smaller_card_takes_fewer_rows_at_a_time() -> None:
     recipe = recipe_file.load(RECIPES / "2a_2.toml")
     small, large = (estimate_profile(recipe, 262, card) for card in ("NVIDIA GeForce RTX 3080 Ti", CARD))
-    assert small.points[0].batch < large.points[0].batch == 80
+    most = small.points[-1].batch
+    assert most < large.points[-1].batch == 80
     memory = estimate_memory(recipe, 262, "cuda")
     free = 0.92 * (small.available_bytes or 0)
-    larger = min(rows for rows in (40, 80) if rows > small.points[0].batch)
-    assert memory.device_bytes(small.points[0].batch) <= free < memory.device_bytes(larger)
+    larger = min(rows for rows in (40, 80) if rows > most)
+    assert memory.device_bytes(most) <= free < memory.device_bytes(larger)
+    assert plan_on_card(recipe, 262, "NVIDIA GeForce RTX 3080 Ti").per_device == most
+
+
+@pytest.mark.parametrize(("devices", "per_device"), [(1, 80), (2, 40), (4, 20), (80, 1)])
+def test_several_devices_divide_the_rows(devices: int, per_device: int) -> None:
+    recipe = recipe_file.load(RECIPES / "1_1.toml")
+    plan, alone = (plan_on_card(recipe, 32000, "NVIDIA GeForce RTX 3080 Ti", many) for many in (devices, 1))
+    assert (plan.per_device, plan.accumulate, plan.devices) == (per_device, 1, devices)
+    assert plan.step_seconds == pytest.approx((alone.step_seconds or 0.0) / devices)
+    low, high = plan.intervals["seconds"]
+    assert plan.seconds is not None and low < plan.seconds < high
+
+
+def test_less_memory_takes_fewer_rows_at_a_time() -> None:
+    settings = ["model.width=512", "model.layers=8", "train.batch=512"]
+    card = "NVIDIA GeForce RTX 3080 Ti"
+
+    def planned(*more: str) -> Plan:
+        return plan_on_card(recipe_file.load(RECIPES.parent / "stories_llama.toml", [*settings, *more]), 642, card)
+
+    assert planned().per_device == 256
+    less = planned("budget.memory=9GB")
+    assert (less.per_device, less.accumulate) == (128, 4)
+    assert less.peak_bytes is not None and less.peak_bytes <= 9e9
+    with pytest.raises(PlanError, match=r"nothing fits the memory: 1 row at a time .* --set budget.memory="):
+        planned("budget.memory=100MB")
+    with pytest.raises(PlanError, match=r"nothing fits the memory.* --set train.per_device=128"):
+        planned("budget.memory=9GB", "train.per_device=256")
+
+
+def test_a_per_device_that_does_not_divide_the_rows_of_a_device_is_refused() -> None:
+    recipe = recipe_file.load(RECIPES / "2b_2.toml", ["train.per_device=16"])
+    assert plan_on_card(recipe, 262, CARD).accumulate == 5
+    with pytest.raises(PlanError, match=r"train.per_device = 16: does not divide the 20 rows .* 1, 2, 4, 5, 10, 20$"):
+        plan_on_card(recipe, 262, CARD, 4)
 
 
 def test_a_corpus_at_hand_is_looked_at() -> None:

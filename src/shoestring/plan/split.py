@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoestring.core.errors import PlanError
 from shoestring.core.facts import Point, Profile
-from shoestring.core.throughput import near_fastest
+from shoestring.core.throughput import near_fastest, row_rate
 from shoestring.core.units import Bytes, Seconds
 from shoestring.plan.refusal import Refusal
 
@@ -40,6 +40,11 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
             f"an effective batch of {batch} rows does not divide over {devices} devices; take one of {several}"
         )
     points = [point for point in points_of(profile, share) if per_device in (None, point.batch)]
+    if not points and per_device is not None and share % per_device:
+        several = ", ".join(map(str, divisors_of(share)))
+        raise PlanError(
+            f"train.per_device = {per_device}: does not divide the {share} rows of a device; take one of {several}"
+        )
     if not points:
         measured = ", ".join(str(p.batch) for p in profile.points)
         raise PlanError(f"no measured batch ({measured}) divides the {share} rows of a device; measure again")
@@ -52,7 +57,7 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
             f"{Bytes(limit or 0).short()} may be used; take a smaller model or data.length, or raise budget.memory",
             "memory",
         )
-    point = min(near_fastest(fitting), key=lambda p: (not is_measured(profile, p), p.batch))
+    point = _best(profile, fitting)
     accumulate = share // point.batch
     return Split(
         per_device=point.batch,
@@ -63,6 +68,23 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
         reason=_reason(profile, point, fitting, per_device),
         point=point,
     )
+
+
+def _best(profile: Profile, fitting: list[Point]) -> Point:
+    """The smallest that is nearly as fast as the fastest, one that was measured where there is one.
+
+    The largest where seconds are counted and no batch is the faster: the share of a card's peak that such an estimate
+    takes was reached with batches that fill it.
+    """
+    if _are_counted(profile):
+        return max(fitting, key=lambda p: p.batch)
+    return min(near_fastest(fitting), key=lambda p: (not is_measured(profile, p), p.batch))
+
+
+def _are_counted(profile: Profile) -> bool:
+    """Whether nobody measured, here or elsewhere, how long a row takes by the batch."""
+    rates = [row_rate(point) for point in profile.points]
+    return profile.estimated and math.isclose(min(rates), max(rates))
 
 
 def memory_limit(profile: Profile, memory: int | None) -> int | None:
@@ -131,7 +153,7 @@ def _reason(profile: Profile, point: Point, fitting: list[Point], per_device: in
     others = ", ".join(
         f"{p.batch}: {Seconds(p.seconds / p.batch).short()}"
         for p in fitting
-        if p is not point and is_measured(profile, p)
+        if p is not point and is_measured(profile, p) and not _are_counted(profile)
     )
     told = f"the fastest {profile.how}" if not how else "the fastest that divides the batch and fits"
     return f"{told}, {per_row} a row{how}" + (f" ({others})" if others else "")

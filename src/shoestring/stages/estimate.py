@@ -54,25 +54,19 @@ def pass_seconds(recipe: Recipe, vocabulary: int, card: str, rows: int) -> Range
 def estimate_profile(recipe: Recipe, vocabulary: int, card: str, density: Density | None = None) -> Profile:
     """What a card would do with a recipe's training, by arithmetic; `stopped` says that nothing was measured.
 
-    It has one point, the most rows that divide the effective batch and fit: seconds are proportional to rows here, so
-    that others would say nothing more.
+    It has a point for every divisor of the effective batch that fits the card, so that a plan for several devices, or
+    for less memory, finds its own. Seconds are proportional to rows here: no batch is faster than another.
     """
     memory = estimate_memory(recipe, vocabulary, "cuda")
     visible = int(known_card(card).memory_bytes * (1 - DRIVER_SHARE))
-    wanted = recipe.train.per_device
-    fitting = [
-        rows
-        for rows in divisors_of(recipe.batch)
-        if wanted in (None, rows) and memory.device_bytes(rows) <= MEMORY_SHARE * visible
-    ]
-    if not fitting:
-        least = wanted or 1
+    fitting = [rows for rows in divisors_of(recipe.batch) if memory.device_bytes(rows) <= MEMORY_SHARE * visible]
+    least = recipe.train.per_device or 1
+    if least not in fitting:
         raise UserError(
             f'--card "{card}": {least} rows at a time would need {Bytes(memory.device_bytes(least)).short()} of its '
             f'{Bytes(visible).short()}; take a smaller model or data.length, or train.recompute = "full"'
         )
-    rows = fitting[-1]
-    time = pass_seconds(recipe, vocabulary, card, rows)
+    row = pass_seconds(recipe, vocabulary, card, 1)
     cost = network_cost(recipe.model, vocabulary, recipe.data.length, recipe.data.masked)
     saved = cost.total_parameters * (STATE_BYTES + (0 if recipe.train.ema is None else 4))
     return Profile(
@@ -87,18 +81,19 @@ def estimate_profile(recipe: Recipe, vocabulary: int, card: str, density: Densit
         ),
         workload=recipe.workload,
         length=recipe.data.length,
-        points=(
+        points=tuple(
             Point(
                 batch=rows,
-                seconds=time.expected,
-                slowest_seconds=time.high,
-                fastest_seconds=time.low,
+                seconds=rows * row.expected,
+                slowest_seconds=rows * row.high,
+                fastest_seconds=rows * row.low,
                 peak_bytes=memory.device_bytes(rows),
-            ),
+            )
+            for rows in fitting
         ),
         setup_seconds=SETUP_SECONDS,
         update_seconds=0.0,  # the share of the peak that was reached is that of whole steps
-        validate_seconds_per_row=time.expected / rows / 3,  # a forward pass alone
+        validate_seconds_per_row=row.expected / 3,  # a forward pass alone
         checkpoint_seconds=saved / WRITTEN_BYTES_PER_SECOND,
         checkpoint_bytes=saved,
         available_bytes=visible,
@@ -141,7 +136,7 @@ def plan_on_card(recipe: Recipe, vocabulary: int, card: str, devices: int = 1) -
 
 def _as_estimate(recipe: Recipe, plan: Plan, profile: Profile, looked_at: bool) -> Plan:
     """The plan with the range of the estimate in place of a spread that was measured, and lines that say so."""
-    (point,) = profile.points
+    point = profile.points[0]
     assert plan.seconds is not None and point.fastest_seconds is not None
     train, fixed = plan.parts["train"], plan.seconds - plan.parts["train"]
     ends = tuple(fixed + train * bound / point.seconds for bound in (point.fastest_seconds, point.slowest_seconds))
