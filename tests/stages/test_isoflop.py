@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError, RecipeError, UserError
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Data, Recipe
+from shoestring.core.units import Count
 from shoestring.cost.networks import parameters
 from shoestring.data.tokenizers import open_tokenizer
 from shoestring.stages.accounting import CONVENTIONS, count_all, flops_per_prediction, vocabulary_of
@@ -66,6 +68,24 @@ def test_bytes_are_the_vocabulary_of_experiment_2() -> None:
     for text in ("Once upon a time.", "ünï — 你好 \n\t\x00\x7f🙂  two  spaces", "".join(map(chr, range(1, 0x800)))):
         assert ours.encode(text).tolist() == original(text, add_special_tokens=False).input_ids
     assert vocabulary_of(shipped("2b_1")) == ours.vocab_size == len(original) == 262
+
+
+@pytest.mark.parametrize("family", ["llama", "masked_lm"])
+@pytest.mark.parametrize("source", ["bytes", "words:640", "markov", "store"])
+def test_a_vocabulary_is_that_of_the_rows(tmp_path: Path, family: str, source: str) -> None:
+    from shoestring.data.prepare import prepare
+    from shoestring.stages.corpus import vocabulary
+
+    recipe = Recipe(data=Data(tokenizer="words:9" if source in ("markov", "store") else source, documents=Count(40)))
+    if source == "markov":
+        recipe = replace(recipe, data=Data(stream="markov:7"))
+    elif source == "store":
+        store = prepare(replace(recipe.data, folder=str(tmp_path)), 0, 40)
+        assert store is not None
+        recipe = replace(recipe, data=Data(source=f"store:{store.paths.folder}"))
+    recipe = replace(recipe, model=replace(recipe.model, family=family))
+    assert vocabulary_of(recipe) == vocabulary(recipe)
+    assert vocabulary_of(recipe, 5) == 5
 
 
 def test_the_vocabulary_of_experiment_1_is_32_000() -> None:

@@ -45,16 +45,18 @@ def words_in(spec: str) -> int | None:
     raise DataError(f'data.tokenizer = "{spec}": must be {ALLOWED}')
 
 
-def vocabulary_size(spec: str, end: str | None = None) -> int:
-    """How many ids the tokenizer will have; known without reading the corpus."""
+def vocabulary_size(spec: str, end: str | None = None, hides: bool = False) -> int:
+    """How many ids the tokenizer will have, the mask among them where tokens are hidden; the corpus is not read."""
     words = words_in(spec)
     if words is not None:
-        return words + len(WORD_SPECIALS)
+        return words + len(WORD_SPECIALS) + hides
     if spec == "bytes" and end is None:
         return 256 + len(BYTE_SPECIALS)
+    from shoestring.data.special_tokens import special_tokens
     from shoestring.data.tokenizers import open_tokenizer  # reads the tokenizer's own files
 
-    return open_tokenizer(spec, end).vocab_size
+    tokenizer = open_tokenizer(spec, end)
+    return special_tokens(tokenizer).vocab_size if hides else tokenizer.vocab_size
 
 
 def estimate_bytes(tokens: float, documents: float, data: Data) -> int:

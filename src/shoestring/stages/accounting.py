@@ -9,6 +9,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.cost.conventions import Accounting, accounting
 from shoestring.cost.perceiver_article import ArticleCost, Count, article_cost
 from shoestring.cost.shapes import hidden_channels
+from shoestring.data.sizes import vocabulary_size
 
 CONVENTIONS = {
     "exact": "exact",
@@ -45,14 +46,21 @@ def vocabulary_of(recipe: Recipe, given: int | None = None) -> int:
     """How many symbols the model has, as `given` or as the tokenizer says."""
     if given is not None:
         return given
-    plain = recipe.data.stream is None and not recipe.data.source.startswith("store:")
-    if plain and recipe.model.family not in ("masked_lm", "hf"):
-        from shoestring.data.tokenizers import vocabulary_size
+    data, hides = recipe.data, recipe.model.family == "masked_lm"
+    if recipe.model.family == "hf" or (data.stream or "").startswith("hmm:"):
+        from shoestring.stages.corpus import vocabulary  # imports torch
 
-        return vocabulary_size(recipe.data.tokenizer, recipe.data.end)
-    from shoestring.stages.corpus import vocabulary  # imports torch
+        return vocabulary(recipe)
+    if data.stream is not None:
+        return int(data.stream.removeprefix("markov:")) + hides
+    if data.source.startswith("store:"):
+        from shoestring.data.special_tokens import special_tokens
+        from shoestring.stages.prepare import given_store
 
-    return vocabulary(recipe)
+        store = given_store(recipe)
+        assert store is not None, "the source names one"
+        return special_tokens(store.tokenizer).vocab_size if hides else store.tokenizer.vocab_size
+    return vocabulary_size(data.tokenizer, data.end, hides)
 
 
 def recipe_accounting(recipe: Recipe, vocabulary: int) -> Accounting:
