@@ -14,17 +14,8 @@ from shoestring.core.facts import Estimate, Law
 from shoestring.laws.surface import Surface
 from shoestring.stages.law import Asked, Columns, Given, ask, fit_law, read_given
 from shoestring.stages.law_report import flops_levels, write_report
-from shoestring.stages.optimum import (
-    FACTORS,
-    best_for_flops,
-    best_for_time,
-    find_best,
-    has_optimum,
-    off_rows,
-    read_law,
-    size_lines,
-    surface_of,
-)
+from shoestring.stages.optimum import FACTORS, best_for_flops, best_for_time, find_best, off_rows
+from shoestring.stages.sizing import best_params, has_optimum, read_law, size_lines, surface_of
 from shoestring.stages.speeds import Measured, read_speeds, time_runs
 from shoestring.stages.trained import read_trained
 
@@ -315,3 +306,12 @@ def test_a_plan_is_told_whether_its_model_is_of_the_best_size(runs: list[Path]) 
         assert (params > best) == (said == "too large")
         assert lines[0].quantity == "best model" and said in lines[1].reason
     assert size_lines(known(), recipe, profile, Plan(binding="steps")) == []
+
+
+@pytest.mark.parametrize("flops", [1e17, 1e20, 1e24])
+def test_the_best_size_beside_a_plan_is_that_of_the_law(flops: float) -> None:
+    law = read_law(None)
+    found, best = best_params(law, flops), best_for_flops(law, flops)
+    assert tuple(found) == pytest.approx((best.params.low, best.params.value, best.params.high), rel=1e-12)
+    alone = best_params(Law(**{**law.__dict__, "samples": ()}), flops)
+    assert tuple(alone) == (best.params.value,) * 3

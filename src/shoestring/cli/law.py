@@ -109,7 +109,8 @@ def optimum(
     from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core.units import Seconds
     from shoestring.report.law_page import OPTIMUM_HEAD, optimum_row
-    from shoestring.stages.optimum import FACTORS, find_best, off_rows, read_law
+    from shoestring.stages.optimum import FACTORS, find_best, off_rows
+    from shoestring.stages.sizing import read_law
 
     best = find_best(read_law(law), flops, time, profiles or [], FACTORS)
     terminal = Terminal(to_stderr=as_json)

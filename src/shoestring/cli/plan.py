@@ -234,7 +234,7 @@ def _on_card(
 
 def _with_law(name: str, recipe: Recipe, profile: Profile, made: Plan) -> Plan:
     """The plan with lines that say whether its model has the best size."""
-    from shoestring.stages.optimum import read_law, size_lines
+    from shoestring.stages.sizing import read_law, size_lines
 
     law = read_law(None if name == "chinchilla" else Path(name))
     return replace(made, lines=(*made.lines, *size_lines(law, recipe, profile, made)))

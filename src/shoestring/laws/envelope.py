@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shoestring.core.errors import UserError
 from shoestring.core.seeds import derive
 from shoestring.laws.descent import Floats
-from shoestring.laws.points import PER_TOKEN
+from shoestring.laws.form import PER_TOKEN
 from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import Floats
-from shoestring.laws.points import PER_TOKEN
+from shoestring.laws.form import PER_TOKEN
 from shoestring.laws.search import lowest
 from shoestring.laws.surface import Surface, SurfaceBootstrap, interval
 

@@ -14,9 +14,8 @@ import numpy as np
 from shoestring.core.errors import UserError, storage_error
 from shoestring.core.schema import nearest
 from shoestring.laws.descent import Floats
+from shoestring.laws.form import PER_TOKEN
 
-PER_TOKEN = 6.0
-"""FLOPs of training for each parameter and token: C = 6 N D."""
 _SHOWN = 10
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
-from shoestring.laws.points import PER_TOKEN, Points
+from shoestring.laws.form import PER_TOKEN
+from shoestring.laws.form import Surface as Surface
+from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts
 from shoestring.laws.starts import grid_starts
 
@@ -30,43 +32,6 @@ _CHECKED = 500  # resamples that begin elsewhere too
 _PART = 1000  # resamples that a thread takes at once
 _ABSOLUTE = tuple(10.0**-power for power in range(3, 12))  # Huber's penalty over δ is |r| less δ/2 at most
 _STRAIGHT = 1e-3  # ln D that follows a line in ln N this closely
-
-
-class Surface(NamedTuple):
-    """loss(N, D) = E + A/N^α + B/D^β."""
-
-    E: float
-    A: float
-    B: float
-    alpha: float
-    beta: float
-
-    def loss(self, params: Any, tokens: Any) -> Any:
-        return self.E + self.A * params**-self.alpha + self.B * tokens**-self.beta
-
-    @property
-    def a_opt(self) -> float:
-        """The exponent with which the best N grows with compute, β/(α+β); that of the best D is 1 less it."""
-        self._check()
-        return self.beta / (self.alpha + self.beta)
-
-    def optimum(self, flops: float, per_token: float = PER_TOKEN) -> tuple[float, float, float]:
-        """N, D and loss of the best model with per_token · N · D = flops."""
-        self._check()
-        _, A, B, alpha, beta = self
-        balance = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
-        product = flops / per_token
-        params = balance * product ** (beta / (alpha + beta))
-        return params, product / params, self.loss(params, product / params)
-
-    def _check(self) -> None:
-        absent = [name for name, value in zip(("A", "B"), (self.A * self.alpha, self.B * self.beta)) if value <= 0]
-        if absent:
-            more = " and ".join({"A": "parameters", "B": "tokens"}[name] for name in absent)
-            raise UserError(
-                f"this law has {' = '.join(absent)} = 0: more {more} gain nothing, so no size is best; "
-                f"fit points with a wider range of {more}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from shoestring.core.facts import Law
 from shoestring.report.law_figures import Best, Curve, LawPoint, best_size, loss_by_flops, loss_by_size, residuals
 from shoestring.report.law_page import optimum_row, write_law_page
 from shoestring.stages.law import Fitted, Given
-from shoestring.stages.optimum import best_for_flops, has_optimum, surface_of
+from shoestring.stages.optimum import best_for_flops
+from shoestring.stages.sizing import has_optimum, surface_of
 from shoestring.stages.trained import over_flops
 
 _LEVELS = 9

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoestring.core.errors import UserError
-from shoestring.core.facts import Estimate, Law, Line, Plan, Profile
-from shoestring.core.recipe import Recipe
-from shoestring.core.units import Count, Flops, Interval, Seconds
+from shoestring.core.facts import Estimate, Law
+from shoestring.core.units import Count, Flops, Seconds
 from shoestring.laws import optimum as laws
-from shoestring.laws.surface import Surface, SurfaceBootstrap
-from shoestring.plan.law import Optimum, law_lines
+from shoestring.laws.form import Surface
+from shoestring.laws.surface import SurfaceBootstrap
 from shoestring.report.law_page import show_estimate
+from shoestring.stages.sizing import counting_of, is_beyond, surface_of
 from shoestring.stages.speeds import Measured, describe, read_speeds, speed_by_size
-from shoestring.stages.trained import COUNTS, count_params
-from shoestring.stages.trained import Count as Counting
 
 FACTORS = (0.5, 2.0)
 """Sizes beside the best one that are shown."""
@@ -62,38 +58,12 @@ class Best:
         return asdict(self)
 
 
-def read_law(path: Path | None) -> Law:
-    """The law in a file, or the one that comes with the package: Chinchilla's data, fitted anew."""
-    if path is not None:
-        return Law.read(path)
-    text = resources.files("shoestring.laws").joinpath("chinchilla.json").read_text(encoding="utf-8")
-    return Law.from_dict(json.loads(text), "chinchilla.json of the package")
-
-
-def surface_of(law: Law) -> Surface:
-    if not law.coefficients:
-        raise UserError(f"the law of {law.source} has no surface E + A/N^alpha + B/D^beta; fit it with --approach 3")
-    return Surface(*(law.coefficients[name].value for name in Surface._fields))
-
-
 def spread_of(law: Law) -> SurfaceBootstrap | None:
     """The resampled fits that the record keeps."""
     if not law.samples:
         return None
     samples = np.array(law.samples)
     return SurfaceBootstrap(samples=samples, converged=np.ones(len(samples), bool), checked=0, moved=0)
-
-
-def counting_of(law: Law) -> Counting:
-    """How the law counts parameters, so that models are counted alike."""
-    if law.counting not in COUNTS:
-        raise UserError(f"the law of {law.source} counts parameters as {law.counting!r}; known: {', '.join(COUNTS)}")
-    return law.counting
-
-
-def has_optimum(law: Law) -> bool:
-    """Whether a size is the best one: both terms are there."""
-    return "a_opt" in law.coefficients
 
 
 def best_for_flops(law: Law, flops: float, factors: Sequence[float] = ()) -> Best:
@@ -177,9 +147,9 @@ def estimate(value: float, ends: tuple[float, float] | None) -> Estimate:
 
 
 def _beyond(law: Law, flops: float) -> list[str]:
-    low, high = law.flops
-    if low <= flops <= high:
+    if not is_beyond(law, flops):
         return []
+    low, high = law.flops
     times = flops / high if flops > high else low / flops
     side = "more" if flops > high else "less"
     return [
@@ -223,14 +193,3 @@ def off_rows(best: Best) -> list[tuple[str, str, str, str, str]]:
         )
         for one in best.off
     ]
-
-
-def size_lines(law: Law, recipe: Recipe, profile: Profile, plan: Plan) -> list[Line]:
-    """What a law says of the size of a planned model: lines for the plan's table."""
-    if plan.flops is None or not has_optimum(law):
-        return []
-    best = best_for_flops(law, plan.flops)
-    value, low, high = best.params.value, best.params.low, best.params.high
-    interval = Interval.exactly(value) if low is None or high is None else Interval(low, value, high)
-    optimum = Optimum(interval, best.tokens.value, f"the law of {law.source}", bool(best.notes))
-    return law_lines(optimum, plan, count_params(profile, recipe, counting_of(law)))

@@ -1,0 +1,47 @@
+"""The form of a law, E + A/N^α + B/D^β, and its optimum. Without numpy: a plan asks, and answers at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shoestring.core.errors import UserError
+
+PER_TOKEN = 6.0
+"""FLOPs of training for each parameter and token: C = 6 N D."""
+
+
+class Surface(NamedTuple):
+    """loss(N, D) = E + A/N^α + B/D^β."""
+
+    E: float
+    A: float
+    B: float
+    alpha: float
+    beta: float
+
+    def loss(self, params: Any, tokens: Any) -> Any:
+        return self.E + self.A * params**-self.alpha + self.B * tokens**-self.beta
+
+    @property
+    def a_opt(self) -> float:
+        """The exponent with which the best N grows with compute, β/(α+β); that of the best D is 1 less it."""
+        self._check()
+        return self.beta / (self.alpha + self.beta)
+
+    def optimum(self, flops: float, per_token: float = PER_TOKEN) -> tuple[float, float, float]:
+        """N, D and loss of the best model with per_token · N · D = flops."""
+        self._check()
+        _, A, B, alpha, beta = self
+        balance = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+        product = flops / per_token
+        params = balance * product ** (beta / (alpha + beta))
+        return params, product / params, self.loss(params, product / params)
+
+    def _check(self) -> None:
+        absent = [name for name, value in zip(("A", "B"), (self.A * self.alpha, self.B * self.beta)) if value <= 0]
+        if absent:
+            more = " and ".join({"A": "parameters", "B": "tokens"}[name] for name in absent)
+            raise UserError(
+                f"this law has {' = '.join(absent)} = 0: more {more} gain nothing, so no size is best; "
+                f"fit points with a wider range of {more}"
+            )
