@@ -304,13 +304,27 @@ def test_a_run_that_trains_is_planned_with_what_was_learned(tiny: Path, tmp_path
     assert told(shoestring("plan", "--history", "runs/tiny", "--json"))["runs"][0]["errors"]["tokens"] == 0
 
 
-def test_a_plan_imports_neither_typer_nor_numpy(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--law", "chinchilla"],
+        ["--what-if", "model.width=64"],
+        ["--configurations"],
+        ["--card", "NVIDIA H200"],
+        ["--card", "NVIDIA H200", "--set", "data.tokenizer=bytes"],
+        ["--card", "NVIDIA H200", "--set", "model.family=masked_lm"],
+    ],
+    ids=" ".join,
+)
+def test_a_plan_imports_neither_typer_nor_numpy(tiny: Path, tmp_path: Path, options: list[str]) -> None:
     write_profile(tiny)
     code = (
         "import sys, json, shoestring.cli.main as m\n"
-        f"sys.argv = ['shoestring', 'plan', {str(tiny)!r}]\n"
+        f"sys.argv = ['shoestring', 'plan', {str(tiny)!r}, *{options!r}]\n"
         "m.main()\n"
-        "print(json.dumps(sorted({'torch', 'numpy', 'typer', 'pydantic', 'safetensors'} & sys.modules.keys())))"
+        "heavy = {'torch', 'numpy', 'numba', 'typer', 'pydantic', 'safetensors'}\n"
+        "print(json.dumps(sorted(heavy & sys.modules.keys())))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert json.loads(done.stdout.splitlines()[-1]) == []

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from shoestring.core.facts import Density
 from shoestring.core.recipe import Data
 from shoestring.data import density as densities
 from shoestring.data.corpora import BLOCK_BYTES, ReadCorpus
-from shoestring.data.density import measure_density
+from shoestring.data.counting import COUNTED_SECONDS
+from shoestring.data.density import FEW_BYTES, estimate_density, measure_density
 from shoestring.data.formats import Document, Reading, Skipped
 from shoestring.data.prepare import prepare
 from shoestring.data.sources import open_source
@@ -254,3 +256,32 @@ def test_a_compressed_file_is_counted_in_full() -> None:
     density = measured(Data(source=f"text:{REAL_DATA}/wikitext-2/valid.txt.gz"))
     assert (density.documents, density.total_documents, density.total_documents_error) == (len(lines), len(lines), 0)
     assert density.tokens == sum(map(len, lines)) + len(lines)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words:3"])
+def test_an_estimate_counts_what_the_tokenizer_makes(tmp_path: Path, tokenizer: str) -> None:
+    documents = [f"{'é' * (i % 5)}It's {i}, AND \u0130 too." for i in range(40)]
+    data = replace(write_corpus(tmp_path / "corpus.txt", documents), tokenizer=tokenizer)
+    whole, estimated = measured(data), estimate_density(open_source(data, 0), data)
+    assert replace(estimated, seconds=whole.seconds) == whole
+    assert estimated.seconds > whole.text_bytes * COUNTED_SECONDS[tokenizer.partition(":")[0]]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words:640"])
+def test_an_estimate_of_few_documents_is_near(tmp_path: Path, tokenizer: str) -> None:
+    generator = random.Random(0)
+    documents = ["two words " * generator.randint(10, 90) for _ in range(FEW_BYTES // 100)]
+    for data in (Data(tokenizer=tokenizer), write_corpus(tmp_path / "corpus.txt", documents)):
+        data = replace(data, tokenizer=tokenizer)
+        whole, estimated = measured(data), estimate_density(open_source(data, 0), data)
+        assert estimated.documents < whole.documents / 4
+        assert estimated.tokens_per_document == pytest.approx(whole.tokens_per_document, rel=0.05)
+        if whole.total_documents is not None:
+            assert estimated.total_documents == pytest.approx(whole.total_documents, rel=0.05)
+            assert estimated.total_documents_error
+
+
+def test_seconds_of_tokenizers_are_those_of_the_record() -> None:
+    record = json.loads((Path(__file__).parents[2] / "results/data-cpu.json").read_text())["tokenizing"]
+    for name, key in (("words", "words_encoded_mb_per_cpu_second"), ("bytes", "bytes_mb_per_cpu_second")):
+        assert 1 / COUNTED_SECONDS[name] == pytest.approx(record[key] * 1e6, rel=0.01)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, MissingExtra, StorageError
 from shoestring.data import subwords
+from shoestring.data.counting import in_batches
 from shoestring.data.subwords import SubwordTokenizer, load_subwords
-from shoestring.data.tokenizers import Tokenizer, in_batches, tokenizer_fingerprint
+from shoestring.data.tokenizers import Tokenizer, tokenizer_fingerprint
 
 library = pytest.importorskip("tokenizers", reason="needs the extra hf")
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, MissingExtra, storage_error
-from shoestring.data.tokenizers import in_batches
+from shoestring.data.counting import in_batches
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.recipe import fingerprint
+from shoestring.data.counting import WORD
 from shoestring.data.sizes import BYTE_SPECIALS, WORD_SPECIALS
 from shoestring.data.sizes import vocabulary_size as vocabulary_size
 from shoestring.data.sizes import words_in as words_in
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Tokens = NDArray[np.uint32]
 
 _COMPILED_CHARACTERS = 1 << 18
-_WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 
 class Tokenizer(Protocol):
@@ -102,7 +101,7 @@ class WordTokenizer:
         """Count a corpus; words of equal frequency are taken in alphabetical order."""
         counts: Counter[str] = Counter()
         for text in documents:
-            counts.update(_WORD.findall(text.lower()))
+            counts.update(WORD.findall(text.lower()))
         return cls.of_counts(size, counts)
 
     @classmethod
@@ -113,7 +112,7 @@ class WordTokenizer:
 
     def encode(self, text: str) -> Tokens:
         get, unknown = self._ids.get, self.unknown
-        return np.array([get(word, unknown) for word in _WORD.findall(text.lower())], dtype=np.uint32)
+        return np.array([get(word, unknown) for word in WORD.findall(text.lower())], dtype=np.uint32)
 
     def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
         """As `encode` of each, by compiled loops where that is worth loading them."""
@@ -166,23 +165,9 @@ class SymbolTokenizer:
         return {"spec": self.spec, "names": None if self.names is None else list(self.names)}
 
 
-def in_batches(documents: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """The documents in lists of about so many characters."""
-    batch: list[str] = []
-    held = 0
-    for document in documents:
-        batch.append(document)
-        held += len(document)
-        if held >= characters:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
-
-
 def words_of(text: str) -> list[str]:
     """The words and marks of a text, in lower case."""
-    return _WORD.findall(text.lower())
+    return WORD.findall(text.lower())
 
 
 def open_tokenizer(spec: str, end: str | None = None) -> Tokenizer:

@@ -119,10 +119,10 @@ def plan_on_card(recipe: Recipe, vocabulary: int, card: str, devices: int = 1) -
     if ready is None and recipe.data.source.startswith("hf:"):
         ready = Ready(None, 0, "not looked at: a hub data set; preparing it is not in this plan")
     elif ready is None:
-        from shoestring.data.density import measure_density
+        from shoestring.data.density import estimate_density
         from shoestring.data.sources import open_source
 
-        density = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
+        density = estimate_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
     profile = estimate_profile(recipe, vocabulary, card, density)
 
     def store_bytes(tokens: float, documents: float) -> int:
