@@ -136,21 +136,50 @@ def _added(r: dict[str, Any]) -> str:
 
 
 def memory_table() -> str:
+    """The peaks of the runs on GPUs beside their estimates, then the seconds of their steps."""
+    return "\n".join(filter(None, (part for r in results("train") for part in (_peaks(r), _steps(r)))))
+
+
+def _peaks(r: dict[str, Any]) -> str:
     from shoestring.cost.table import memory_rows
 
+    found = memory_rows(r)
+    if not found:
+        return ""
     lines = ["| model, rows × tokens | estimated | measured | error |\n", "|---|---|---|---|\n"]
-    for r in results("train"):
-        found = memory_rows(r)
-        for row in found:
-            label = f"{row.name}, {row.rows} × {row.length:,}" + ("" if row.way == "ours" else f", {row.way}")
-            sizes = [f"{size / 1e9:.2f} GB" for size in (row.estimated_bytes, row.measured_bytes)]
-            lines.append(f"| {label} | {sizes[0]} | {sizes[1]} | {row.error:+.1%} |\n")
-        if found:
-            lines.append(f"\nMeasured by `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}: ")
-            lines.append(
-                "the most that torch allocated. Estimated by `shoestring.cost.memory`, from the recipe alone.\n"
-            )
-    return "".join(lines)
+    for row in found:
+        sizes = [f"{size / 1e9:.2f} GB" for size in (row.estimated_bytes, row.measured_bytes)]
+        lines.append(f"| {_run_label(row)} | {sizes[0]} | {sizes[1]} | {row.error:+.1%} |\n")
+    return "".join(lines) + (
+        f"\nMeasured by `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}: the most that torch allocated. "
+        f"Estimated by `shoestring.cost.memory`, from the recipe alone.\n"
+    )
+
+
+def _steps(r: dict[str, Any]) -> str:
+    from shoestring.cost.table import step_rows
+
+    found = step_rows(r)
+    if not found:
+        return ""
+    head = ["model, rows × tokens", "estimated step: low – expected – high", "measured", "error of expected"]
+    lines = [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+    for row in found:
+        ends = (row.estimated.low, row.estimated.expected, row.estimated.high)
+        told = " – ".join(f"{1000 * seconds:.1f}" for seconds in ends)
+        measured = f"{1000 * row.measured_seconds:.1f} ms"
+        lines.append(f"| {_run_label(row)} | {told} ms | {measured} | {row.error:+.1%} |\n")
+    within = sum(row.is_within for row in found)
+    return "".join(lines) + (
+        f"\nThe same runs; {within} of {len(found)} took between low and high. Estimated by `shoestring.cost.seconds`: "
+        f"FLOPs, by the vendor's peak and one share of it for all models. For each model that is the least, the median "
+        f"and the most of what the other models of this record reached. `--card` takes those of all of them: the error "
+        f"is that of one share for all models on one card, not of another card or new sizes, which nobody measured.\n"
+    )
+
+
+def _run_label(row: Any) -> str:
+    return f"{row.name}, {row.rows} × {row.length:,}" + ("" if row.way == "ours" else f", {row.way}")
 
 
 def data_table() -> str:

@@ -15,7 +15,7 @@ from shoestring.cost.cards import CARDS, find_card
 from shoestring.cost.memory import CHUNK_BYTES, HELD_SHARE, estimate_memory, setting_of
 from shoestring.cost.networks import network_cost
 from shoestring.cost.seconds import UTILISATION, estimate_seconds, training_flops
-from shoestring.cost.table import MemoryRow, memory_rows
+from shoestring.cost.table import MemoryRow, StepRow, memory_rows, step_rows
 from shoestring.models import Batch, build, cross_entropy
 from shoestring.train.learner import Learner
 from shoestring.train.optimizer import Optimizer
@@ -59,6 +59,32 @@ def test_measured_seconds_are_in_the_range(name: str) -> None:
     assert found is not None
     assert 0.999 * found.low <= shape["ways"]["ours"]["seconds"] <= 1.001 * found.high
     assert found.low < found.expected < found.high
+
+
+@pytest.mark.parametrize("row", step_rows(MEASURED), ids=lambda row: f"{row.name} {row.way}")
+def test_published_seconds_are_as_if_the_model_had_not_been_measured(row: StepRow) -> None:
+    shape = MEASURED["shapes"][row.name]
+    others = sorted(
+        other["ways"]["ours"]["of_vendor_peak"] for name, other in MEASURED["shapes"].items() if name != row.name
+    )
+    recipe = recipe_of(shape, recompute="none" if row.way == "ours" else "full")
+    at_peak = row.rows * training_flops(recipe, shape["vocabulary"]) / MEASURED["vendor_flops"]
+    found = (row.estimated.low, row.estimated.expected, row.estimated.high)
+    assert found == pytest.approx([at_peak / share for share in (others[-1], statistics.median(others), others[0])])
+    assert row.measured_seconds == shape["ways"][row.way]["seconds"]
+    assert row.error == pytest.approx(row.estimated.expected / row.measured_seconds - 1)
+    assert row.is_within == (row.estimated.low <= row.measured_seconds <= row.estimated.high)
+
+
+def test_every_measured_step_on_a_known_gpu_is_published() -> None:
+    assert [(row.name, row.way) for row in step_rows(MEASURED)] == [
+        (row.name, row.way) for row in memory_rows(MEASURED)
+    ]
+    unknown = {**MEASURED, "machine": {"device": "cuda", "device_name": "A card of tomorrow"}}
+    assert step_rows(unknown) == []
+    assert step_rows({**MEASURED, "machine": {"device": "cpu"}}) == []
+    alone = {**MEASURED, "shapes": {"gpt2-124m": MEASURED["shapes"]["gpt2-124m"]}}
+    assert step_rows(alone) == [], "there is no other to take a share from"
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")

@@ -39,15 +39,14 @@ def training_flops(recipe: Recipe, vocabulary: int) -> float:
     return 3 * work.forward_flops + again
 
 
-def estimate_seconds(recipe: Recipe, vocabulary: int, card: str, rows: int) -> Range | None:
+def estimate_seconds(recipe: Recipe, vocabulary: int, card: str, rows: int, share: Range = UTILISATION) -> Range | None:
     """Of a forward and backward pass over so many rows on a card, by its name as torch reports it.
 
-    `low` is the least time. None: the card is unknown, or has no products of the precision that the recipe asks for.
-    The update of the weights and the start of a run are not in it.
+    `low` is the least time, at the highest `share` of the peak. None: the card is unknown, or has no products of the
+    precision that the recipe asks for. The update of the weights and the start of a run are not in it.
     """
     found = find_card(card)
     if found is None or found.bf16_flops is None or recipe.train.precision == "fp32":
         return None
     at_peak = rows * training_flops(recipe, vocabulary) / found.bf16_flops
-    share = UTILISATION
     return Range(low=at_peak / share.high, expected=at_peak / share.expected, high=at_peak / share.low)
