@@ -10,7 +10,6 @@ from typing import Any
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Data
 from shoestring.core.seeds import derive
-from shoestring.data import stories
 from shoestring.data.corpora import Corpus, Part, open_corpus
 from shoestring.data.formats import Document, Reading, Skipped
 
@@ -30,10 +29,14 @@ class StoriesPart:
         return (self._story(index) for index in range(begin, end))
 
     def _story(self, index: int) -> Document:
-        return Document(stories.story(self.seed, index), "stories, number", index)
+        from shoestring.data.stories import story  # no other corpus waits for it
+
+        return Document(story(self.seed, index), "stories, number", index)
 
     def identity(self) -> dict[str, Any]:
-        return {"source": "stories", "version": stories.CORPUS_VERSION, "seed": self.seed}
+        from shoestring.data.stories import CORPUS_VERSION
+
+        return {"source": "stories", "version": CORPUS_VERSION, "seed": self.seed}
 
 
 class Stories:
