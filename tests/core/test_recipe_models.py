@@ -133,6 +133,21 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "data.label and model.classes: give both, or none of the two",
     ),
+    "a factor of nothing": (
+        {"rotary_scaling": "linear:0"},
+        {},
+        "model.rotary_scaling = linear:0: its factor must be at least 1",
+    ),
+    "frequencies the wrong way round": (
+        {"rotary_scaling": "llama3:8:4:1:32"},
+        {},
+        "model.rotary_scaling = llama3:8:4:1:32: LOW 4 must be above 0 and below HIGH 1",
+    ),
+    "heads of one channel": (
+        {"family": "perceiver_ar", "latents": 8, "width": 32, "heads": 32},
+        {},
+        "model.heads = 32: must divide model.width = 32 into 2 or more each",
+    ),
     "masked": ({}, {"masked": 0.2}, 'data.masked: is for model.family = "masked_lm"'),
     "whole words": ({}, {"whole_words": True}, 'data.whole_words: is for model.family = "masked_lm"'),
     "within an encoder's row": (ENCODER, {"within": True}, "data.within: an encoder sees the whole of a row"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def theirs_of(folder: Path, name: str) -> Tensor:
     with torch.no_grad():
         found: Tensor = network(some_ids()).logits
     return found
+
+
+def test_weights_of_another_recipe_are_not_exported(tmp_path: Path) -> None:
+    scaled = dataclasses.replace(MODELS["llama"], rotary_scaling="linear:2")
+    run, other = some_run(tmp_path / "a", MODELS["llama"]), some_run(tmp_path / "b", scaled)
+    shutil.rmtree(run.checkpoints)
+    shutil.copytree(other.checkpoints, run.checkpoints)
+    with pytest.raises(RunError, match="belongs to another recipe"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "classifier"])

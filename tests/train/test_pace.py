@@ -152,6 +152,19 @@ def test_a_slower_machine_keeps_more_time_for_the_finish() -> None:
     assert pace.time_left() == pytest.approx(100.0 - 30.0 - 2 * 4.0)
 
 
+def test_a_slow_moment_does_not_end_the_run() -> None:
+    """Steps that take eight times as long for three seconds near the end: the finish is not taken to be as slow."""
+    clock = Turned()
+    pace = Pace(clock, 33.5, 0.0, planned_step_seconds=0.1, finish_seconds=4.0)
+
+    def seconds(step: int) -> float:
+        return 0.8 if 220 <= step < 224 else 0.1
+
+    done = driven(clock, pace, 300, seconds, lambda _: None)
+    assert done.steps > 280
+    assert done.end <= 33.5
+
+
 def test_a_finish_that_is_known_better_moves_the_deadline() -> None:
     pace = Pace(Turned(), 100.0, 0.0, finish_seconds=4.0)
     pace.finish_takes(1.5)

@@ -91,10 +91,24 @@ def _shape_contradictions(model: Model, data: Data) -> list[str]:
     if model.width % model.heads or (model.family == "llama" and (model.width // model.heads) % 2):
         parts = " into even parts" if model.family == "llama" else ""
         found.append(f"model.heads = {model.heads}: must divide model.width = {model.width}{parts}")
+    elif model.family == "perceiver_ar" and model.width < 2 * model.heads:
+        found.append(f"model.heads = {model.heads}: must divide model.width = {model.width} into 2 or more each")
+    if model.rotary_scaling is not None:
+        found += _scaling_contradictions(model.rotary_scaling)
     if model.heads % kv_heads:
         found.append(f"model.kv_heads = {kv_heads}: must divide model.heads = {model.heads}")
     if (model.positions or data.length) < data.length:
         found.append(f"model.positions = {model.positions}: must be at least data.length = {data.length}")
+    return found
+
+
+def _scaling_contradictions(scaling: str) -> list[str]:
+    kind, factor, *others = scaling.split(":")
+    found = []
+    if float(factor) < 1:
+        found.append(f"model.rotary_scaling = {scaling}: its factor must be at least 1")
+    if kind == "llama3" and not 0 < float(others[0]) < float(others[1]):
+        found.append(f"model.rotary_scaling = {scaling}: LOW {others[0]} must be above 0 and below HIGH {others[1]}")
     return found
 
 

@@ -165,6 +165,14 @@ class SymbolTokenizer:
         return {"spec": self.spec, "names": None if self.names is None else list(self.names)}
 
 
+def spelled_bytes(tokenizer: Tokenizer, ids: NDArray[np.integer]) -> int:
+    """Bytes of the text that ids of one row spell, without the ends of documents."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return int((ids >= len(ByteTokenizer.SPECIALS)).sum())
+    documents = np.split(ids, np.flatnonzero(ids == (-1 if tokenizer.end is None else tokenizer.end)))
+    return sum(len(tokenizer.decode(part[part != tokenizer.end]).encode()) for part in documents if len(part))
+
+
 def words_of(text: str) -> list[str]:
     """The words and marks of a text, in lower case."""
     return WORD.findall(text.lower())

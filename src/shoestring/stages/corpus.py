@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,14 @@ from shoestring.data.packed import PackedSource
 from shoestring.data.prepare import store_folder
 from shoestring.data.special_tokens import special_tokens
 from shoestring.data.store import Store, StoreRows
-from shoestring.data.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, words_in
+from shoestring.data.tokenizers import (
+    SymbolTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    open_tokenizer,
+    spelled_bytes,
+    words_in,
+)
 from shoestring.evaluate.strategies import count, strategy_losses
 from shoestring.models import Batch
 from shoestring.stages.answers import COUNTED_ROWS, WATCHED_ROWS, Strategies, open_answers
@@ -39,10 +47,13 @@ class Corpus(Protocol):
     vocab_size: int
     bytes: int
     """On disk."""
-    bytes_per_token: float | None
-    """Of held-out text; None where a token does not keep every byte of it, or not every token is predicted."""
     class_counts: NDArray[np.int64] | None
     """How many training rows each class has, (classes,); None where tokens are predicted."""
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Of the predictions scored; None where tokens do not keep every byte of a text, or some are hidden."""
+        ...
 
     def training(self, device: torch.device) -> TokenSource: ...
 
@@ -69,9 +80,6 @@ class StoreCorpus:
         self.vocab_size, self._masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
         self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
         self._data, self._seed, self._last = recipe.data, recipe.run.seed, recipe.model.latents
-        exact = not store.manifest.tokenizer.startswith(("words:", "symbols:"))  # others keep every byte of a text
-        known = exact and self._masks is None
-        self.bytes_per_token = store.split("heldout", self._length).bytes_per_token if known else None
 
     def training(self, device: torch.device) -> TokenSource:
         return self._wanted(self._open("train"), "train")
@@ -95,6 +103,18 @@ class StoreCorpus:
             return MaskedRows(source, self._masks[split], len(source), self._data.shift and split == "train")
         return source if self._last is None else LastPredictions(source, self._last)
 
+    @cached_property
+    def bytes_per_token(self) -> float | None:
+        """Where not all of the split is scored, what the tokens spell: at the ends of a row a character may be cut."""
+        if self._masks is not None or self._store.manifest.tokenizer.startswith(("words:", "symbols:")):
+            return None  # others keep every byte of a text
+        rows = self._store.split("heldout", self._length)
+        if self._rows >= len(rows) and self._data.packing == "concat" and self._last is None:
+            return rows.bytes_per_token
+        batch, tokenizer = self.heldout(), self._store.tokenizer
+        size = sum(spelled_bytes(tokenizer, row[there]) for row, there in zip(*_scored(batch), strict=True))
+        return size / max(1, batch.predictions())
+
     def strategies(self) -> Strategies:
         counts = count(self._store.split("train", self._length).stream(), self.vocab_size)
         batch = self.heldout()
@@ -104,6 +124,11 @@ class StoreCorpus:
 
     def predictions(self) -> Mapping[str, Tensor]:
         return {}
+
+
+def _scored(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The targets, and where they count."""
+    return batch.targets().numpy(), batch.predicted().numpy()
 
 
 def masks(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Masking] | None:

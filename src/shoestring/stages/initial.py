@@ -65,6 +65,8 @@ def trained_weights(folder: RunFolder, checkpoint: str = "last") -> tuple[dict[s
             steps = ", ".join(map(str, reversed(checkpoints.steps())))
             raise RunError(f"{folder.path} has no checkpoint {checkpoint!r}; it has last, best, {steps}")
         tensors, state = _whole(checkpoints, wanted)
+    if state.recipe != folder.read_recipe().fingerprint:
+        raise RunError(f"{checkpoints.path(state.step)} belongs to another recipe than {folder.path}")
     found = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     means = {name.removeprefix("ema/"): tensor for name, tensor in tensors.items() if name.startswith("ema/")}
     return found | means, state

@@ -95,9 +95,9 @@ class Optimizer:
         if self.averages:
             self.updates += 1 - self.refused
             decay = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.ema)
-            changes = torch._foreach_sub(list(self.masters.values()), list(self.averages.values()))
-            torch._foreach_mul_(changes, (1 - decay) * (1 - self.refused))
-            torch._foreach_add_(list(self.averages.values()), changes)
+            share = (1 - decay) * (1 - self.refused)
+            for name, average in self.averages.items():  # in place: a copy of all weights may not fit here
+                average.lerp_(self.masters[name], share)
         self.clear()
         return norm
 

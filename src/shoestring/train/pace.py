@@ -88,8 +88,10 @@ class Pace:
 
     def time_left(self) -> float:
         late = 0.0
-        if self._planned_step and self.seconds_per_step and self._settled:  # the first steps compile and warm up
-            late = self._finish * max(0.0, self.seconds_per_step / self._planned_step - 1)
+        if self._planned_step and self.seconds_per_step and self._settled:
+            # a slow moment is not all of the machine, and the first steps, which compile, are not its pace
+            usual = min(self.seconds_per_step, self.step_seconds / self._steps)
+            late = self._finish * max(0.0, usual / self._planned_step - 1)
         return self._deadline - late - self._clock.elapsed()
 
     @property
