@@ -115,15 +115,27 @@ def train_table() -> str:
         if gpu:
             ours = [shape["ways"]["ours"] for shape in r["shapes"].values() if "ours" in shape["ways"]]
             costs = [found["input_cost"] for found in ours if "input_cost" in found]
+            found = [way for shape in r["shapes"].values() for way in shape["ways"].values()]
+            peaks = sorted({way.get("product_flops") or r["product_flops"] for way in found})
             lines.append(
-                f" The peak is the largest rate of a plain bf16 product in the same run, "
-                f"{r['product_flops'] / 1e12:.0f} TFLOP/s; FLOPs are those of matrix products, attention over all "
-                f"pairs of positions, the backward pass twice the forward pass."
+                f" The peak is the largest rate of a plain bf16 product in the same call, "
+                f"{' to '.join(f'{peak / 1e12:.0f}' for peak in dict.fromkeys((peaks[0], peaks[-1])))} TFLOP/s; FLOPs "
+                f"are those of matrix products, attention over all pairs of positions, the backward pass twice the "
+                f"forward pass."
             )
             if costs:
-                lines.append(f" New rows from the host make a step at most {max(costs):.1%} longer.")
+                lines.append(_later(r) + f" New rows from the host make a step at most {max(costs):.1%} longer.")
         lines.append("\n\n")
     return "".join(lines)
+
+
+def _later(r: dict[str, Any]) -> str:
+    """How fast the steps after those of the table are, which a warmer chip takes."""
+    rates = []
+    for name, shape in r["shapes"].items():
+        if times := shape["ways"].get("ours", {}).get("input_seconds", {}).get("fed"):
+            rates.append(f"{name} {_rate(shape['rows'] * shape['length'] * len(times) / sum(times))}")
+    return f" As the chip warms, ours is slower; over the steps that follow: {', '.join(rates)}." if rates else ""
 
 
 def _added(r: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoestring.core.recipe import Model, Train
 from shoestring.models import LanguageModel, build
+from shoestring.train.muon import Muon
 from shoestring.train.optimizer import Optimizer, squared_norm
 
 LR, DECAY, BETA1, BETA2, EPS = 0.01, 0.3, 0.8, 0.9, 1e-8
@@ -185,3 +186,23 @@ def test_a_state_made_beforehand_is_the_one_that_the_first_update_would_make(kin
         found.append(everything(model, optimizer))
     assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
     assert found[0].keys() == found[1].keys()
+
+
+def test_muon_is_torchs_muon_bit_by_bit() -> None:
+    random = torch.Generator().manual_seed(0)
+    first = [torch.randn(shape, generator=random) for shape in ((6, 4), (4, 6), (5, 5))]
+    ours, theirs = ([p.clone().requires_grad_() for p in first] for _ in range(2))
+    options = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    mine, reference = Muon(ours, **options), torch.optim.Muon(theirs, **options)
+    mine.grad_scale, mine.found_inf = torch.tensor(4.0), torch.tensor(0.0)
+    for step in range(4):
+        for p, q in zip(ours, theirs, strict=True):
+            gradient = torch.randn(p.shape, generator=random)
+            p.grad, q.grad = 4.0 * gradient, gradient
+        mine.found_inf = torch.tensor(float(step == 2))
+        if step == 2:
+            ours[0].grad.fill_(math.nan)  # type: ignore[union-attr]
+        else:
+            reference.step()
+        mine.step()
+        assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True)), step

@@ -15,6 +15,7 @@ from torch import Tensor
 from shoestring.core.recipe import Train
 from shoestring.models import LanguageModel
 from shoestring.train.adamw import AdamW
+from shoestring.train.muon import Muon
 from shoestring.train.sharding import local_part
 
 
@@ -47,9 +48,7 @@ class Optimizer:
         self.muon = None
         if self._matrices:
             decay = settings.weight_decay
-            self.muon = torch.optim.Muon(
-                self._matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-            )
+            self.muon = Muon(self._matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
         self.averages = {name: p.detach().clone() for name, p in self.masters.items()} if self.ema else {}
         self.updates = torch.zeros((), device=device)
         """Made so far; the running mean of the weights forgets faster at first."""
@@ -59,8 +58,7 @@ class Optimizer:
         """Make the state of updates to come; that takes the memory that it will keep."""
         self.adam.prepare()
         if self.muon is not None:
-            for p in (p for p in self._matrices if not self.muon.state[p]):
-                self.muon.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            self.muon.prepare()
 
     def gradients(self) -> list[Tensor]:
         """Of all parameters, as far as they lie here; zero where none was made."""
@@ -89,8 +87,8 @@ class Optimizer:
             group["lr"] = lr
         self.adam.grad_scale, self.adam.found_inf = scale, self.refused
         self.adam.step()
-        if self.muon is not None and not self.refused.item():
-            torch._foreach_div_([p.grad for p in self._matrices if p.grad is not None], scale)
+        if self.muon is not None:
+            self.muon.grad_scale, self.muon.found_inf = scale, self.refused
             self.muon.step()
         if self.averages:
             self.updates += 1 - self.refused
