@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import RecipeError, RunError
+from shoestring.core.errors import PlanError, RecipeError, RunError
+from shoestring.core.facts import Plan
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 
@@ -67,6 +68,19 @@ def test_claiming_with_another_recipe_names_every_field_with_both_values(tmp_pat
     assert message.count(" was ") == 3
     assert "run.name=" in message, "it says how to go on"
     assert folder.recipe.read_bytes() == before
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_recipe_that_is_refused_does_not_keep_the_folder(planned: bool, there: bool, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    if there:
+        folder.claim(recipe())
+    with pytest.raises(PlanError), folder.claiming(recipe()):  # noqa: PT012
+        if planned:
+            Plan(binding="steps").write(folder.plan)
+        raise PlanError("it cannot be meant")
+    assert folder.recipe.is_file() is (planned or there)
 
 
 def test_claiming_over_a_broken_recipe_is_refused(tmp_path: Path) -> None:

@@ -51,8 +51,7 @@ def _measure(recipe: Recipe, fresh: bool, real: bool, as_json: bool) -> None:
     check_source(recipe)
     folder, terminal = RunFolder.of(recipe), Terminal(to_stderr=as_json)
     how = Measuring(seconds=measuring_seconds(recipe), thorough=True, real=real, fresh=fresh, here=True)
-    with folder.lock():
-        folder.claim(recipe)
+    with folder.lock(), folder.claiming(recipe):
         profile = ensure_profile(recipe, folder, terminal, how)
     terminal.say(f"profile: {folder.profile}")
     if as_json:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import RunError
+from shoestring.core.errors import RunError, ShoestringError
 from shoestring.core.files import locked, write_whole
 from shoestring.core.recipe import Recipe, differences
 
@@ -65,6 +65,18 @@ class RunFolder:
                 )
             return
         write_whole(self.recipe, recipe_file.dump(recipe))
+
+    @contextlib.contextmanager
+    def claiming(self, recipe: Recipe) -> Iterator[None]:
+        """Claim the folder while its plan is made; a recipe that is refused does not keep it from the mended one."""
+        new = not self.recipe.is_file()
+        self.claim(recipe)
+        try:
+            yield
+        except ShoestringError:
+            if new and not self.plan.is_file():
+                self.recipe.unlink(missing_ok=True)
+            raise
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

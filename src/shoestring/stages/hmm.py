@@ -58,14 +58,15 @@ def fit_recipe(recipe: Recipe, voice: Voice, clock: Clock) -> Finished | None:
 
 def _begin(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> Plan | None:
     """Rows and plan; None where the run is finished."""
-    folder.claim(recipe)
-    if folder.done.is_file():
-        voice.say(f"{folder.path} is finished; its page is {folder.report}")
-        return None
-    assert recipe.hmm is not None
-    rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
-    voice.say(f"{len(rows.train):,} rows of {recipe.data.length} tokens, {len(rows.heldout):,} held out: {rows.path}")
-    plan = plan_fit(recipe, folder, voice, clock)
+    with folder.claiming(recipe):
+        if folder.done.is_file():
+            voice.say(f"{folder.path} is finished; its page is {folder.report}")
+            return None
+        assert recipe.hmm is not None
+        rows = prepare_rows(recipe.data, recipe.run.seed, recipe.hmm)
+        length, heldout = recipe.data.length, len(rows.heldout)
+        voice.say(f"{len(rows.train):,} rows of {length} tokens, {heldout:,} held out: {rows.path}")
+        plan = plan_fit(recipe, folder, voice, clock)
     voice.planned(plan)
     return plan
 

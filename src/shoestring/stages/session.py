@@ -134,7 +134,10 @@ def train(
         evaluation = evaluate_learner(learner, state.step, session.scored, corpus)
     except OutOfMemory as cause:  # of a sharded model: the others cannot go on without this process
         rows = {"scored" if cause.scored else "per_device": cause.half}
-        LineFile(folder.timings).add(step=state.step, elapsed=clock.elapsed(), event="halved", **rows)
+        reached = [line["step"] for line in read_lines(folder.metrics) if "loss" in line]
+        LineFile(folder.timings).add(
+            step=max(reached, default=state.step), elapsed=clock.elapsed(), event="halved", **rows
+        )
         raise
     except Fault as cause:  # decided by numbers that all processes have
         raise team.told_by(0, cause)  # noqa: B904

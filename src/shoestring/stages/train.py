@@ -109,11 +109,11 @@ def _begin(
     _check(recipe, devices)
     given = read_plan(recipe, plan_file) if plan_file else None
     stack.enter_context(folder.lock())
-    folder.claim(recipe)
-    if folder.done.is_file():
-        voice.say(f"{folder.path} is finished; its page is {folder.report}")
-        return None
-    plan = _ensure_plan(recipe, folder, voice, clock, given, devices, measured)
+    with folder.claiming(recipe):
+        if folder.done.is_file():
+            voice.say(f"{folder.path} is finished; its page is {folder.report}")
+            return None
+        plan = _ensure_plan(recipe, folder, voice, clock, given, devices, measured)
     clock.mark("planned")
     if recipe.data.stream is None and recipe.data.label is None:
         prepare_recipe(recipe, plan, voice)
