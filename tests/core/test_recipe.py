@@ -465,6 +465,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
         "bias": True,
         "dropout": 0.1,
         "rotary_scaling": "linear:2",
+        "norm_eps": 1e-6,
         "positions": 512,
         "classes": 3,
         "latents": 8,

@@ -29,6 +29,7 @@ OTHER: dict[str, Any] = {
     "dropout": 0.1,
     "rotary_base": 500.0,
     "rotary_scaling": "linear:2",
+    "norm_eps": 1e-6,
     "positions": 512,
     "classes": 3,
     "latents": 8,
@@ -37,7 +38,7 @@ OTHER: dict[str, Any] = {
 """A value of each field of a model that is not its default."""
 SHARED = {"width", "layers", "heads", "hidden", "tied", "dropout"}
 HAVE = {
-    "llama": SHARED | {"kv_heads", "bias", "rotary_base", "rotary_scaling"},
+    "llama": SHARED | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
     "gpt2": SHARED | {"positions"},
     "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
     "masked_lm": SHARED | {"positions", "classes"},

@@ -37,6 +37,7 @@ LLAMAS = {
     "grouped": Model(width=32, layers=2, heads=4, kv_heads=2, rotary_base=500.0),
     "one key head, biases": Model(width=32, layers=2, heads=4, kv_heads=1, bias=True, tied=False),
     "linear": Model(width=16, layers=2, heads=2, rotary_scaling="linear:2.5"),
+    "another norm": Model(width=16, layers=2, heads=2, norm_eps=1e-2),
     "llama3": Model(width=32, layers=2, heads=2, bias=True, rotary_base=50.0, rotary_scaling="llama3:4:1:3:16"),
 }
 OTHERS = {
@@ -192,7 +193,6 @@ def test_a_family_without_a_class_says_so(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"model_type": "qwen2"}, 'model.family = "hf" takes any'),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06"),
         ({"hidden_act": "gelu"}, "hidden_act = gelu"),
         ({"mlp_bias": True}, "biases in attention or MLP alone"),
         ({"head_dim": 5}, "heads of another size"),
@@ -204,6 +204,13 @@ def test_another_network_is_not_taken_for_ours(changes: dict[str, object], said:
     assert differences(LLAMAS["plain"], spec_of(config)) == []
     with pytest.raises(UserError, match=said):
         spec_of(config | changes)
+
+
+def test_the_norm_of_a_folder_is_taken_over() -> None:
+    config = {"model_type": "llama", **llama_config(LLAMAS["plain"], VOCABULARY, LENGTH)}
+    found = spec_of(config | {"rms_norm_eps": 1e-6})
+    assert found.norm_eps == 1e-6
+    assert differences(LLAMAS["plain"], found) == ["model.norm_eps is 1e-06 there, and 1e-05 in the recipe"]
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

@@ -41,6 +41,7 @@ _ONLY = {
     "bias": ("llama",),
     "rotary_base": ("llama",),
     "rotary_scaling": ("llama",),
+    "norm_eps": ("llama",),
     "positions": ("gpt2", "masked_lm"),
     "classes": ("masked_lm",),
     "latents": ("perceiver_ar",),

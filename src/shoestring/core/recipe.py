@@ -127,6 +127,7 @@ class Model:
         Matches(ROTARY_SCALING, '"linear:FACTOR" or "llama3:FACTOR:LOW:HIGH:LENGTH"'),
         "llama: positions divided by a factor, all of them (linear) or by frequency as Llama 3 (llama3)",
     ] = None
+    norm_eps: Annotated[float | None, MoreThan(0), "llama: added to the mean square in its norms; default: 1e-5"] = None
     positions: Annotated[int | None, AtLeast(1), "gpt2, masked_lm: positions in their table; default: data.length"] = (
         None
     )

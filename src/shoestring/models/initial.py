@@ -10,6 +10,7 @@ from torch import Tensor
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Model
 from shoestring.cost.shapes import hidden_channels
+from shoestring.models.llama import norm_eps
 from shoestring.models.masked_lm import MaskedLM
 from shoestring.models.protocol import LanguageModel
 
@@ -38,6 +39,7 @@ def _decisive(spec: Model) -> dict[str, object]:
     if spec.family == "llama":
         kind, *numbers = (spec.rotary_scaling or "none").split(":")
         found |= {"kv_heads": spec.kv_heads or spec.heads, "bias": spec.bias, "rotary_base": spec.rotary_base}
+        found["norm_eps"] = norm_eps(spec)
         found["rotary_scaling"] = ":".join([kind, *(str(float(number)) for number in numbers)])
     return found
 

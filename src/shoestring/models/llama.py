@@ -24,6 +24,11 @@ from shoestring.models.short_attention import fits, short_attention
 from shoestring.models.turned_heads import turned_heads
 
 
+def norm_eps(model: Model) -> float:
+    """What its norms add to the mean square."""
+    return 1e-5 if model.norm_eps is None else model.norm_eps
+
+
 class Llama(LanguageModel):
     """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
 
@@ -33,7 +38,7 @@ class Llama(LanguageModel):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, model.width)
         self.blocks = nn.ModuleList(LlamaBlock(model) for _ in range(model.layers))
-        self.norm = RMSNorm(model.width, eps=1e-5)
+        self.norm = RMSNorm(model.width, eps=norm_eps(model))
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
@@ -73,10 +78,10 @@ class LlamaBlock(Block):
         self.channels, self.dropout = model.width // model.heads, model.dropout
         (qkv, d), _ = block_products(model)["attention"]
         (gate_up, _), (_, f) = block_products(model)["mlp"]
-        self.norm1 = RMSNorm(d, eps=1e-5)
+        self.norm1 = RMSNorm(d, eps=norm_eps(model))
         self.qkv = nn.Linear(d, qkv, bias=model.bias)
         self.out = nn.Linear(d, d, bias=model.bias)
-        self.norm2 = RMSNorm(d, eps=1e-5)
+        self.norm2 = RMSNorm(d, eps=norm_eps(model))
         self.gate_up = nn.Linear(d, gate_up, bias=model.bias)
         self.down = nn.Linear(f, d, bias=model.bias)
 

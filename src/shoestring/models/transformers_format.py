@@ -29,9 +29,6 @@ from shoestring.models import gpt2, hf, llama, masked_lm
 from shoestring.models.naming import named_back, renamed
 from shoestring.models.protocol import LanguageModel
 
-EPSILON = 1e-5
-"""Of the norms of our Llama."""
-
 
 def llama_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
     """The same network as arguments of transformers' `LlamaConfig`; it names no special tokens."""
@@ -44,7 +41,7 @@ def llama_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "num_key_value_heads": model.kv_heads or model.heads,
         "intermediate_size": hidden_channels(model),
         "hidden_act": "silu",
-        "rms_norm_eps": EPSILON,
+        "rms_norm_eps": llama.norm_eps(model),
         "rope_theta": model.rotary_base,
         "rope_scaling": _rope_scaling(model.rotary_scaling),
         "attention_bias": model.bias,
@@ -147,6 +144,7 @@ def _llama_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "dropout": config.get("attention_dropout") or 0.0,
         "rotary_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         "rotary_scaling": _rotary_scaling(rope),
+        "norm_eps": float(config["rms_norm_eps"]),
     }
 
 
@@ -190,7 +188,7 @@ FORMATS = {
         "llama",
         llama_config,
         _llama_fields,
-        {"hidden_act": "silu", "rms_norm_eps": EPSILON},
+        {"hidden_act": "silu"},
         llama_to_transformers,
         llama_from_transformers,
     ),
