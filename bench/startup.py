@@ -38,17 +38,19 @@ def seconds(arguments: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def plan_of_a_recipe(folder: str) -> list[str]:
-    """The command that plans a recipe which was measured; the profile is in `folder`."""
+def plans_of_a_recipe(folder: str) -> dict[str, list[str]]:
+    """Commands that plan a recipe which was measured; the profile is in `folder`."""
     change = f"run.folder={folder}"
     recipe = recipe_file.load(RECIPE, [change])
     ensure_profile(recipe, RunFolder.of(recipe), Voice(), Measuring(seconds=1.0, fresh=True))
-    return ["-m", "shoestring", "plan", str(RECIPE), "--set", change]
+    questions = ([], ["--what-if", "model.width=64"], ["--law", "chinchilla"], ["--card", "NVIDIA H200"])
+    plain = ["-m", "shoestring", "plan", str(RECIPE), "--set", change]
+    return {" ".join([f"shoestring plan {RECIPE.relative_to(record.ROOT)}", *more]): plain + more for more in questions}
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        commands = COMMANDS | {f"shoestring plan {RECIPE.relative_to(record.ROOT)}": plan_of_a_recipe(folder)}
+        commands = COMMANDS | plans_of_a_recipe(folder)
         times: dict[str, list[float]] = {name: [] for name in commands}
         for arguments in commands.values():
             seconds(arguments)  # compiled files are there afterwards, as after an installation

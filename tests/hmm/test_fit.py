@@ -24,6 +24,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Fault, RunError, ShoestringError, StorageError
 from shoestring.hmm import fit as fit_module
+from shoestring.hmm.checks import ROUNDING
 from shoestring.hmm.expect import Counts, expect
 from shoestring.hmm.fit import Epoch, FitSettings, Fitted, fit
 from shoestring.hmm.inference import log_likelihood
@@ -99,7 +100,7 @@ def test_full_batches_never_lower_the_likelihood(data: st.DataObject) -> None:
     fitted = fit(tokens, chosen, symbols=model.symbols, lengths=lengths, start=model, dtype=dtype)
     check(fitted.parameters)
     values = [epoch.objective for epoch in fitted.epochs]
-    assert all(b >= a - fit_module.ROUNDING[dtype] * max(1, abs(a)) for a, b in itertools.pairwise(values))
+    assert all(b >= a - ROUNDING[dtype] * max(1, abs(a)) for a, b in itertools.pairwise(values))
 
 
 def test_a_planted_model_is_found_again() -> None:

@@ -6,11 +6,12 @@ from law_oracle import TRUTH, grid_points
 from scipy.optimize import brentq, minimize_scalar
 
 from shoestring.core.errors import UserError
+from shoestring.laws.form import Surface
 from shoestring.laws.heldout import cross_validated, heldout_error
 from shoestring.laws.optimum import best_for_flops, best_for_time, cost_interval, cost_of_size, fit_speed
 from shoestring.laws.points import Points
 from shoestring.laws.search import lowest
-from shoestring.laws.surface import Surface, bootstrap_surface, fit_surface
+from shoestring.laws.surface import bootstrap_surface, fit_surface
 
 LAW = Surface(*TRUTH)
 SIZES, RATES = np.array([1e7, 1e8, 1e9]), np.array([1e6, 1.4e5, 1.5e4])

@@ -7,11 +7,11 @@ from scipy.optimize import curve_fit
 
 from shoestring.core.errors import UserError
 from shoestring.laws.envelope import Curve, bootstrap_envelope, fit_envelope
+from shoestring.laws.form import Surface
 from shoestring.laws.isoflop import bootstrap_isoflop, fit_isoflop
 from shoestring.laws.points import Points, read_points
 from shoestring.laws.power import bootstrap_power, fit_power
 from shoestring.laws.resampling import draw_counts
-from shoestring.laws.surface import Surface
 
 generator = np.random.default_rng(0)
 X = np.geomspace(1e18, 1e25, 12)

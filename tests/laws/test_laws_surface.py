@@ -7,10 +7,11 @@ from scipy.optimize import check_grad, linprog, minimize_scalar, nnls
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, centre, descend, evaluate
+from shoestring.laws.form import Surface
 from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts
 from shoestring.laws.starts import grid_starts, nonnegative
-from shoestring.laws.surface import Surface, bootstrap_surface, fit_surface, interval
+from shoestring.laws.surface import bootstrap_surface, fit_surface, interval
 
 KINDS = ["plain", "no E", "no A", "no B", "flat", "steep", "noise"]
 

@@ -14,6 +14,8 @@ from shoestring.core.clock import Clock
 from shoestring.core.facts import Plan
 from shoestring.core.recipe_file import build, load
 from shoestring.hmm.expect import expect
+from shoestring.hmm.fit import FitSettings, fit
+from shoestring.plan.hmm import EPOCH_BYTES
 from shoestring.stages import hmm
 from shoestring.stages.hmm import _counting, _epochs_between_checkpoints, _until_time, fit_recipe
 from shoestring.stages.voice import Voice
@@ -37,6 +39,15 @@ def test_a_gpu_takes_as_many_rows_at_a_time_as_planned(monkeypatch: pytest.Monke
     assert isinstance(planned, partial)
     assert (planned.func, planned.keywords) == (expect, {"chunk": 64})
     assert _counting(torch.device("cpu"), plan) is expect
+
+
+def test_the_notes_of_an_epoch_take_no_more_than_planned(tmp_path: Path) -> None:
+    rows, sizes = torch.randint(9, (40, 12), generator=torch.Generator().manual_seed(0)), []
+    for epochs in (10, 60):
+        path = tmp_path / f"{epochs}.safetensors"
+        fit(rows, FitSettings(states=3, epochs=epochs, update="all"), symbols=9, checkpoint=path)
+        sizes.append(path.stat().st_size)
+    assert EPOCH_BYTES / 2 < (sizes[1] - sizes[0]) / 50 <= EPOCH_BYTES
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from law_runs import write_run
 
 from shoestring.core.errors import UserError
 from shoestring.core.facts import Estimate, Law
-from shoestring.laws.surface import Surface
+from shoestring.laws.form import Surface
 from shoestring.stages.law import Asked, Columns, Given, ask, fit_law, read_given
 from shoestring.stages.law_report import flops_levels, write_report
 from shoestring.stages.optimum import FACTORS, best_for_flops, best_for_time, find_best, off_rows

@@ -180,14 +180,13 @@ def _of_recipe(terminal: Terminal, figures: dict[str, Interval], given: argparse
     if given.sbatch and (others := [f"--{name.replace('_', '-')}" for name in _SHOWN if getattr(given, name)]):
         raise PlanError(f"--sbatch and {', '.join(others)}: a script is of one plan; leave one of them out")
     if given.over:
-        devices = _devices(figures, 1) if "devices" in figures else None
-        return _grid(terminal, given, figures.get("time"), devices)
+        return _grid(terminal, given, figures.get("time"), _devices(figures))
     loaded = recipe_file.load(given.recipe, given.set)
     if given.card is not None:
         return _on_card(terminal, loaded, figures, given)
     folder = RunFolder.of(loaded)
     profile = read_profile(loaded, folder, given.profile)
-    devices = _devices(figures, profile.devices)
+    devices = _devices(figures) or profile.devices
     made = plan_recipe(loaded, profile, devices=devices, history=given.history)
     if given.what_if:
         from shoestring.stages.what_if import what_if
@@ -206,11 +205,12 @@ def _of_recipe(terminal: Terminal, figures: dict[str, Interval], given: argparse
     return made.to_dict()
 
 
-def _devices(figures: dict[str, Interval], otherwise: int) -> int:
+def _devices(figures: dict[str, Interval]) -> int | None:
     """Those asked for."""
-    count = figures["devices"].expected if "devices" in figures else otherwise
-    if count < 1 or count != int(count):
-        raise PlanError(f"--devices {count:g}: must be a whole number of at least 1")
+    if "devices" not in figures:
+        return None
+    if (count := figures["devices"].expected) < 1:
+        raise PlanError(f"--devices {count:g}: must be at least 1")
     return int(count)
 
 
@@ -226,7 +226,7 @@ def _on_card(
     if needless := [name for name, value in others.items() if value]:
         shown = ", ".join(needless)
         raise PlanError(f"--card and {shown}: that needs a profile; measure with: shoestring measure RECIPE")
-    devices = _devices(figures, 1)
+    devices = _devices(figures) or 1
     made = plan_on_card(recipe, vocabulary_of(recipe, given.vocabulary), given.card, devices)
     terminal.planned(made)
     return made.to_dict()

@@ -50,6 +50,10 @@ class Counts(NamedTuple):
         """The counts of both sets of sequences together."""
         return Counts(*(None if a is None or b is None else a + b for a, b in zip(self, other)))  # type: ignore[arg-type]
 
+    def scaled(self, factor: float) -> Counts:
+        """So many times as many of all."""
+        return Counts(*(None if table is None else table * factor for table in self))  # type: ignore[arg-type]
+
 
 class Layout(NamedTuple):
     """How the sequences are cut to fit a memory."""

@@ -21,13 +21,14 @@ from torch import Tensor
 from shoestring.core.errors import Fault
 from shoestring.core.seeds import derive
 from shoestring.hmm import resume
+from shoestring.hmm.checks import ROUNDING, check_rise, check_tables, numbers
 from shoestring.hmm.expect import Counts, expect, zeros
 from shoestring.hmm.inference import check_tokens
 from shoestring.hmm.maximize import log_prior, maximize
-from shoestring.hmm.parameters import TOLERANCE, HmmError, Parameters, check, is_symmetric, random_parameters
+from shoestring.hmm.parameters import HmmError, Parameters, check, is_symmetric, random_parameters
 from shoestring.hmm.resume import Epoch, Progress, Tally, Trial
 from shoestring.hmm.sampling import stationary
-from shoestring.hmm.schedule import FitSettings, order, share, step, summed, updates_per_epoch
+from shoestring.hmm.schedule import FitSettings, blend, order, share, step, summed, updates_per_epoch
 from shoestring.parallel.team import Team
 
 __all__ = ["Epoch", "FitSettings", "Fitted", "fit"]
@@ -36,9 +37,6 @@ Count = Callable[[Parameters, Tensor, Tensor | None, Tensor | None], Counts]
 """An expectation step: parameters, tokens, lengths, weights. `expect` is one."""
 OnEpoch = Callable[[Epoch, Parameters], None]
 Stopped = Literal["epochs", "tolerance", "time"]
-
-ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-9}
-"""How much an exact step may lower likelihood and prior per token, as a fraction, before it counts as a fault."""
 
 
 class Fitted(NamedTuple):
@@ -114,7 +112,7 @@ def fit(
             progress = replace(progress, trial=trial)
             continue
         trial = _end_epoch(trial, progress.trial.parameters, work)
-        _check_rise(trial.epochs, settings, work.dtype)
+        check_rise(trial.epochs, settings, work.dtype)
         if on_epoch is not None:
             began = perf_counter()
             on_epoch(trial.epochs[-1], _copy(trial.parameters))
@@ -247,7 +245,7 @@ def _update(trial: Trial, work: _Work) -> Trial:
     settings, tally = work.settings, trial.tally
     counts, seen = _count(trial, work)
     tables = torch.stack([table.sum() for table in counts[:4] if table is not None]).sum()
-    log_likelihood, counted, impossible, total = _numbers(
+    log_likelihood, counted, impossible, total = numbers(
         counts.log_likelihood, counts.tokens, counts.impossible, tables
     )
     if not isfinite(log_likelihood + counted + impossible + total):
@@ -258,7 +256,7 @@ def _update(trial: Trial, work: _Work) -> Trial:
             rate = 1.0 if statistics is None else step(settings, trial.updates, work.updates)
             statistics, counts = blend(statistics, counts, counted, rate, work.weighed_tokens)
         parameters = maximize(counts, settings.priors, parameters, settings.tied_start)
-        _check_tables(parameters)
+        check_tables(parameters)
     after = Tally(
         updates=tally.updates + 1,
         tokens=tally.tokens + seen,
@@ -299,27 +297,13 @@ def _maybe(table: Tensor | None, picked: slice | Tensor) -> Tensor | None:
     return None if table is None else _of(table, picked)
 
 
-def blend(
-    statistics: Counts | None, counts: Counts, counted: float, rate: float, tokens: float
-) -> tuple[Counts, Counts]:
-    """Running counts per token, of which those of `counted` tokens replace the share `rate`; and as many of them as
-    `tokens` give, the whole data's, so that the priors weigh what they would with all of it."""
-    fresh = _scaled(counts, 1 / counted)
-    running = fresh if statistics is None else _scaled(statistics, 1 - rate).merge(_scaled(fresh, rate))
-    return running, _scaled(running, tokens)
-
-
-def _scaled(counts: Counts, factor: float) -> Counts:
-    return Counts(*(None if table is None else table * factor for table in counts))  # type: ignore[arg-type]
-
-
 def _end_epoch(trial: Trial, used: Parameters, work: _Work) -> Trial:
     """The trial with a record of the epoch that its tally tells of; `used` were the parameters of the last update."""
     tally = trial.tally
     if not tally.loss_tokens > 0:
         raise HmmError("every sequence has probability zero under the start: it rules out what the data holds; "
                        "leave no zeros in it that the data contradicts")  # fmt: skip
-    (prior,) = _numbers(log_prior(used, work.settings.priors))
+    (prior,) = numbers(log_prior(used, work.settings.priors))
     before = trial.epochs[-1].tokens if trial.epochs else 0
     epoch = Epoch(
         epoch=len(trial.epochs) + 1,
@@ -348,32 +332,6 @@ def _next(progress: Progress, work: _Work) -> Progress:
     return Progress(trial=best)
 
 
-def _check_tables(parameters: Parameters) -> None:
-    """Raise Fault unless the M-step gave distributions: finite, not negative, and sums of 1."""
-    off = [(table.double().sum(-1) - 1).abs().max() for table in parameters[:3]]
-    low = [table.min() for table in parameters if table is not None]
-    high = [] if parameters.end is None else [parameters.end.max() - 1]
-    worst, lowest = _numbers(torch.stack([*off, *high]).max(), torch.stack(low).min())
-    if not (worst <= TOLERANCE and lowest >= 0):  # false for NaN, too
-        raise Fault(f"the M-step gave tables that are no distributions: a row's sum is {worst:g} away from 1, "
-                    f"the lowest cell {lowest:g}")  # fmt: skip
-
-
-def _check_rise(epochs: tuple[Epoch, ...], settings: FitSettings, dtype: torch.dtype) -> None:
-    """Raise Fault if an exact EM step lowered what it must raise."""
-    if settings.update != "all" or settings.tied_start or len(epochs) < 2:
-        return
-    before, now = epochs[-2:]
-    if before.impossible != now.impossible:  # a prior makes sequences possible: the sum is over others than before
-        return
-    slack = ROUNDING[dtype] * max(1.0, abs(before.objective))
-    if now.objective < before.objective - slack:
-        raise Fault(
-            f"EM lowered likelihood and prior from {before.objective:.9g} to {now.objective:.9g} nats per token in "
-            f"epoch {before.epoch}, by more than the rounding of {dtype}: the counts or the M-step are wrong"
-        )
-
-
 class _Pace:
     """Seconds that an update, `on_epoch` and a checkpoint took last."""
 
@@ -394,9 +352,3 @@ def _too_short(time_left: Callable[[], float], needed: float) -> bool:
 
 def _copy(parameters: Parameters) -> Parameters:
     return Parameters(*(None if table is None else table.detach().clone() for table in parameters))  # type: ignore[arg-type]
-
-
-def _numbers(*values: Tensor) -> list[float]:
-    """Several numbers with one wait for the device."""
-    found: list[float] = torch.stack([value.double() for value in values]).tolist()
-    return found

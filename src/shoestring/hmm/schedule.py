@@ -120,6 +120,16 @@ def order(rows: int, seed: int, epoch: int) -> Int[Tensor, " rows"]:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(derive(seed, "hmm", "order", epoch)))
 
 
+def blend(
+    statistics: Counts | None, counts: Counts, counted: float, rate: float, tokens: float
+) -> tuple[Counts, Counts]:
+    """Running counts per token, of which those of `counted` tokens replace the share `rate`; and as many of them as
+    `tokens` give, the whole data's, so that the priors weigh what they would with all of it."""
+    fresh = counts.scaled(1 / counted)
+    running = fresh if statistics is None else statistics.scaled(1 - rate).merge(fresh.scaled(rate))
+    return running, running.scaled(tokens)
+
+
 def summed(counts: Counts, team: Team) -> Counts:
     """The counts of all processes added up, in float64."""
     if team.world == 1:

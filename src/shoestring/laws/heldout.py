@@ -9,8 +9,9 @@ import numpy as np
 from shoestring.core.errors import UserError
 from shoestring.core.seeds import derive
 from shoestring.laws.descent import Floats
+from shoestring.laws.form import Surface
 from shoestring.laws.points import Points
-from shoestring.laws.surface import COEFFICIENTS, Penalty, Surface, fit_surface
+from shoestring.laws.surface import COEFFICIENTS, Penalty, fit_surface
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import Floats
-from shoestring.laws.form import PER_TOKEN
+from shoestring.laws.form import PER_TOKEN, Surface
 from shoestring.laws.search import lowest
-from shoestring.laws.surface import Surface, SurfaceBootstrap, interval
+from shoestring.laws.surface import SurfaceBootstrap, interval
 
 Intervals = dict[str, tuple[float, float]]
 

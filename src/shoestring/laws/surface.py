@@ -14,8 +14,7 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
-from shoestring.laws.form import PER_TOKEN
-from shoestring.laws.form import Surface as Surface
+from shoestring.laws.form import PER_TOKEN, Surface
 from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts
 from shoestring.laws.starts import grid_starts

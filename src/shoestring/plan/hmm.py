@@ -17,7 +17,7 @@ from shoestring.plan.make import REPORT_SECONDS, checkpoint_interval, reserve_se
 from shoestring.plan.refusal import Refusal, plan_or_nearest
 from shoestring.plan.split import choose_split, most_memory
 
-EPOCH_BYTES = 800
+EPOCH_BYTES = 400
 """At most, of what a checkpoint notes of each epoch."""
 
 

@@ -16,11 +16,11 @@ from shoestring.data.tokenizers import words_in
 from shoestring.hmm import resume
 from shoestring.hmm.engine import engine
 from shoestring.hmm.expect import Counts
-from shoestring.hmm.fit import blend
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import maximize
 from shoestring.hmm.parameters import random_parameters
 from shoestring.hmm.resume import Identity, Progress, Trial
+from shoestring.hmm.schedule import blend
 from shoestring.probe.meter import Meter
 from shoestring.probe.workload import Usage, nothing
 

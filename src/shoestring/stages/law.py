@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from shoestring.core.errors import UserError
 from shoestring.core.facts import Allocation, Law
 from shoestring.laws.envelope import Curve, bootstrap_envelope, fit_envelope
-from shoestring.laws.form import PER_TOKEN
+from shoestring.laws.form import PER_TOKEN, Surface
 from shoestring.laws.heldout import heldout_error
 from shoestring.laws.isoflop import bootstrap_isoflop, fit_isoflop
 from shoestring.laws.points import Points, read_points
 from shoestring.laws.power import PowerBootstrap, PowerLaw
-from shoestring.laws.surface import Penalty, Surface, SurfaceBootstrap, bootstrap_surface, fit_surface
+from shoestring.laws.surface import Penalty, SurfaceBootstrap, bootstrap_surface, fit_surface
 from shoestring.stages.optimum import estimate
 from shoestring.stages.trained import COUNTS, Trained, read_all
 from shoestring.stages.trained import Count as Counting
