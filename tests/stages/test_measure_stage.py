@@ -29,6 +29,7 @@ from shoestring.stages.measure import (
     _as_in_a_run,
     _beside,
     _law_with,
+    _measured,
     _overlap,
     _set_up_again,
     ensure_profile,
@@ -362,6 +363,46 @@ def test_set_up_is_that_of_another_process_with_what_its_first_evaluation_takes(
     trials = Children()
     assert _set_up_again(cast(RemoteTrials, trials), 16, 8) == (10.0, 77)
     assert trials.asked == ["close", "begin 16", "score 8"]
+
+
+class Counting(Children):
+    """A device that counts a row of an HMM in a millisecond, and 4,096 rows as fast as one."""
+
+    def begin(self, batch: int) -> dict[str, Any]:
+        facts = {"machine": encode(MACHINE), "available_bytes": None, "compile_seconds": None, "first_seconds": 0.1}
+        cost = {"parameters": {}, "forward_flops_per_token": 1.0}
+        return super().begin(batch) | facts | {"cost": cost}
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
+        took = 0.001 * max(batch, 4096)
+        return super().trial(batch, scoring)._replace(times=(took,) * least)
+
+    def around(self, batch: int, scored: int, passes: int = 1) -> Around:
+        self.asked.append(f"{passes} x {batch} and {scored}")
+        return Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, peak_bytes=None)
+
+
+@pytest.mark.parametrize(
+    ("hmm", "rows", "passes"),
+    [
+        ({}, 256, 1),
+        ({"update_every": 300}, 300, 1),
+        ({"update": "every", "update_every": 9}, 9, 1),
+        ({"update": "all"}, 4096, 2),
+    ],
+)
+def test_an_hmm_is_measured_with_the_rows_of_its_updates(
+    hmm: dict[str, Any], rows: int, passes: int, tmp_path: Path
+) -> None:
+    """However many would be faster; all that a run scores are scored at once."""
+    data = {"tokenizer": "words:9", "documents": 9}
+    values = {"run": {"folder": str(tmp_path)}, "budget": {"epochs": 3}, "evaluate": {"rows": 500}, "data": data}
+    recipe = build(values | {"hmm": hmm}, "test")
+    trials = Counting()
+    profile = _measured(cast(RemoteTrials, trials), recipe, Measuring(seconds=60.0))
+    assert trials.asked[-1] == f"{passes} x {rows} and 500"
+    assert rows in {point.batch for point in profile.points}
+    assert rows == 4096 or rows == profile.points[-1].batch, "a run that waits has no use for more"
 
 
 # --- for real, on this CPU

@@ -285,7 +285,8 @@ class Recipe:
     def workload(self) -> str:
         """Fingerprint of everything that the bytes and seconds of a step depend on."""
         if self.hmm is not None:
-            return fingerprint(["hmm", self.hmm.states, self.data.tokenizer, self.data.length])
+            rows = self.hmm.update if self.hmm.update == "all" else [self.hmm.update, self.hmm.update_every]
+            return fingerprint(["hmm", self.hmm.states, self.data.tokenizer, self.data.length, rows])
         stored = self.data.source if self.data.source.startswith("store:") else self.data.tokenizer
         symbols = stored if self.data.stream is None else self.data.stream
         parts = [encode(self.model), symbols, self.data.length, self.data.within, self.train.precision]

@@ -74,7 +74,7 @@ def _plan(recipe: Recipe, *, profile: Profile, rows: int, spent: float, correcti
     passes = (epochs + extra) * updates * -(-counted // split.per_device)
     ends = seconds_ends(parts, profile, split.point, passes, correction.spread)
     limit = getattr(recipe.budget, binding)
-    at_once = min(split.per_device, max(counted, recipe.evaluate.rows))
+    at_once = min(split.per_device, counted)  # scoring was measured beside them
     peak = _peak(profile.points, at_once)
     disk = profile.checkpoint_bytes + EPOCH_BYTES * (epochs + extra)
     if recipe.budget.disk is not None and disk > recipe.budget.disk:

@@ -157,7 +157,9 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     limit, margin = memory_limit(recipe, compiles)
     searched = how.thorough and limit is not None and compiles["peak_bytes"] is not None
     factor = 2 if compiles["compile_seconds"] is None else _COMPILED_FACTOR[how.thorough]
-    batches = _batches(recipe, factor)
+    batches, most = _batches(recipe, factor), _most_at_once(recipe)
+    if not how.thorough:
+        batches = [batch for batch in batches if batch <= most]
     found: Found | None = None
     if searched and limit is not None:
         found = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe))
@@ -170,13 +172,14 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         raise Fault(f"measuring failed: {timings.stopped}")
     # of those that a plan takes, its own choice; those beyond the effective batch are for people
     best = smallest_near([trial.point() for trial in timings.trials if trial.batch <= recipe.batch]).batch
-    scored = min(recipe.evaluate.per_device or best, recipe.evaluate.rows)
+    best = min(best, most)
+    scored = recipe.evaluate.rows if recipe.hmm else min(recipe.evaluate.per_device or best, recipe.evaluate.rows)
     scoring: Found | None = None
     if searched and limit is not None:
         scoring = _search(trials, compiles, limit, margin, how.seconds, first=_first(recipe), scoring=True)
     again = how.thorough or compiles["first_seconds"] > _LATE
     fresh = _set_up_again(trials, best, scored) if again else None
-    passes = 1 if best >= recipe.batch else 2  # those after the second are like it
+    passes = 1 if best >= most else 2  # those after the second are like it
     around = trials.around(best, scored, passes)
     beside = _beside(timings, best, around)
     peak = None if fresh is None or around.peak_bytes is None else max(fresh.peak_bytes or 0, around.peak_bytes)
@@ -258,14 +261,20 @@ def _law_with(law: MemoryLaw, beside: int) -> MemoryLaw:
 def _batches(recipe: Recipe, factor: int = 2) -> list[int]:
     """Rows at a time that are timed."""
     if recipe.hmm is not None:
-        return [recipe.batch >> shift for shift in range(10, -1, -2)]
+        return sorted({_most_at_once(recipe), *(recipe.batch >> shift for shift in range(10, -1, -2))})
     given = recipe.train.per_device
     return candidate_batches(recipe.batch, factor) if given is None else [given]
 
 
+def _most_at_once(recipe: Recipe) -> int:
+    """Rows that a run has at once, however many would be faster: those of an update."""
+    hmm = recipe.hmm
+    return recipe.batch if hmm is None or hmm.update == "all" else min(recipe.batch, hmm.update_every)
+
+
 def _first(recipe: Recipe) -> int:
     """Rows of the first trial; those of an HMM are small, and as nothing against what is fixed."""
-    return 1 if recipe.hmm is None else _batches(recipe)[0]
+    return 1 if recipe.hmm is None else recipe.batch >> 10
 
 
 def memory_limit(recipe: Recipe, facts: dict[str, Any]) -> tuple[int | None, int]:
