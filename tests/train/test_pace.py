@@ -38,7 +38,7 @@ def driven(
         pace.took_step(seconds(done.steps))
         if (waited := stop(done.steps)) is not None:
             clock.now += waited
-            pace.took_overhead(waited)
+            pace.took_overhead(waited, "evaluation")
         done.steps += 1
         left = total - done.steps
         fits = pace.must_shorten_to(left)
@@ -127,7 +127,7 @@ def test_evaluations_and_checkpoints_count() -> None:
     for _ in range(10):
         pace.took_step(2.0)
     assert pace.seconds_left(10) == pytest.approx(25), "as planned, as long as they take no more"
-    pace.took_overhead(10.0)
+    pace.took_overhead(10.0, "evaluation")
     assert pace.seconds_left(10) == pytest.approx(30), "as seen, when they take more"
     assert pace.step_seconds == pytest.approx(20)
 
@@ -229,12 +229,30 @@ def test_stops_that_come_often_at_first_are_not_taken_for_many() -> None:
     pace = Pace(Turned(), 1000.0, 0.05, stops_per_step=0.1)
     for _ in range(5):
         pace.took_step(1.0)
-    pace.took_overhead(1.0)
-    pace.took_overhead(2.0)
+    pace.took_overhead(0.3, "evaluation")
+    for seconds in (1.0, 2.0):
+        pace.took_overhead(seconds, "evaluation")
     assert pace.seconds_left(100) == pytest.approx(100 * (1 + 0.1 * 1.5))
-    pace.took_overhead(0.1)
-    pace.took_overhead(0.1)
-    assert pace.seconds_left(100) == pytest.approx(100 * (1 + 0.1 * 0.8)), "four of them are believed"
+    pace.took_overhead(0.3, "evaluation")
+    assert pace.seconds_left(100) == pytest.approx(100 * (1 + 0.1 * 1.1))
+    for _ in range(7):
+        pace.took_overhead(0.1, "evaluation")
+    assert pace.seconds_left(100) == pytest.approx(100 * (1 + 0.1 * 0.4)), "less than planned is believed of several"
+
+
+def test_the_first_stops_of_a_kind_are_not_taken_for_the_others() -> None:
+    """An evaluation that compiles for ten seconds, and a checkpoint that takes new memory for three."""
+    pace = Pace(Turned(), 1000.0, 0.05, stops_per_step=0.1)
+    for _ in range(5):
+        pace.took_step(1.0)
+    pace.took_overhead(3.0, "checkpoint")
+    pace.took_overhead(10.0, "evaluation")
+    assert pace.seconds_left(100) == pytest.approx(105), "as planned"
+    pace.took_overhead(0.7, "checkpoint")
+    assert pace.seconds_left(100) == pytest.approx(107)
+    pace.took_overhead(0.1, "checkpoint")
+    pace.took_overhead(0.1, "evaluation")
+    assert pace.seconds_left(100) == pytest.approx(103)
 
 
 def test_nothing_is_lengthened_early_or_without_a_deadline() -> None:

@@ -16,7 +16,8 @@ Ids = NDArray[np.integer]
 
 MOST_TOKENS = 1 << 28
 """As many as are counted: more would move no probability that matters."""
-_PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
+PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
+"""That are counted at a time."""
 _DENSE_VOCABULARY = 2048
 _PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -35,7 +36,7 @@ def count(streams: Iterable[Ids], vocab_size: int, most: int = MOST_TOKENS) -> C
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     dense = vocab_size <= _DENSE_VOCABULARY
     table = np.zeros(vocab_size * vocab_size if dense else 0, dtype=np.int64)
-    for part, own in _parts(streams, most, max(_LEAST_TOKENS, len(table)) if dense else _PART_TOKENS):
+    for part, own in _parts(streams, most, max(_LEAST_TOKENS, len(table)) if dense else PART_TOKENS):
         tokens += np.bincount(part[:own].ravel(), minlength=vocab_size)
         pairs = part[..., :-1].ravel() * np.int64(vocab_size)
         pairs += part[..., 1:].ravel()

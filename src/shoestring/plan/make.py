@@ -127,7 +127,7 @@ def _make(
     else:
         counting = counting_seconds((corpus.documents or 0) * _counted_per_document(recipe, supply))
     parts = fixed | {
-        "finish": fixed["finish"] + counting,
+        "strategies": counting,
         "prepare": corpus.seconds,
         "train": steps * split.step_seconds,
         "checkpoints": saves * saving_seconds(recipe, profile),
@@ -179,12 +179,13 @@ def _intervals(
 def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, float]:
     """What does not grow with the steps."""
     validation = recipe.evaluate.rows * profile.validate_seconds_per_row
+    finish = validation + REPORT_SECONDS
     return {
         "spent so far": spent,
         "set-up": profile.setup_seconds,
         "evaluations": evaluation_count(recipe) * validation,
-        "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - profile.checkpoint_seconds),
-        "finish": validation + REPORT_SECONDS,
+        "finish": finish,
+        "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - finish),  # it is written meanwhile
     }
 
 

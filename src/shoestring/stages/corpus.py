@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -29,7 +30,7 @@ from shoestring.data.tokenizers import (
     spelled_bytes,
     words_in,
 )
-from shoestring.evaluate.strategies import count, strategy_losses
+from shoestring.evaluate.strategies import MOST_TOKENS, PART_TOKENS, count, strategy_losses
 from shoestring.models import Batch
 from shoestring.stages.answers import COUNTED_ROWS, WATCHED_ROWS, Strategies, open_answers
 from shoestring.stages.labelled import LabelledCorpus
@@ -63,6 +64,10 @@ class Corpus(Protocol):
 
     def strategies(self) -> Strategies:
         """Scored on the held-out rows."""
+        ...
+
+    def strategies_take(self) -> float | None:
+        """About how many seconds, on this machine; None: as planned."""
         ...
 
     def predictions(self) -> Mapping[str, Tensor]:
@@ -121,6 +126,13 @@ class StoreCorpus:
         if self._masks is not None:
             return Strategies(hidden_losses(batch, counts.tokens, self._masks["heldout"].special))
         return Strategies(strategy_losses(batch.ids.numpy(), counts, batch.predicted().numpy()))
+
+    def strategies_take(self) -> float:
+        """By the first tokens: most of the time is counting."""
+        started = time.perf_counter()
+        count(self._store.split("train", self._length).stream(), self.vocab_size, PART_TOKENS)
+        took, tokens = time.perf_counter() - started, self._store.manifest.splits["train"].tokens
+        return took * max(1.0, min(MOST_TOKENS, tokens) / PART_TOKENS)
 
     def predictions(self) -> Mapping[str, Tensor]:
         return {}
@@ -208,6 +220,9 @@ class StreamCorpus:
             return found
         losses = {name: float(np.mean(values[-self._last :])) for name, values in found.by_position.items()}
         return replace(found, losses=losses)
+
+    def strategies_take(self) -> None:
+        return None
 
     def predictions(self) -> Mapping[str, Tensor]:
         if self._masks is not None:

@@ -132,5 +132,8 @@ class LabelledCorpus:
         uniform, majority = uniform_and_frequency(truth, self.class_counts)
         return Strategies({"uniform": uniform, "majority class": majority})
 
+    def strategies_take(self) -> None:
+        return None
+
     def predictions(self) -> Mapping[str, Tensor]:
         return {}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from shoestring.core.clock import Clock
-from shoestring.core.errors import Fault
+from shoestring.core.errors import Fault, StorageError
 from shoestring.core.facts import Evaluation, Outcome, Plan, Profile
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
@@ -20,6 +21,7 @@ from shoestring.parallel.team import Team
 from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
+from shoestring.probe.workload import Usage
 from shoestring.report.page import draw, write_page
 from shoestring.stages.corpus import Corpus
 from shoestring.stages.evaluate import Watch, evaluate_learner, scored_rows
@@ -34,14 +36,18 @@ from shoestring.train.pace import Pace
 
 METRICS_LINES = 1000
 """About how many lines a run writes: one every (planned steps / this)."""
-UNUSED_SHARE = 0.03
-"""Of a time budget: a run that is going to leave more is made longer."""
+IDLE_SHARE = 0.01
+"""Of a time budget: a run whose last step would be so much before its deadline is made longer."""
 LEAST_IDLE = 1.0
 """Seconds for which no run is made longer."""
 KNOWN_CHECKPOINTS = 4
 """After so many, what the slowest took is believed also where it is less than planned."""
 FINISH_MARGIN = 1.25
 """How much longer than planned the finish may take before it passes the deadline."""
+
+
+Figures = dict[str, str]
+"""Of the page, as SVG by title."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,7 @@ class _Session:
     metrics: LineFile
     timings: LineFile
     pace: Pace
+    finish: _Finish
     voice: Voice
     clock: Clock
     limit: float | None
@@ -100,7 +107,7 @@ def train(
     state = _restore(recipe, plan, corpus, checkpoints, step, learner, voice)
     if writes:
         _note_machine(folder, team.device, voice)
-    finish = _finish_seconds(plan)
+    finish = _Finish.of(plan, corpus.strategies_take() if writes else None)
     session = _Session(
         recipe=recipe,
         plan=plan,
@@ -114,13 +121,14 @@ def train(
         timings=LineFile(folder.timings) if writes else NoLines(),
         pace=Pace(
             clock,
-            _deadline(recipe, finish),
+            _deadline(recipe, finish.seconds()),
             _overhead_per_step(plan),
             plan.step_seconds,
-            finish,
+            finish.seconds(),
             stops_per_step=_stops_per_step(recipe, plan),
-            idle_seconds=_idle_seconds(recipe, finish),
+            idle_seconds=_idle_seconds(recipe),
         ),
+        finish=finish,
         voice=voice,
         clock=clock,
         limit=limit,
@@ -129,9 +137,13 @@ def train(
     per_device = team.first(_rows_that_fitted, folder, "per_device", plan.per_device)
     session.timings.add(step=state.step, elapsed=clock.elapsed(), event="start", **clock.marks)
     try:
-        state = _take_steps(session, state, per_device)
-        voice.trained()
-        evaluation = evaluate_learner(learner, state.step, session.scored, corpus)
+        with _written(checkpoints, learner):
+            state = _take_steps(session, state, per_device)
+            voice.trained()
+            evaluation = evaluate_learner(learner, state.step, session.scored, corpus)
+            usage = meter.usage()  # of training and evaluation, as it was measured; not of drawing
+            figures = _show(session, folder, evaluation) if writes else None
+        team.each(checkpoints.wait)
     except OutOfMemory as cause:  # of a sharded model: the others cannot go on without this process
         rows = {"scored" if cause.scored else "per_device": cause.half}
         reached = [line["step"] for line in read_lines(folder.metrics) if "loss" in line]
@@ -141,7 +153,19 @@ def train(
         raise
     except Fault as cause:  # decided by numbers that all processes have
         raise team.told_by(0, cause)  # noqa: B904
-    return (_finish(session, folder, state, evaluation), evaluation) if writes else None
+    return None if figures is None else (_finish(session, folder, state, evaluation, usage, figures), evaluation)
+
+
+@contextlib.contextmanager
+def _written(checkpoints: Checkpoints, learner: Learner) -> Iterator[None]:
+    """Whatever happens meanwhile, a checkpoint of this process alone is written to its end."""
+    try:
+        yield
+    except BaseException:
+        if not learner.sharded:
+            with contextlib.suppress(StorageError):
+                checkpoints.wait()
+        raise
 
 
 def _take_steps(session: _Session, state: State, per_device: int) -> State:
@@ -166,12 +190,22 @@ def _take_steps(session: _Session, state: State, per_device: int) -> State:
         return running.run(state)
 
 
-def _finish(session: _Session, folder: RunFolder, state: State, evaluation: Evaluation) -> Outcome:
-    """Write the last evaluation, the page and DONE."""
-    usage = session.meter.usage()  # of training and evaluation, as it was measured; not of drawing
+def _show(session: _Session, folder: RunFolder, evaluation: Evaluation) -> Figures:
+    """Write the last evaluation, and draw the page's figures."""
     evaluation.write(folder.evaluation)
     session.voice.evaluated(evaluation)
-    figures = draw(folder)
+    return draw(folder)
+
+
+def _finish(
+    session: _Session,
+    folder: RunFolder,
+    state: State,
+    evaluation: Evaluation,
+    usage: Usage | None,
+    figures: Figures,
+) -> Outcome:
+    """Write the page and DONE."""
     session.timings.add(step=state.step, elapsed=session.clock.elapsed(), event="end")
     lines = read_lines(folder.timings)
     checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
@@ -224,11 +258,27 @@ def _restore(
     return state
 
 
-def _finish_seconds(plan: Plan, slowest: float = 0.0, written: int = 0) -> float:
-    """What may follow the last step, where the slowest of so many checkpoints took so many seconds."""
-    planned = plan.parts.get("last checkpoint", 0.0)
-    last = slowest if written >= KNOWN_CHECKPOINTS else max(planned, slowest)
-    return FINISH_MARGIN * (plan.parts.get("finish", 0.0) + last)
+class _Finish(NamedTuple):
+    """What follows the last step: evaluation, strategies and page, while the last checkpoint is written."""
+
+    rest: float
+    """Seconds, as planned."""
+    write: float
+    """Of the checkpoint, as planned."""
+    strategies: float
+    """Seconds, by a few of them where that is known."""
+
+    @classmethod
+    def of(cls, plan: Plan, strategies: float | None) -> _Finish:
+        parts = plan.parts
+        rest, planned = parts.get("finish", 0.0), parts.get("strategies", 0.0)
+        write = rest + parts.get("last checkpoint", 0.0)
+        return cls(rest, write, planned if strategies is None else strategies)
+
+    def seconds(self, slowest: float = 0.0, written: int = 0) -> float:
+        """At most, where the slowest of so many checkpoints took so many seconds."""
+        write = slowest if written >= KNOWN_CHECKPOINTS else max(self.write, slowest)
+        return FINISH_MARGIN * max(self.rest + self.strategies, write)
 
 
 def _deadline(recipe: Recipe, finish: float) -> float:
@@ -240,12 +290,9 @@ def _overhead_per_step(plan: Plan) -> float:
     return (plan.parts.get("evaluations", 0.0) + plan.parts.get("checkpoints", 0.0)) / (plan.steps or 1)
 
 
-def _idle_seconds(recipe: Recipe, finish: float) -> float:
+def _idle_seconds(recipe: Recipe) -> float:
     """How much before its deadline the last step may be, for the run to use its time."""
-    if recipe.budget.time is None:
-        return math.inf
-    time, kept = float(recipe.budget.time), RESERVE_SECONDS + finish * (1 - 1 / FINISH_MARGIN)
-    return max(UNUSED_SHARE * time - kept, UNUSED_SHARE * time / 2, LEAST_IDLE)
+    return math.inf if recipe.budget.time is None else max(IDLE_SHARE * float(recipe.budget.time), LEAST_IDLE)
 
 
 def _stops_per_step(recipe: Recipe, plan: Plan) -> float:
@@ -264,7 +311,7 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
 
     def write(state: State, wait: bool) -> None:
         metrics.sync()
-        pace.finish_takes(_finish_seconds(session.plan, session.checkpoints.slowest, session.checkpoints.written))
+        pace.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
         session.checkpoints.save(session.learner, state, wait)
 
     every = max(1, steps // METRICS_LINES)

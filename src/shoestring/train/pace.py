@@ -15,7 +15,7 @@ that less than a third of the steps are behind: a slow moment says little then, 
 _STILL_IDLE, _UNCERTAIN = 0.5, 0.02
 """What a course that is made longer leaves, else a slow moment would shorten it again: of the time that may be idle,
 and of all that is left, as the next steps may take so much longer than the last."""
-_KNOWN_STOPS = 4
+_KNOWN_STOPS = 3
 """After so many evaluations and checkpoints, what they take is believed also where it is less than planned."""
 
 
@@ -34,7 +34,8 @@ class Pace:
     ):
         """`deadline` is when the last step must be done, on `clock`, for the `finish_seconds` that follow to fit;
         `overhead_per_step` is the planned cost of evaluations and checkpoints, spread over the steps, and
-        `stops_per_step` their planned number: those at the beginning, which come more often, say what one costs. On a
+        `stops_per_step` their planned number: those at the beginning, which come more often, say what one costs, but
+        for the first of each kind, which compiles or takes new memory and is part of the set-up that was planned. On a
         machine that takes longer than `planned_step_seconds` a step, the finish will take longer too, and the deadline
         moves. A course that would end more than `idle_seconds` early may be made longer."""
         self._clock = clock
@@ -49,7 +50,7 @@ class Pace:
         """Spent in steps so far in this process."""
         self._steps = 0
         self._overhead_seconds = 0.0
-        self._stops = 0
+        self._stops: dict[str, list[float]] = {}
 
     def finish_takes(self, seconds: float) -> None:
         """What follows the last step is known better now."""
@@ -64,10 +65,10 @@ class Pace:
         while len(self._recent) > 1 and self._recent_seconds > max(_SETTLED_SECONDS, self.step_seconds / 2):
             self._recent_seconds -= self._recent.popleft()
 
-    def took_overhead(self, seconds: float) -> None:
+    def took_overhead(self, seconds: float, kind: str) -> None:
         """For one evaluation, or one checkpoint."""
         self._overhead_seconds += seconds
-        self._stops += 1
+        self._stops.setdefault(kind, []).append(seconds)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -81,10 +82,13 @@ class Pace:
         return steps * (self.seconds_per_step + self._overhead_per_step())
 
     def _overhead_per_step(self) -> float:
-        if self._stops_per_step is None or not self._stops:
+        if self._stops_per_step is None:
             return max(self._planned_overhead, self._overhead_seconds / self._steps)
-        seen = self._stops_per_step * self._overhead_seconds / self._stops
-        return seen if self._stops >= _KNOWN_STOPS else max(seen, self._planned_overhead)
+        usual = [seconds for stops in self._stops.values() for seconds in stops[1:]]
+        if not usual:
+            return self._planned_overhead
+        seen = self._stops_per_step * sum(usual) / len(usual)
+        return seen if len(usual) >= _KNOWN_STOPS else max(seen, self._planned_overhead)
 
     def time_left(self) -> float:
         late = 0.0

@@ -1,0 +1,105 @@
+"""The end of a session: what it is expected to take, and a last checkpoint that is written meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiles import write_profile
+
+from shoestring.core.clock import Clock
+from shoestring.core.errors import Fault
+from shoestring.core.facts import Plan
+from shoestring.core.recipe_file import load
+from shoestring.core.run_folder import RunFolder
+from shoestring.stages import session
+from shoestring.stages.corpus import open_corpus
+from shoestring.stages.session import FINISH_MARGIN, _Finish
+from shoestring.stages.train import Finished, run
+from shoestring.stages.voice import Voice
+from shoestring.train import checkpoint
+from shoestring.train.checkpoint import Checkpoints
+
+
+def trained(file: Path, monkeypatch: pytest.MonkeyPatch) -> Finished | None:
+    write_profile(file)
+    monkeypatch.chdir(file.parent)
+    return run(load(file), Voice(), Clock(0.0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "strategies", "slowest", "written", "seconds"),
+    [
+        ({"finish": 3.0, "last checkpoint": 1.0, "strategies": 0.5}, None, 0.0, 0, 4.0),  # the writing is longer
+        ({"finish": 3.0, "last checkpoint": 1.0, "strategies": 9.0}, None, 0.0, 0, 12.0),
+        ({"finish": 3.0, "last checkpoint": 1.0, "strategies": 9.0}, 2.0, 0.0, 0, 5.0),  # they were timed
+        ({"finish": 3.0, "last checkpoint": 1.0, "strategies": 0.5}, None, 7.0, 1, 7.0),  # a slow disk
+        ({"finish": 3.0, "last checkpoint": 6.0}, None, 2.0, 1, 9.0),  # of a single one nobody can tell
+        ({"finish": 3.0, "last checkpoint": 6.0}, None, 2.0, 4, 3.0),
+        ({}, None, 0.0, 0, 0.0),
+    ],
+)
+def test_the_finish_is_the_longer_of_writing_and_the_rest(
+    parts: dict[str, float], strategies: float | None, slowest: float, written: int, seconds: float
+) -> None:
+    finish = _Finish.of(Plan(binding="time", parts=parts), strategies)
+    assert finish.seconds(slowest, written) == pytest.approx(FINISH_MARGIN * seconds)
+
+
+def test_the_last_checkpoint_is_written_while_the_run_is_finished(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes the last checkpoint only when the figures are drawn, and a run that waits for it then."""
+    drawn, save, draw, waited = threading.Event(), checkpoint.save_file, session.draw, []
+    last = load(tiny).budget.steps
+
+    def slow(tensors: Any, path: Path, metadata: Any) -> None:
+        if f"{last:09d}" in path.name:
+            waited.append(drawn.wait(20))
+        save(tensors, path, metadata)
+
+    def tell(folder: RunFolder) -> dict[str, str]:
+        drawn.set()
+        return draw(folder)
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    monkeypatch.setattr(session, "draw", tell)
+    finished = trained(tiny, monkeypatch)
+    assert finished is not None and finished.outcome.steps == last
+    assert waited == [True]
+    assert Checkpoints(finished.folder.checkpoints, 1).latest() == (last, [])
+
+
+def test_a_finish_that_fails_leaves_the_last_checkpoint_whole(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, save = threading.Event(), checkpoint.save_file
+    last = load(tiny).budget.steps
+
+    def slow(tensors: Any, path: Path, metadata: Any) -> None:
+        if f"{last:09d}" in path.name:
+            begun.wait(20)
+        save(tensors, path, metadata)
+
+    def fail(*_: Any) -> None:
+        threading.Timer(0.3, begun.set).start()
+        raise Fault("scores are not finite")
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    monkeypatch.setattr(session, "evaluate_learner", fail)
+    with pytest.raises(Fault, match="scores are not finite"):
+        trained(tiny, monkeypatch)
+    folder = RunFolder.of(load(tiny))
+    assert (folder.checkpoints / f"step-{last:09d}.safetensors").is_file(), "the command may end at once"
+
+
+def test_strategies_are_timed_by_the_first_tokens(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a clock that turns a second whenever it is looked at; the corpus has fewer tokens than are counted at a time,
+    and then four times as many."""
+    finished = trained(tiny, monkeypatch)
+    assert finished is not None
+    corpus = open_corpus(load(tiny), finished.plan)
+    tokens = corpus._store.manifest.splits["train"].tokens  # type: ignore[attr-defined]
+    seconds = iter(range(100))
+    monkeypatch.setattr("shoestring.stages.corpus.time.perf_counter", lambda: float(next(seconds)))
+    assert corpus.strategies_take() == 1.0
+    monkeypatch.setattr("shoestring.stages.corpus.PART_TOKENS", tokens // 4)
+    assert corpus.strategies_take() == pytest.approx(4.0, rel=0.01)
