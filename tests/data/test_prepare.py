@@ -28,7 +28,7 @@ from shoestring.data import passes, units
 from shoestring.data import prepare as preparing
 from shoestring.data.corpora import ReadCorpus
 from shoestring.data.formats import Document, Reading, Skipped
-from shoestring.data.prepare import estimate_bytes, prepare, seconds_to_prepare, store_folder
+from shoestring.data.prepare import _worth, estimate_bytes, prepare, store_folder, with_all_passes
 from shoestring.data.store import Store
 from shoestring.data.tokenizers import _opened
 
@@ -1057,4 +1057,18 @@ def test_a_sample_is_prepared_by_all_passes_and_as_many_processes_as_there_are_u
     total = None if megabytes is None else megabytes * 1000
     found = Density(documents=10, text_bytes=10_000, tokens=1, seconds=2.0, total_documents=total)
     data = Data(source="stories", tokenizer=tokenizer, unique=unique)
-    assert seconds_to_prepare(found, data, cores=4) == seconds
+    known = with_all_passes(found, data, cores=4)
+    assert known.seconds == seconds
+    alone = 2.0 * (1 + unique + tokenizer.startswith("words"))
+    assert known.alone_seconds == (None if megabytes == 1 else alone)
+
+
+def test_a_small_corpus_is_prepared_by_one_process_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a second a document on four cores: two documents take two seconds, eight take two more than a quarter each."""
+    sample = Density(documents=10, text_bytes=10_000, tokens=1, seconds=10.0, total_documents=None)
+    known = with_all_passes(sample, Data(source="stories", tokenizer="bytes"), cores=4)
+    assert [known.seconds_for(count) for count in (2, 8)] == [2.0, 4.0]
+    monkeypatch.setattr("shoestring.data.prepare._cores", lambda: 4)
+    assert [_worth(seconds) for seconds in (2.0, 8.0, None)] == [1, 4, 4]
+    monkeypatch.setattr("shoestring.data.prepare._cores", lambda: 1)
+    assert _worth(1e9) == 1

@@ -58,6 +58,10 @@ class Cost(Record):
         return 3 * self.forward_flops_per_token
 
 
+START_SECONDS = 2.0
+"""About what it takes to start several processes that prepare a corpus, with what they load."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Density(Record):
     """How much a corpus holds per document and per byte, from a sample of it."""
@@ -76,6 +80,18 @@ class Density(Record):
     """Standard errors; 0 where the whole corpus was read, and an interval of 95 % is ± 1.96 of them."""
     tokens_per_gb_error: float | None = None
     entries_per_gb_error: float | None = None
+    alone_seconds: float | None = None
+    """To prepare the sample by one process, which need not be started; None: there is no more than one."""
+
+    def ways(self) -> list[tuple[float, float]]:
+        """How documents are prepared, whichever is faster: seconds before the first of them, and of each."""
+        if self.alone_seconds is None:
+            return [(0.0, self.seconds / self.documents)]
+        return [(0.0, self.alone_seconds / self.documents), (START_SECONDS, self.seconds / self.documents)]
+
+    def seconds_for(self, documents: float) -> float:
+        """To prepare so many."""
+        return min(start + documents * each for start, each in self.ways())
 
     @property
     def tokens_per_document(self) -> float:

@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from shoestring.core.errors import DataError, Fault, StorageError
-from shoestring.core.facts import Density
+from shoestring.core.facts import START_SECONDS, Density
 from shoestring.core.files import folder_bytes, free_bytes, locked
 from shoestring.core.recipe import Data, fingerprint
 from shoestring.core.units import Bytes
@@ -88,7 +88,8 @@ def prepare(
     if paths.manifest.is_file():
         _clear(paths)
     else:
-        _check_room(paths.folder, source, data, seed, documents)
+        alone = _check_room(paths.folder, source, data, seed, documents)
+        processes = processes or _worth(alone)
         with locked(paths.lock(part), f"the store {paths.folder}"):
             making = _Making(paths, source, data, seed, documents, progress, part, processes)
             if not paths.manifest.is_file() and not making.make():
@@ -100,25 +101,37 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def seconds_to_prepare(density: Density, data: Data, cores: int | None = None) -> float:
-    """Of the documents of a sample that one process has read and tokenized once: all passes, units side by side.
+def _worth(alone: float | None) -> int:
+    """Processes for what takes one of them so many seconds; None: nobody knows."""
+    cores = _cores()
+    return 1 if alone is not None and alone - alone / cores < START_SECONDS else cores
+
+
+def _passes(data: Data) -> int:
+    return 1 + data.unique + (words_in(data.tokenizer) is not None)
+
+
+def with_all_passes(density: Density, data: Data, cores: int | None = None) -> Density:
+    """A sample that one process has read and tokenized once, with the seconds of all passes, units side by side.
 
     A corpus without end has a unit for every core; of another, the text tells about how many there are.
     """
-    passes = 1 + data.unique + (words_in(data.tokenizer) is not None)
-    processes = cores or _cores()
+    alone, processes = density.seconds * _passes(data), cores or _cores()
     if density.total_documents is not None:
         text_bytes = density.total_documents * density.text_bytes / density.documents
         processes = min(processes, max(1, math.ceil(text_bytes / UNIT_BYTES)))
-    return density.seconds * passes / processes
+    return dataclasses.replace(density, seconds=alone / processes, alone_seconds=alone if processes > 1 else None)
 
 
-def _check_room(folder: Path, source: Corpus, data: Data, seed: int, documents: int | None) -> None:
-    """Refuse at once when the disk cannot hold the store, rather than after an hour."""
+def _check_room(folder: Path, source: Corpus, data: Data, seed: int, documents: int | None) -> float | None:
+    """Refuse at once when the disk cannot hold the store, rather than after an hour.
+
+    Returns the seconds that one process would take for all of it, where that can be told.
+    """
     density = measure_density(source, data, seed, sample_bytes=1 << 20)
     limits = [count for count in (documents, density.total_documents) if count is not None]
     if not limits:
-        return
+        return None
     total = min(limits)
     written = folder_bytes(folder) if folder.is_dir() else 0
     needed = estimate_bytes(density.tokens_per_document * total, total, data) - written
@@ -128,6 +141,7 @@ def _check_room(folder: Path, source: Corpus, data: Data, seed: int, documents: 
             f"cannot prepare {total:,} documents in {folder}: they need about {Bytes(needed).short()}, and "
             f"{Bytes(free).short()} are free; choose another data.folder or fewer data.documents"
         )
+    return density.seconds / density.documents * total * _passes(data)
 
 
 class _Making:
@@ -142,11 +156,12 @@ class _Making:
         documents: int | None,
         progress: Progress,
         part: tuple[int, int],
-        processes: int | None,
+        processes: int,
     ):
         self._paths, self._source, self._data, self._documents = paths, source, data, documents
         self._progress, self._part = progress, part
-        self._processes = processes or _cores()
+        self._processes = processes
+        self._pool: ProcessPoolExecutor | None = None
         self._job = Job(folder=paths.folder, seed=seed, heldout=data.heldout, unique=data.unique)
 
     def make(self) -> bool:
@@ -157,6 +172,9 @@ class _Making:
             if not self._paths.manifest.is_file():
                 raise
             return True
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
         return whole or self._paths.manifest.is_file()
 
     def _make(self) -> bool:
@@ -191,29 +209,26 @@ class _Making:
                 documents += self._documents_of(unit)
                 progress(documents)
 
-        processes = min(self._processes, len(missing))
-        if processes <= 1:
+        if min(self._processes, len(missing)) <= 1:
             for unit in missing:
                 finished(run_pass(name, self._job, unit))
         else:
-            self._side_by_side(name, missing, processes, finished)
+            self._side_by_side(name, missing, finished)
         return all(self._job.result(name, unit.number).is_file() for unit in units)
 
     def _documents_of(self, unit: int) -> int:
         entry = UnitEntry.read(self._job.result("tokens", unit))
         return sum(split.documents for split in entry.splits.values())
 
-    def _side_by_side(self, name: str, units: Sequence[Unit], processes: int, finished: Callable[[int], None]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool:
-            futures = [pool.submit(run_pass, name, self._job, unit) for unit in units]
-            try:
-                for future in as_completed(futures):
-                    finished(future.result())
-            except BrokenProcessPool as cause:
-                raise Fault(f"a process that prepared {self._paths.folder} died; run the same command again") from cause
-            finally:
-                pool.shutdown(cancel_futures=True)
+    def _side_by_side(self, name: str, units: Sequence[Unit], finished: Callable[[int], None]) -> None:
+        """By processes that serve all passes: to start them takes longer than a small pass."""
+        if self._pool is None:
+            self._pool = _start(min(self._processes, len(units)))
+        try:
+            for future in as_completed([self._pool.submit(run_pass, name, self._job, unit) for unit in units]):
+                finished(future.result())
+        except BrokenProcessPool as cause:
+            raise Fault(f"a process that prepared {self._paths.folder} died; run the same command again") from cause
 
     def _vocabulary(self, words: int, units: Sequence[Unit]) -> Tokenizer:
         counts: Counter[str] = Counter()
@@ -256,6 +271,13 @@ def _joined(entries: Sequence[SplitEntry]) -> SplitEntry:
         text_bytes=sum(entry.text_bytes for entry in entries),
         shards=tuple(shard for entry in entries for shard in entry.shards),
     )
+
+
+def _start(processes: int) -> ProcessPoolExecutor:
+    """Copies of one process that has loaded what all of them need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shoestring.data.passes", "shoestring.data.fast_words"])
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
 
 
 def _begin() -> None:

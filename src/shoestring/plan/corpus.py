@@ -140,7 +140,7 @@ def corpus_to_read(
         documents=documents,
         text_bytes=documents * density.text_bytes / density.documents,
         tokens_per_document=density.tokens_per_document,
-        seconds=documents * density.seconds / density.documents,
+        seconds=density.seconds_for(documents),
         whole=all_there_are and (recipe.data.documents is None or documents < int(recipe.data.documents)),
         as_needed=as_needed,
     )

@@ -228,14 +228,15 @@ def _steps_in_time(
     step = split.step_seconds * (1 + save / checkpoint_interval(recipe))
     if isinstance(density, Ready):
         return int((left - counting_seconds((density.rows or 0) * recipe.data.length)) / step)
-    per_document, counted = density.seconds / density.documents, _counted_per_document(recipe, density)
+    counted = _counted_per_document(recipe, density)
     if (available := available_documents(recipe, density)) is not None:
-        return int((left - available * per_document - counting_seconds(available * counted)) / step)
+        return int((left - density.seconds_for(available) - counting_seconds(available * counted)) / step)
     # an endless corpus may have more tokens than are counted: then counting takes a time that is known
-    some = partial(_steps_of_endless, recipe, density, step)
+    counting = [(0.0, COUNT_SECONDS * counted), (COUNT_SECONDS * MOST_COUNTED, 0.0)]
     return max(
-        some(left, per_document + COUNT_SECONDS * counted),
-        some(left - COUNT_SECONDS * MOST_COUNTED, per_document),
+        _steps_of_endless(recipe, density, step, left - start - known, each + more)
+        for start, each in density.ways()
+        for known, more in counting
     )
 
 

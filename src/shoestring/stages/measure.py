@@ -20,7 +20,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.core.throughput import smallest_near
 from shoestring.data.density import measure_density
-from shoestring.data.prepare import seconds_to_prepare
+from shoestring.data.prepare import with_all_passes
 from shoestring.data.sources import open_source
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, RemoteTrials
@@ -317,4 +317,4 @@ def _density(recipe: Recipe) -> Density | None:
     if recipe.data.stream is not None or recipe.data.source.startswith("store:"):
         return None
     found = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
-    return replace(found, seconds=seconds_to_prepare(found, recipe.data))
+    return with_all_passes(found, recipe.data)
