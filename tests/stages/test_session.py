@@ -92,14 +92,15 @@ def test_a_finish_that_fails_leaves_the_last_checkpoint_whole(tiny: Path, monkey
 
 
 def test_strategies_are_timed_by_the_first_tokens(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a clock that turns a second whenever it is looked at; the corpus has fewer tokens than are counted at a time,
-    and then four times as many."""
+    """Eight seconds at first, and one when it is done again; a corpus of fewer tokens than are counted at a time, and
+    one of four times as many."""
     finished = trained(tiny, monkeypatch)
     assert finished is not None
     corpus = open_corpus(load(tiny), finished.plan)
     tokens = corpus._store.manifest.splits["train"].tokens  # type: ignore[attr-defined]
-    seconds = iter(range(100))
-    monkeypatch.setattr("shoestring.stages.corpus.time.perf_counter", lambda: float(next(seconds)))
-    assert corpus.strategies_take() == 1.0
-    monkeypatch.setattr("shoestring.stages.corpus.PART_TOKENS", tokens // 4)
-    assert corpus.strategies_take() == pytest.approx(4.0, rel=0.01)
+    for part, seconds in ((2 * tokens, 8.0), (tokens // 4, 11.0)):
+        times = iter([100.0, 108.0, 109.0])
+        with monkeypatch.context() as patch:
+            patch.setattr("shoestring.stages.corpus.PART_TOKENS", part)
+            patch.setattr("shoestring.stages.corpus.time.perf_counter", lambda times=times: next(times))
+            assert corpus.strategies_take() == pytest.approx(seconds, rel=0.01)
