@@ -1,6 +1,6 @@
 """The largest batch: ours beside accelerate's and Lightning's finders and the true maximum; then plans against runs.
 
-    python bench/measure.py [--only NAME …] [--no-true] [--peers] [--number 2] [--budget 3m] [--tiny] [--out FOLDER]
+    python bench/measure.py [--only NAME …] [--no-true] [--peers] [--number N] [--add] [--budget 3m] [--tiny] [--out X]
 
 Names are NAME for a search and runs:NAME for runs. A search on a workload has:
 - ours: `shoestring.probe.search` as `shoestring measure` uses it. Trials, those out of memory, their seconds (compiling
@@ -15,7 +15,7 @@ The batch of `hmm-500` is the rows that an E-step takes at once.
 runs:NAME trains for --budget, --number times, from nothing (no profile, nothing compiled); plan beside outcome.
 
 Results are merged into the record that is there, name by name, so that the work can be divided over several calls; runs
-of the same commit are added to those there. Every result has the commit, the date and the seconds that it took.
+take the place of those there, or with --add stand beside them. Every result and every run has its commit and date.
 --tiny is the same with small models on any machine; a limit takes the place of a device that is full.
 """
 
@@ -319,8 +319,8 @@ def earlier(folder: Path | None, machine: Machine) -> dict[str, Any]:
 
 
 def with_earlier(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """A result of runs, with those that are there of the same commit and budget before them."""
-    if old is None or (old["commit"], old["budget"]) != (new["commit"], new["budget"]):
+    """A result of runs, with those that are there of the same budget before them."""
+    if old is None or old["budget"] != new["budget"]:
         return new
     return new | {"runs": [*old["runs"], *new["runs"]], "seconds": old["seconds"] + new["seconds"]}
 
@@ -332,6 +332,7 @@ def main() -> None:
     parser.add_argument("--no-true", action="store_true", help="do not look for the true largest batch")
     parser.add_argument("--peers", action="store_true", help="peers on every search, not on theirs only")
     parser.add_argument("--number", type=int, default=2, help="of runs each")
+    parser.add_argument("--add", action="store_true", help="runs to those there, instead of in their place")
     parser.add_argument("--budget", default="3m", help="of time, for runs")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
@@ -354,9 +355,9 @@ def main() -> None:
         origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
         started = time.perf_counter()
         if kind:
-            found = runs(workload, arguments.tiny, arguments.budget, arguments.number)
+            found = [origin | one for one in runs(workload, arguments.tiny, arguments.budget, arguments.number)]
             new = origin | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
-            keep(name, with_earlier(results.get(name), new))
+            keep(name, with_earlier(results.get(name), new) if arguments.add else new)
         else:
             with_peers = arguments.peers or name == PEERS_OWN
             with tempfile.TemporaryDirectory() as scratch:

@@ -330,7 +330,8 @@ def _plans_against_runs(r: dict[str, Any]) -> str:
 
 def _origins(r: dict[str, Any], found: dict[str, Any]) -> str:
     """The command without its choice of names, where it ran, and which commits were measured when."""
-    of = sorted({f"{told['commit']}, {told['date']}" for told in found.values()})
+    parts = [part for told in found.values() for part in (told, *told.get("runs", ()))]
+    of = sorted({f"{part['commit']}, {part['date']}" for part in parts if "commit" in part})
     return f"by `python bench/measure.py` on {_machine(r)}, {'; '.join(of)}"
 
 
