@@ -15,8 +15,8 @@ that less than a third of the steps are behind: a slow moment says little then, 
 _STILL_IDLE, _UNCERTAIN = 0.5, 0.02
 """What a course that is made longer leaves, else a slow moment would shorten it again: of the time that may be idle,
 and of all that is left, as the next steps may take so much longer than the last."""
-_KNOWN_STOPS = 3
-"""After so many evaluations and checkpoints, what they take is believed also where it is less than planned."""
+_PLANNED_STOPS = 2
+"""As many evaluations and checkpoints as the planned seconds of one count for, beside those that were seen."""
 
 
 class Pace:
@@ -85,10 +85,8 @@ class Pace:
         if self._stops_per_step is None:
             return max(self._planned_overhead, self._overhead_seconds / self._steps)
         usual = [seconds for stops in self._stops.values() for seconds in stops[1:]]
-        if not usual:
-            return self._planned_overhead
-        seen = self._stops_per_step * sum(usual) / len(usual)
-        return seen if len(usual) >= _KNOWN_STOPS else max(seen, self._planned_overhead)
+        planned, count = _PLANNED_STOPS * self._planned_overhead, len(usual) + _PLANNED_STOPS
+        return (planned + self._stops_per_step * sum(usual)) / count
 
     def time_left(self) -> float:
         late = 0.0
