@@ -282,6 +282,16 @@ def test_steps_have_as_many_passes_as_those_of_a_run() -> None:
     assert work.calls[last : last + 4] == ["pass", "pass", "update", "pass"]
 
 
+def test_the_first_step_of_a_process_has_as_many_passes_as_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Counting(compiled=False)
+    LocalTrials(work).begin(4, passes=2)
+    assert work.calls == ["forget", "reset", "pass", "pass", "update", "pass", "pass", "update"]
+    clocked = Clocked(aside=True)
+    monkeypatch.setattr("shoestring.probe.trials.time", clocked)
+    trial = LocalTrials(clocked).begin(4, passes=3)
+    assert (trial.times, trial.warmup_seconds) == ((1.0, 1.0), 0.5), "its update, and none of its passes"
+
+
 def test_what_a_run_does_besides_passes() -> None:
     around = LocalTrials(Counting(compiled=False)).around(4, 4)
     assert around.checkpoint_bytes == 77

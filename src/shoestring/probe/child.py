@@ -155,9 +155,9 @@ class RemoteTrials:
             self.close()
             raise
 
-    def begin(self, batch: int) -> Answer:
-        """Build the workload and take its first steps; what the child tells of itself."""
-        return self.ask({"begin": batch})
+    def begin(self, batch: int, passes: int = 1) -> Answer:
+        """Build the workload and take its first steps, of some passes; what the child tells of itself."""
+        return self.ask({"begin": batch, "passes": passes})
 
     def machine(self) -> Answer:
         """Where the child runs, and the memory that is free there; builds nothing."""

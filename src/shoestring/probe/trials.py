@@ -83,7 +83,11 @@ class LocalTrials:
     def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         return self._scoring(batch, seconds, least) if scoring else self._training(batch, seconds, least)
 
-    def _training(self, batch: int, seconds: float, least: int) -> Trial:
+    def begin(self, batch: int, passes: int = 1) -> Trial:
+        """Of a process that has done nothing yet: a trial whose first step has so many passes, as a run's."""
+        return self._training(batch, 0.0, 1, passes)
+
+    def _training(self, batch: int, seconds: float, least: int, passes: int = 1) -> Trial:
         """The peak is that of all passes, the first one too: compiling and optimizer state are in it.
 
         A recording of the same batch is dropped first: its replays ask for nothing, and would tell of nothing.
@@ -92,8 +96,11 @@ class LocalTrials:
         work.forget()
         work.reset_peak()
         began = time.perf_counter()
-        first = timed(one_pass)
-        work.update()
+        if passes == 1:
+            first = timed(one_pass)
+            work.update()
+        else:
+            first = timed(partial(work.steps, batch, 1, passes))
         others: list[float] = []
         if work.compiled and not least and work.rehearse(batch):
             return Trial(batch, (), time.perf_counter() - began, 0.0, 0.0, work.usage())
@@ -103,7 +110,7 @@ class LocalTrials:
         # without recordings it is the second of these that adds to a gradient, beside the optimizer's state
         times = repeat(one_pass, seconds, max(1 if work.compiled else 2, least))
         work.update()
-        return _trial(work, batch, began, first, others, times)
+        return _trial(work, batch, began, first - (passes - 1) * statistics.median(times), others, times)
 
     def _scoring(self, batch: int, seconds: float, least: int) -> Trial:
         """Beside weights and optimizer state; what training keeps for its next pass is dropped first."""

@@ -15,7 +15,7 @@ from shoestring.core.schema import encode
 from shoestring.probe.child import Answer, Request, answer, serve
 from shoestring.probe.machine import available_bytes, describe_machine, pick_device
 from shoestring.probe.meter import Meter
-from shoestring.probe.trials import LocalTrials
+from shoestring.probe.trials import LocalTrials, Trial
 from shoestring.probe.workload import Workload
 from shoestring.stages.hmm_workload import HmmWorkload, hmm_cost
 from shoestring.stages.workload import TrainingWorkload, own_rows, training_cost
@@ -35,7 +35,9 @@ class Server:
         if "machine" in request:
             return self._machine()
         trials = LocalTrials(self._built())
-        return self._begin(trials, request["begin"]) if "begin" in request else answer(trials, request)
+        if "begin" in request:
+            return self._begin(trials.begin(request["begin"], request.get("passes", 1)))
+        return answer(trials, request)
 
     def _built(self) -> Workload:
         if self._workload is None:
@@ -48,9 +50,8 @@ class Server:
                 self._workload = TrainingWorkload(self._recipe, meter, rows)
         return self._workload
 
-    def _begin(self, trials: LocalTrials, batch: int) -> Answer:
+    def _begin(self, first: Trial) -> Answer:
         """Facts of machine and model; and how long a process takes to its first full-speed step."""
-        first = trials.trial(batch)
         ready = process_age()
         counted = training_cost(self._recipe) if self._recipe.hmm is None else hmm_cost(self._recipe)
         compiled = self._built().compiled

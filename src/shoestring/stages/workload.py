@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,7 @@ class TrainingWorkload:
         self._vocabulary, self._encoder = vocabulary(recipe), is_encoder(recipe.model)
         self._tally: Tally | None = None
         self._source, self._step = source, 0
+        self._random = np.random.default_rng(derive(recipe.run.seed, "random ids"))
         self._generator = torch.Generator().manual_seed(derive(recipe.run.seed, "random tokens"))
 
     def _rows(self, batch: int) -> Batch:
@@ -81,13 +83,18 @@ class TrainingWorkload:
         if self._source is not None:
             self._step += 1
             return Batch.of(self._source.rows(self._source.order(self._seed, self._step, batch)))
-        ids = torch.randint(self._vocabulary, (batch, self._length + 1), generator=self._generator)
+        ids = self._random_ids(batch)
         if self._encoder:
             return self._encoder_rows(ids[:, :-1])
         if not self._data.within:
             return Batch(ids, last=self._model.latents)
         documents = torch.arange(self._length + 1) // MEASURED_DOCUMENT + 1
         return Batch(ids, documents.repeat(batch, 1), within=True)
+
+    def _random_ids(self, batch: int) -> Tensor:
+        """Where those of a run lie: a store's rows are NumPy's memory, and not among the tensors of a CPU's heap."""
+        drawn = self._random.integers(self._vocabulary, size=(batch, self._length + 1))
+        return torch.from_numpy(drawn) if self._data.stream is None else torch.tensor(drawn)
 
     def _encoder_rows(self, ids: Tensor) -> Batch:
         """With hidden tokens, or a class a row; documents where rows may be padded, as attention has to know of it."""
