@@ -501,12 +501,16 @@ def test_a_disk_budget_is_never_exceeded_and_refused_only_when_the_least_does_no
     assert made.steps == steps
 
 
-def test_a_run_waits_for_what_steps_do_not_hide_of_a_checkpoint_nor_the_finish_of_the_last() -> None:
+@pytest.mark.parametrize(("device", "last"), [("cpu", [1.75, 0, 3.75]), ("cuda", [0, 0, 1.4])])
+def test_a_run_waits_for_what_steps_do_not_hide_of_a_checkpoint_nor_a_gpu_s_finish_of_the_last(
+    device: str, last: list[float]
+) -> None:
     """A budget of 100 s has one every 5 s, and so 2.5 s at the least between two; the finish takes 2.6."""
-    short = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25, write_seconds=2.0))
-    plain = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25))
-    slow = make({"time": "100s"}, replace(PROFILE, checkpoint_seconds=0.25, write_seconds=4.0))
-    assert [made.parts["last checkpoint"] for made in (short, plain, slow)] == [0, 0, pytest.approx(1.4)]
+    profile = replace(PROFILE, checkpoint_seconds=0.25, machine=replace(MACHINE, device=device))
+    short = make({"time": "100s"}, replace(profile, write_seconds=2.0))
+    plain = make({"time": "100s"}, profile)
+    slow = make({"time": "100s"}, replace(profile, write_seconds=4.0))
+    assert [made.parts["last checkpoint"] for made in (short, plain, slow)] == pytest.approx(last)
     assert short.parts["checkpoints"] / short.parts["train"] == pytest.approx(
         plain.parts["checkpoints"] / plain.parts["train"], rel=0.02
     )

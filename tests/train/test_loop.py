@@ -211,3 +211,26 @@ def test_the_schedule_of_a_whole_course_is_a_function_of_the_fraction_done() -> 
         long = [learning_rate(settings, Course(total=500).progress(s + 0.5)) for s in range(500)]
         middle = np.array(long).reshape(50, 10).mean(axis=1)
         assert np.abs(np.array(short) - middle).max() < 0.02
+
+
+def test_every_step_is_reported_with_its_own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a second on a clock of the test's; another is under way when it is reported, unless a hook is due."""
+    clock, reported = Turned(), []
+
+    class Slow(RandomRows):
+        def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+            clock.now += 1.0
+            return super().rows(indices)
+
+    class Due:
+        def due(self, step: int, total: int) -> bool:
+            return step % 4 == 0
+
+        def __call__(self, state: State, report: Report) -> State:
+            reported.append(report.seconds)
+            clock.now += 0.25 * self.due(state.step, 0)
+            return state
+
+    monkeypatch.setattr("shoestring.train.loop.time.perf_counter", clock.elapsed)
+    _run(_learner(), 10, Due(), source=Slow())
+    assert reported == [1.0] * 10

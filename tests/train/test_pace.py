@@ -254,10 +254,11 @@ def test_the_first_stops_of_a_kind_are_not_taken_for_the_others() -> None:
 
 
 def test_nothing_is_lengthened_early_or_without_a_deadline() -> None:
-    for deadline, idle in ((1000.0, 1.0), (math.inf, math.inf)):
+    for deadline, idle in ((1000.0, 1.0), (math.inf, math.inf)):  # a second is less than two steps
         pace = Pace(Turned(), deadline, 0.0, idle_seconds=idle)
         for _ in range(10):
             pace.took_step(1.0)
         assert pace.may_lengthen_to(90) is None
         assert pace.may_lengthen_to(0) is None
-        assert pace.may_lengthen_to(10) == (979 if idle == 1 else None), "some is left"
+        assert pace.may_lengthen_to(10) == (979 if idle == 1 else None), "the time of a step is left"
+        assert pace.may_lengthen_to(978) is None

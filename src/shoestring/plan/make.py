@@ -180,12 +180,13 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, 
     """What does not grow with the steps."""
     validation = recipe.evaluate.rows * profile.validate_seconds_per_row
     finish = validation + REPORT_SECONDS
+    meanwhile = finish if profile.machine.device == "cuda" else profile.checkpoint_seconds
     return {
         "spent so far": spent,
         "set-up": profile.setup_seconds,
         "evaluations": evaluation_count(recipe) * validation,
         "finish": finish,
-        "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - finish),  # it is written meanwhile
+        "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - meanwhile),
     }
 
 

@@ -107,7 +107,8 @@ def train(
     state = _restore(recipe, plan, corpus, checkpoints, step, learner, voice)
     if writes:
         _note_machine(folder, team.device, voice)
-    finish = _Finish.of(plan, corpus.strategies_take() if writes else None)
+    beside = team.device.type == "cuda"
+    finish = _Finish.of(plan, corpus.strategies_take() if writes and beside else None, beside)
     session = _Session(
         recipe=recipe,
         plan=plan,
@@ -259,26 +260,25 @@ def _restore(
 
 
 class _Finish(NamedTuple):
-    """What follows the last step: evaluation, strategies and page, while the last checkpoint is written."""
+    """What follows the last step: the checkpoint, evaluation, strategies and page."""
 
     rest: float
-    """Seconds, as planned."""
+    """Seconds of all but the checkpoint: of strategies by a few of them where that is known, else as planned."""
     write: float
     """Of the checkpoint, as planned."""
-    strategies: float
-    """Seconds, by a few of them where that is known."""
+    beside: bool
+    """Whether it is written meanwhile; a CPU has no core and no memory to spare for that."""
 
     @classmethod
-    def of(cls, plan: Plan, strategies: float | None) -> _Finish:
-        parts = plan.parts
-        rest, planned = parts.get("finish", 0.0), parts.get("strategies", 0.0)
-        write = rest + parts.get("last checkpoint", 0.0)
-        return cls(rest, write, planned if strategies is None else strategies)
+    def of(cls, plan: Plan, strategies: float | None, beside: bool) -> _Finish:
+        finish, planned, last = (plan.parts.get(name, 0.0) for name in ("finish", "strategies", "last checkpoint"))
+        rest = finish + (planned if strategies is None else strategies)
+        return cls(rest, finish + last if beside else last, beside)
 
     def seconds(self, slowest: float = 0.0, written: int = 0) -> float:
         """At most, where the slowest of so many checkpoints took so many seconds."""
         write = slowest if written >= KNOWN_CHECKPOINTS else max(self.write, slowest)
-        return FINISH_MARGIN * max(self.rest + self.strategies, write)
+        return FINISH_MARGIN * (max(self.rest, write) if self.beside else self.rest + write)
 
 
 def _deadline(recipe: Recipe, finish: float) -> float:
@@ -312,7 +312,8 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
     def write(state: State, wait: bool) -> None:
         metrics.sync()
         pace.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
-        session.checkpoints.save(session.learner, state, wait)
+        last = state.step >= state.course.total
+        session.checkpoints.save(session.learner, state, wait and not (last and session.finish.beside))
 
     every = max(1, steps // METRICS_LINES)
 

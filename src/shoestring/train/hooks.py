@@ -132,8 +132,7 @@ class Save:
         every: float,
         limit: Callable[[], bool] = lambda: False,
     ):
-        """`save` takes the state, and whether to wait until it is on disk: before the session stops, but not at the
-        end, when there is more to do. `limit` says that the time is up."""
+        """`save` takes the state, and whether to wait until it is on disk; `limit` says that the time is up."""
         self._save, self._wishes, self._pace = save, wishes, pace
         self._every, self._limit = every, limit
         self._last = time.monotonic()
@@ -149,7 +148,7 @@ class Save:
         settled = report.begun == state.step  # the weights are those after this step
         if settled and (self._wanted or last or state.step == state.best_step):
             started = time.perf_counter()
-            self._save(state, self._stop is not None and not last)
+            self._save(state, last or self._stop is not None)
             self._pace.took_overhead(time.perf_counter() - started, "checkpoint")
             self._last, self._wanted, self._wishes.save = time.monotonic(), False, False
             if self._stop is not None and not last:

@@ -126,6 +126,8 @@ class Taken(NamedTuple):
     numbers: Tensor
     """What `Update` has, the wishes last; on the host as soon as `done`."""
     done: torch.cuda.Event | None
+    finished: float | None
+    """When it was done, where that is known at once; another step may have been taken since."""
 
     def read(self) -> Numbers:
         """Waits for this step, and for none after it."""
@@ -199,11 +201,11 @@ class Loop:
         lr = learning_rate(self._settings, course.progress(step + 0.5))
         tally = learner.accumulate(rows, self.per_device)
         numbers, done = _on_its_way(learner.update(tally, lr, self._wishes.numbers(team.rank)))
-        return Taken(step, indices, rows, lr, numbers, done)
+        return Taken(step, indices, rows, lr, numbers, done, time.perf_counter() if done is None else None)
 
     def _settle(self, taken: Taken, found: Numbers, state: State, begun: int) -> State:
         """The state after a step that is through."""
-        now = time.perf_counter()
+        now = time.perf_counter() if taken.finished is None else taken.finished
         report = Report(
             loss=found.loss,
             lr=taken.lr,

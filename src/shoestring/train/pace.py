@@ -15,6 +15,8 @@ that less than a third of the steps are behind: a slow moment says little then, 
 _STILL_IDLE, _UNCERTAIN = 0.5, 0.02
 """What a course that is made longer leaves, else a slow moment would shorten it again: of the time that may be idle,
 and of all that is left, as the next steps may take so much longer than the last."""
+_IDLE_STEPS = 2
+"""For so many steps no course is made longer: the time of one of them is not known so well."""
 _PLANNED_STOPS = 2
 """As many evaluations and checkpoints as the planned seconds of one count for, beside those that were seen."""
 
@@ -118,8 +120,8 @@ class Pace:
         needed, time_left = self.seconds_left(left), self.time_left()
         if not left or needed is None or not self._settled or self.step_seconds < needed:
             return None
-        sure = time_left * (1 - _UNCERTAIN)
-        if math.isinf(self._idle) or sure - needed <= self._idle:
+        sure, idle = time_left * (1 - _UNCERTAIN), max(self._idle, _IDLE_STEPS * needed / left)
+        if math.isinf(idle) or sure - needed <= idle:
             return None
-        fits = int(left * (sure - _STILL_IDLE * self._idle) / needed)
+        fits = int(left * (sure - _STILL_IDLE * idle) / needed)
         return fits if fits > left else None
