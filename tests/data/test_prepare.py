@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -1061,6 +1062,41 @@ def test_a_sample_is_prepared_by_all_passes_and_as_many_processes_as_there_are_u
     assert known.seconds == seconds
     alone = 2.0 * (1 + unique + tokenizer.startswith("words"))
     assert known.alone_seconds == (None if megabytes == 1 else alone)
+
+
+def test_one_pool_of_all_processes_serves_every_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first pass has two units left of three, as one that was cut has."""
+    sizes, ran = [], []
+
+    class Inline:
+        def submit(self, work: Any, name: str, job: passes.Job, unit: units.Unit) -> Future[int]:
+            ran.append(name)
+            done: Future[int] = Future()
+            done.set_result(work(name, job, unit))
+            return done
+
+        def shutdown(self, cancel_futures: bool) -> None:
+            assert cancel_futures
+
+    def start(processes: int) -> Inline:
+        sizes.append(processes)
+        return Inline()
+
+    monkeypatch.setattr(units, "UNIT_STORIES", 16)
+    data = Data(source="stories", tokenizer="words:50", heldout=0.2, folder=str(tmp_path / "whole"))
+    expected = make(data, 0, 48)
+    data = replace(data, folder=str(tmp_path / "cut"))
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, "run_pass", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            make(data, 0, 48)
+    folder = store_folder(data, 0, 48)
+    job = passes.Job(folder=folder, seed=0, heldout=0.2, unique=False)
+    passes.run_pass("words", job, units.divide(preparing.open_source(data, 0), 48)[0])
+    monkeypatch.setattr(preparing, "_start", start)
+    store = make(data, 0, 48, processes=4)
+    assert (sizes, ran) == ([4], ["words"] * 2 + ["tokens"] * 3)
+    assert store.manifest == expected.manifest
 
 
 def test_a_small_corpus_is_prepared_by_one_process_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,9 +221,10 @@ class _Making:
         return sum(split.documents for split in entry.splits.values())
 
     def _side_by_side(self, name: str, units: Sequence[Unit], finished: Callable[[int], None]) -> None:
-        """By processes that serve all passes: to start them takes longer than a small pass."""
+        """By processes that serve all passes: to start them takes longer than a small pass. Each is started when there
+        is a unit for it."""
         if self._pool is None:
-            self._pool = _start(min(self._processes, len(units)))
+            self._pool = _start(self._processes)
         try:
             for future in as_completed([self._pool.submit(run_pass, name, self._job, unit) for unit in units]):
                 finished(future.result())
