@@ -31,7 +31,7 @@ class Pace:
         overhead_per_step: float,
         planned_step_seconds: float | None = None,
         finish_seconds: float = 0.0,
-        stops_per_step: float | None = None,
+        stops_per_step: float = 1.0,
         idle_seconds: float = math.inf,
     ):
         """`deadline` is when the last step must be done, on `clock`, for the `finish_seconds` that follow to fit;
@@ -51,8 +51,8 @@ class Pace:
         self.step_seconds = 0.0
         """Spent in steps so far in this process."""
         self._steps = 0
-        self._overhead_seconds = 0.0
-        self._stops: dict[str, list[float]] = {}
+        self._kinds: set[str] = set()
+        self._stops, self._stop_seconds = 0, 0.0
 
     def finish_takes(self, seconds: float) -> None:
         """What follows the last step is known better now."""
@@ -69,8 +69,10 @@ class Pace:
 
     def took_overhead(self, seconds: float, kind: str) -> None:
         """For one evaluation, or one checkpoint."""
-        self._overhead_seconds += seconds
-        self._stops.setdefault(kind, []).append(seconds)
+        if kind in self._kinds:
+            self._stops += 1
+            self._stop_seconds += seconds
+        self._kinds.add(kind)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -84,11 +86,8 @@ class Pace:
         return steps * (self.seconds_per_step + self._overhead_per_step())
 
     def _overhead_per_step(self) -> float:
-        if self._stops_per_step is None:
-            return max(self._planned_overhead, self._overhead_seconds / self._steps)
-        usual = [seconds for stops in self._stops.values() for seconds in stops[1:]]
-        planned, count = _PLANNED_STOPS * self._planned_overhead, len(usual) + _PLANNED_STOPS
-        return (planned + self._stops_per_step * sum(usual)) / count
+        planned = _PLANNED_STOPS * self._planned_overhead
+        return (planned + self._stops_per_step * self._stop_seconds) / (_PLANNED_STOPS + self._stops)
 
     def time_left(self) -> float:
         late = 0.0
