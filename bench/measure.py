@@ -50,7 +50,7 @@ from shoestring.track import read_lines
 
 TOLD = ("largest", "tried", "out_of_memory", "trial_seconds", "seconds", "stopped", "error")
 """Of a search, what is printed as soon as it is there."""
-PEERS = ("accelerate", "lightning power", "lightning binsearch")
+PEERS = ("accelerate", "lightning binsearch", "lightning power")
 GAP = 0.005
 """Of the true largest batch: how far it may be above what is known to fit."""
 SECONDS = 8.0
@@ -215,9 +215,14 @@ def peer_apart(method: str, name: str, tiny: bool, folder: Path) -> dict[str, An
 
 
 def search(
-    name: str, tiny: bool, folder: Path, with_true: bool, with_peers: bool, keep: Callable[[dict[str, Any]], None]
+    name: str,
+    tiny: bool,
+    folder: Path,
+    true: dict[str, Any] | None,
+    with_peers: bool,
+    keep: Callable[[dict[str, Any]], None],
 ) -> None:
-    """`keep` is given what there is, after each part."""
+    """`keep` is given what there is, after each part. Where a `true` largest batch is given, it is not looked for."""
     if name != PEERS_OWN:
         write_recipe(name, tiny, folder)
     seconds: dict[str, float] = {}
@@ -234,8 +239,12 @@ def search(
         return answer
 
     mine = part("ours", lambda: ours(name, tiny, folder))
-    if with_true:
-        real = part("true", lambda: true_largest(name, tiny, folder, mine["law"]))
+    if true is None:
+        real = part("true", lambda: origin() | true_largest(name, tiny, folder, mine["law"]))
+    else:
+        real = true
+    if real:
+        found["true"] = real
         found["share"] = (mine["largest"] or 0) / max(1, real["largest"])
         keep(found)
     for method in PEERS if with_peers else ():
@@ -325,11 +334,23 @@ def with_earlier(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, A
     return new | {"runs": [*old["runs"], *new["runs"]], "seconds": old["seconds"] + new["seconds"]}
 
 
+def origin() -> dict[str, str]:
+    """Of what is measured now."""
+    return {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+
+
+def known(old: dict[str, Any] | None) -> dict[str, Any]:
+    """The true largest batch of an earlier search with where it is from; nothing where there is none."""
+    if old is None or "true" not in old:
+        return {}
+    return {key: old[key] for key in ("commit", "date")} | old["true"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of " + ", ".join(NAMES) + "; or runs:NAME")
     parser.add_argument("--tiny", action="store_true", help="small models and a limit, on any machine")
-    parser.add_argument("--no-true", action="store_true", help="do not look for the true largest batch")
+    parser.add_argument("--no-true", action="store_true", help="keep the true largest batch that is known")
     parser.add_argument("--peers", action="store_true", help="peers on every search, not on theirs only")
     parser.add_argument("--number", type=int, default=2, help="of runs each")
     parser.add_argument("--add", action="store_true", help="runs to those there, instead of in their place")
@@ -347,21 +368,21 @@ def main() -> None:
     results = {} if arguments.tiny else earlier(arguments.out, describe_machine(pick_device()))
 
     def keep(name: str, found: dict[str, Any]) -> None:
-        results[name] = origin | found
+        results[name] = origin() | found
         record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
 
     for name in wanted:
         kind, _, workload = name.rpartition(":")
-        origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
         started = time.perf_counter()
         if kind:
-            found = [origin | one for one in runs(workload, arguments.tiny, arguments.budget, arguments.number)]
-            new = origin | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
+            found = [origin() | one for one in runs(workload, arguments.tiny, arguments.budget, arguments.number)]
+            new = origin() | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
             keep(name, with_earlier(results.get(name), new) if arguments.add else new)
         else:
             with_peers = arguments.peers or name == PEERS_OWN
+            true = known(results.get(name)) if arguments.no_true else None
             with tempfile.TemporaryDirectory() as scratch:
-                search(name, arguments.tiny, Path(scratch), not arguments.no_true, with_peers, partial(keep, name))
+                search(name, arguments.tiny, Path(scratch), true, with_peers, partial(keep, name))
         print(f"{name}: {time.perf_counter() - started:.0f} s in all", flush=True)
 
 

@@ -93,7 +93,8 @@ class TransformersWorkload:
         small = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 102} if tiny else {}
         self._config, self._meter = GPT2Config(**small), meter
         self._length = 64 if tiny else 1024
-        self._model = GPT2LMHeadModel(self._config).to(meter.device)
+        with meter.device:  # made where it is used: accelerate's finder builds it anew for each of its trials
+            self._model = GPT2LMHeadModel(self._config)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), fused=True)
 
     def _loss(self, batch: int) -> torch.Tensor:

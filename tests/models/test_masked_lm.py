@@ -148,6 +148,31 @@ def test_a_part_of_the_positions_gives_the_loss_of_all(model: Model) -> None:
         torch.testing.assert_close(network.token_losses(bounded), losses.detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.02, 0.15, 0.5, 1.0])
+def test_batches_of_a_shape_have_one_bound_whatever_chance_hides(share: float) -> None:
+    """What goes through the head has one size then, and a device's memory no holes of other sizes."""
+    generator, ids = torch.Generator().manual_seed(0), some_ids(64, 512)
+    whole, halves = set(), set()
+    for _ in range(200):
+        hidden = torch.rand(ids.shape, generator=generator) < share
+        batch = Batch(ids, wanted=ids.masked_fill(~hidden, IGNORED), share=share)
+        assert (
+            batch.predictions()
+            <= batch.bound()
+            <= min(ids.numel(), batch.predictions() * (1.2 if share > 0.1 else 1.4))
+        )
+        whole.add(batch.bound())
+        halves |= {half.bound() for half in batch.split(32)}
+    assert len(whole) == len(halves) == 1
+
+
+def test_a_bound_is_never_passed_and_known_where_nothing_is_hidden_by_chance() -> None:
+    ids = some_ids(4, LENGTH)
+    assert Batch(ids, wanted=ids, share=0.01).bound() == ids.numel(), "more were hidden than chance explains"
+    assert Batch(ids, wanted=ids.masked_fill(ids > 3, IGNORED)).bound() == int((ids <= 3).sum())
+    assert Batch(ids).bound() == Batch(ids).predictions()
+
+
 def test_too_small_a_bound_is_noticed() -> None:
     network, ids = MaskedLM(MASKED[0], VOCABULARY, LENGTH, 0), some_ids(16, LENGTH)
     batch = Batch(ids, wanted=ids)  # 192 predictions

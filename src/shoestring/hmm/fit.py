@@ -31,7 +31,7 @@ from shoestring.hmm.sampling import stationary
 from shoestring.hmm.schedule import FitSettings, blend, order, share, step, summed, updates_per_epoch
 from shoestring.parallel.team import Team
 
-__all__ = ["Epoch", "FitSettings", "Fitted", "fit"]
+__all__ = ["Epoch", "FitSettings", "Fitted", "fit", "learn"]
 
 Count = Callable[[Parameters, Tensor, Tensor | None, Tensor | None], Counts]
 """An expectation step: parameters, tokens, lengths, weights. `expect` is one."""
@@ -244,28 +244,52 @@ def _update(trial: Trial, work: _Work) -> Trial:
     began = perf_counter()
     settings, tally = work.settings, trial.tally
     counts, seen = _count(trial, work)
+    rate = step(settings, trial.updates, work.updates) if settings.update == "online" else None
+    learned = learn(counts, trial.parameters, trial.statistics, settings, rate, work.weighed_tokens)
+    after = Tally(
+        updates=tally.updates + 1,
+        tokens=tally.tokens + seen,
+        log_likelihood=tally.log_likelihood + learned.log_likelihood,
+        loss_tokens=tally.loss_tokens + learned.tokens,
+        impossible=tally.impossible + learned.impossible,
+        seconds=tally.seconds + perf_counter() - began,
+    )
+    parameters, statistics = learned.parameters, learned.statistics
+    return replace(trial, parameters=parameters, statistics=statistics, updates=trial.updates + 1, tally=after)
+
+
+class Learned(NamedTuple):
+    """What the counts of an update lead to, and what they were of."""
+
+    parameters: Parameters
+    statistics: Counts | None
+    log_likelihood: float
+    tokens: float
+    impossible: float
+
+
+def learn(
+    counts: Counts,
+    parameters: Parameters,
+    statistics: Counts | None,
+    settings: FitSettings,
+    rate: float | None,
+    tokens: float,
+) -> Learned:
+    """The maximisation of an update, with all that is checked; online, its counts replace the share `rate` of the
+    running statistics, of data that has so many `tokens`."""
     tables = torch.stack([table.sum() for table in counts[:4] if table is not None]).sum()
     log_likelihood, counted, impossible, total = numbers(
         counts.log_likelihood, counts.tokens, counts.impossible, tables
     )
     if not isfinite(log_likelihood + counted + impossible + total):
         raise Fault(f"the E-step gave counts that are not finite: {total:g} in all, log-likelihood {log_likelihood:g}")
-    parameters, statistics = trial.parameters, trial.statistics
     if counted > 0:  # else no sequence of this update is possible, and there is nothing to learn from
-        if settings.update == "online":
-            rate = 1.0 if statistics is None else step(settings, trial.updates, work.updates)
-            statistics, counts = blend(statistics, counts, counted, rate, work.weighed_tokens)
+        if rate is not None:
+            statistics, counts = blend(statistics, counts, counted, 1.0 if statistics is None else rate, tokens)
         parameters = maximize(counts, settings.priors, parameters, settings.tied_start)
         check_tables(parameters)
-    after = Tally(
-        updates=tally.updates + 1,
-        tokens=tally.tokens + seen,
-        log_likelihood=tally.log_likelihood + log_likelihood,
-        loss_tokens=tally.loss_tokens + counted,
-        impossible=tally.impossible + impossible,
-        seconds=tally.seconds + perf_counter() - began,
-    )
-    return replace(trial, parameters=parameters, statistics=statistics, updates=trial.updates + 1, tally=after)
+    return Learned(parameters, statistics, log_likelihood, counted, impossible)
 
 
 def _count(trial: Trial, work: _Work) -> tuple[Counts, int]:

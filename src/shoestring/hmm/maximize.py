@@ -56,7 +56,8 @@ def maximize(
     `tied_start` makes the start distribution the stationary distribution of the new transitions, as for rows cut at
     random from one long text. The start counts are not used then, so that a step need not raise the likelihood.
     """
-    if not all(bool(table.isfinite().all()) for table in counts if table is not None):
+    sums = torch.stack([table.sum() for table in counts if table is not None])  # a device is waited for once
+    if not bool(sums.isfinite().all()):
         raise HmmError("the counts hold a number that is not finite")
     dtype = dtype or (torch.float64 if old is None else old.dtype)
     transition = _rows(counts.transition, priors.transition, None if old is None else old.transition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,11 @@ from shoestring.models.cross_entropy import IGNORED, linear_cross_entropy, token
 
 Rows = Int[Tensor, "rows tokens"]
 """Token ids; a row of `length + 1` tokens makes up to `length` predictions."""
+
+
+_DEVIATIONS = 5
+"""Of the number of hidden tokens, how many there is room for above the mean: of batches whose tokens are hidden each on
+its own, one in some millions has more."""
 
 
 class Batch(NamedTuple):
@@ -37,6 +43,8 @@ class Batch(NamedTuple):
     """Only so many of a row's last predictions are made; None: all."""
     most: int | None = None
     """No more predictions than this are made in all, known on the host; None: not counted."""
+    share: float | None = None
+    """Of all positions, the share that is hidden by chance and predicted; None where it is not chance that says so."""
 
     @classmethod
     def of(cls, rows: Batch | Tensor | NDArray[np.integer]) -> Batch:
@@ -47,9 +55,9 @@ class Batch(NamedTuple):
         """On a device; on a GPU this returns while the copy is still under way, from memory that cannot be swapped."""
         if device.type != "cuda":
             return self._each(lambda x: x.to(device))
-        counted = None if self.wanted is None or self.wanted.is_cuda else self.predictions()
+        bound = None if self.wanted is None or self.wanted.is_cuda else self.bound()
         moved = self._each(lambda x: (x if x.is_cuda else x.pin_memory()).to(device, non_blocking=True))
-        return moved._replace(most=counted)
+        return moved._replace(most=bound)
 
     def part(self, first: int, last: int) -> Batch:
         """Rows `first` to `last`, the latter not included."""
@@ -96,6 +104,16 @@ class Batch(NamedTuple):
             length = self.ids.shape[1] - 1
             return len(self.ids) * (length if self.last is None else min(self.last, length))
         return int(self.predicted().sum())
+
+    def bound(self) -> int:
+        """A number of predictions that is not passed, and alike for all batches of a shape where chance hides tokens:
+        tensors that differ in size from step to step leave holes in a device's memory."""
+        counted = self.predictions()
+        if self.wanted is None or self.share is None:
+            return counted
+        positions = self.wanted.numel()
+        usual, deviation = positions * self.share, math.sqrt(positions * self.share * (1 - self.share))
+        return max(counted, min(positions, math.ceil(usual + _DEVIATIONS * deviation)))
 
     def _each(self, apply: Callable[[Tensor], Tensor]) -> Batch:
         segments, wanted = (None if x is None else apply(x) for x in (self.segments, self.wanted))

@@ -17,13 +17,11 @@ from shoestring.core.facts import Evaluation, Outcome, Plan, StateRow, StateTabl
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.seeds import derive
 from shoestring.data.sentence_store import SentenceStore, prepare_rows
 from shoestring.hmm.contexts import count_corpus
 from shoestring.hmm.engine import engine
 from shoestring.hmm.fit import Count, Epoch, FitSettings, fit
 from shoestring.hmm.inference import token_log_probs
-from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, Saved, load, save
 from shoestring.hmm.score import Scores, score
 from shoestring.hmm.show import describe
@@ -32,6 +30,7 @@ from shoestring.plan.make import RESERVE_SECONDS, checkpoint_interval, reserve_s
 from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, write_page
+from shoestring.stages.hmm_workload import fit_settings
 from shoestring.stages.measure import Measuring, ensure_profile
 from shoestring.stages.plan import plan_recipe, read_plan
 from shoestring.stages.session import FINISH_MARGIN
@@ -79,23 +78,6 @@ def plan_fit(recipe: Recipe, folder: RunFolder, voice: Voice, clock: Clock) -> P
     plan = plan_recipe(recipe, profile, clock.elapsed())
     plan.write(folder.plan)
     return plan
-
-
-def _settings(recipe: Recipe, plan: Plan) -> FitSettings:
-    hmm = recipe.hmm
-    assert hmm is not None and plan.epochs is not None
-    return FitSettings(
-        states=hmm.states,
-        epochs=round(plan.epochs),
-        update=hmm.update,
-        update_every=hmm.update_every,
-        priors=Priors(start=hmm.prior, transition=hmm.prior, emission=hmm.prior, end=hmm.prior),
-        restarts=hmm.restarts,
-        concentration=hmm.concentration,
-        tied_start=hmm.tied_start,
-        tolerance=hmm.tolerance,
-        seed=derive(recipe.run.seed, "hmm"),
-    )
 
 
 def _until_time(recipe: Recipe, plan: Plan) -> bool:
@@ -181,7 +163,7 @@ def _fit(
     meter = Meter(device)
     fitted = fit(
         torch.from_numpy(rows.train),
-        _settings(recipe, plan),
+        fit_settings(recipe, round(plan.epochs or 0)),
         symbols=len(rows.alphabet),
         device=device,
         on_epoch=writer,

@@ -16,16 +16,18 @@ from shoestring.data.tokenizers import words_in
 from shoestring.hmm import resume
 from shoestring.hmm.engine import engine
 from shoestring.hmm.expect import Counts
+from shoestring.hmm.fit import FitSettings, learn
 from shoestring.hmm.inference import token_log_probs
-from shoestring.hmm.maximize import maximize
+from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import random_parameters
 from shoestring.hmm.resume import Identity, Progress, Trial
-from shoestring.hmm.schedule import blend
 from shoestring.probe.meter import Meter
 from shoestring.probe.workload import Usage, nothing
 
 _MODEL_BYTES = 8
 """Of each probability in the file of a model."""
+_EPOCHS, _TOKENS = 100, 1e6
+"""Of a fit that is measured: neither changes how long an update takes."""
 
 
 def alphabet_size(recipe: Recipe) -> int:
@@ -40,6 +42,24 @@ def hmm_cost(recipe: Recipe) -> Cost:
     assert recipe.hmm is not None
     h, e = recipe.hmm.states, alphabet_size(recipe)
     return Cost(parameters={"start": h, "transition": h * h, "emission": h * e}, forward_flops_per_token=2.0 * h * h)
+
+
+def fit_settings(recipe: Recipe, epochs: int) -> FitSettings:
+    """How the recipe's model is fitted in so many epochs."""
+    hmm = recipe.hmm
+    assert hmm is not None
+    return FitSettings(
+        states=hmm.states,
+        epochs=epochs,
+        update=hmm.update,
+        update_every=hmm.update_every,
+        priors=Priors(start=hmm.prior, transition=hmm.prior, emission=hmm.prior, end=hmm.prior),
+        restarts=hmm.restarts,
+        concentration=hmm.concentration,
+        tied_start=hmm.tied_start,
+        tolerance=hmm.tolerance,
+        seed=derive(recipe.run.seed, "hmm"),
+    )
 
 
 class HmmWorkload:
@@ -57,16 +77,20 @@ class HmmWorkload:
         seed = derive(recipe.run.seed, "random start")
         self._parameters = random_parameters(recipe.hmm.states, self._symbols, seed).to(device, torch.float32)
         self._count = engine(device)
-        self._online = recipe.hmm.update == "online"
+        self._settings = fit_settings(recipe, _EPOCHS)
+        self.rate = 0.5 if recipe.hmm.update == "online" else None
+        """Of the running statistics, the share that an update replaces."""
         self._counts: Counts | None = None
         self._statistics: Counts | None = None
         self._made = torch.empty((0, self._length), dtype=torch.int32)
+        self._order = torch.arange(0)
 
     def _rows(self, batch: int) -> torch.Tensor:
-        """On the host, as those of a run; made once, as those are."""
+        """On the host, as those of a run; made once, as those are, and picked out of their order, if those are."""
         if batch > len(self._made):
             self._made = torch.randint(self._symbols, (batch, self._length), dtype=torch.int32)
-        return self._made[:batch]
+            self._order = torch.randperm(batch)
+        return self._made[:batch] if self._settings.update == "all" else self._made[self._order[:batch]]
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -87,9 +111,8 @@ class HmmWorkload:
         """As a fit's, but for the parameters: they stay."""
         counts, self._counts = self._counts, None
         assert counts is not None
-        if self._online:
-            self._statistics, counts = blend(self._statistics, counts, float(counts.tokens), 0.5, 1e6)
-        maximize(counts, old=self._parameters)
+        found = learn(counts, self._parameters, self._statistics, self._settings, self.rate, _TOKENS)
+        self._statistics = found.statistics
         self._wait()
 
     def steps(self, batch: int, count: int, passes: int = 1) -> None:

@@ -82,11 +82,11 @@ class MaskedRows:
             here = epochs == epoch
             inputs[here], wanted[here] = self._masking(ids[here], numbers[here], epoch)
         if batch.segments is None:
-            return Batch(torch.from_numpy(inputs), wanted=torch.from_numpy(wanted))
+            return Batch(torch.from_numpy(inputs), wanted=torch.from_numpy(wanted), share=self._masking.share)
         segments = batch.segments[:, :-1]
         padding = segments.numpy() == 0  # whose ids may be any
         inputs[padding], wanted[padding] = ids[padding], IGNORED
-        return Batch(torch.from_numpy(inputs), segments, wanted=torch.from_numpy(wanted))
+        return Batch(torch.from_numpy(inputs), segments, wanted=torch.from_numpy(wanted), share=self._masking.share)
 
 
 def check_hidden(batch: Batch) -> Batch:

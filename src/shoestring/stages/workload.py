@@ -103,8 +103,8 @@ class TrainingWorkload:
         if self._model.classes is not None:
             return Batch(ids, segments, wanted=ids[:, :1] % self._model.classes)
         hidden = torch.rand(ids.shape, generator=self._generator) < self._data.masked
-        hidden[:, 0] = True  # a row of any length has one
-        return Batch(ids, segments, wanted=ids.masked_fill(~hidden, IGNORED))
+        hidden[0, 0] = True  # a batch of any size has one
+        return Batch(ids, segments, wanted=ids.masked_fill(~hidden, IGNORED), share=self._data.masked)
 
     def accumulate(self, batch: int) -> None:
         self._tally = self.learner.accumulate(self._rows(batch), batch)
