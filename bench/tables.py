@@ -314,7 +314,7 @@ def _searches(r: dict[str, Any]) -> str:
 
 def _plans_against_runs(r: dict[str, Any]) -> str:
     head = ["workload, budget", "runs", "of the budget used", "by its own account", "error in seconds"]
-    head += ["error in memory", "trials", "out of memory"]
+    head += ["in memory", "in a step", "trials", "out of memory"]
     lines = [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
     found = {name: told for name, told in r["results"].items() if name.startswith("runs:")}
     for name, told in found.items():
@@ -322,7 +322,7 @@ def _plans_against_runs(r: dict[str, Any]) -> str:
         failed = f", {len(told['runs']) - len(ended)} failed" if len(ended) < len(told["runs"]) else ""
         cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}"]
         cells += [_range([run[key] for run in ended]) for key in ("used_share", "budget_share")]
-        cells += [_worst([run[key] for run in ended]) for key in ("seconds_error", "memory_error")]
+        cells += [_worst([run[key] for run in ended]) for key in ("seconds_error", "memory_error", "step_error")]
         cells += [_most([run[key] for run in ended]) for key in ("trials", "out_of_memory")]
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines) + f"\nThe worst of the runs, {_origins(r, found)}.\n\n" if found else ""

@@ -282,14 +282,21 @@ def test_steps_have_as_many_passes_as_those_of_a_run() -> None:
     assert work.calls[last : last + 4] == ["pass", "pass", "update", "pass"]
 
 
-def test_the_first_step_of_a_process_has_as_many_passes_as_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Counting(compiled=False)
-    LocalTrials(work).begin(4, passes=2)
-    assert work.calls == ["forget", "reset", "pass", "pass", "update", "pass", "pass", "update"]
-    clocked = Clocked(aside=True)
-    monkeypatch.setattr("shoestring.probe.trials.time", clocked)
-    trial = LocalTrials(clocked).begin(4, passes=3)
-    assert (trial.times, trial.warmup_seconds) == ((1.0, 1.0), 0.5), "its update, and none of its passes"
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_process_begins_with_steps_of_as_many_passes_as_a_run_has(passes: int) -> None:
+    """A pass that adds to a gradient takes its memory as well, and a run with one pass a step has none such."""
+    step = [*["pass"] * passes, "update"]
+    for compiled, steps in ((False, 3), (True, 4)):
+        work = Counting(compiled)
+        LocalTrials(work).begin(4, passes)
+        assert work.calls == ["forget", "reset", *step * steps]
+
+
+def test_a_beginning_is_as_late_as_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Clocked(aside=True, late=7.0)
+    monkeypatch.setattr("shoestring.probe.trials.time", work)
+    trial = LocalTrials(work).begin(4, passes=3)
+    assert (trial.times, trial.warmup_seconds, trial.seconds) == ((3.5, 3.5), 7.0, 10.5)
 
 
 def test_what_a_run_does_besides_passes() -> None:
@@ -299,17 +306,19 @@ def test_what_a_run_does_besides_passes() -> None:
 
 
 class Clocked(Counting):
-    """A workload whose steps take 1.5 s; saving copies for 0.75 s, then writes for 4, `beside` that or not."""
+    """A workload whose steps take 1.5 s, the first one more. Saving copies for 0.75 s, then writes for 4, `beside`
+    that or not."""
 
-    def __init__(self, aside: bool):
+    def __init__(self, aside: bool, late: float = 0.0):
         super().__init__(compiled=False)
-        self.now, self._aside = 0.0, aside
+        self.now, self._aside, self._late = 0.0, aside, late
 
     def perf_counter(self) -> float:
         return self.now
 
     def accumulate(self, batch: int) -> None:
-        self.now += 1.0
+        self.now += 1.0 + self._late
+        self._late = 0.0
 
     def update(self) -> None:
         self.now += 0.5

@@ -13,12 +13,12 @@ from profiles import write_profile
 from shoestring.core.clock import Clock
 from shoestring.core.facts import Plan
 from shoestring.core.recipe_file import build, load
+from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.expect import expect
 from shoestring.hmm.fit import FitSettings, fit, learn
 from shoestring.plan.hmm import EPOCH_BYTES
 from shoestring.probe.meter import Meter
-from shoestring.stages import hmm
-from shoestring.stages.hmm import _counting, _epochs_between_checkpoints, _until_time, fit_recipe
+from shoestring.stages.hmm import _epochs_between_checkpoints, _until_time, fit_recipe
 from shoestring.stages.hmm_workload import HmmWorkload, fit_settings
 from shoestring.stages.voice import Voice
 from shoestring.track import read_lines
@@ -34,13 +34,15 @@ def test_checkpoints_are_an_interval_apart_and_an_epoch_at_least(step_seconds: f
     assert _epochs_between_checkpoints(recipe, plan) == epochs
 
 
-def test_a_gpu_takes_as_many_rows_at_a_time_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hmm, "engine", lambda _: expect)
-    plan = Plan(binding="time", per_device=64)
-    planned = _counting(torch.device("cuda"), plan)
+def test_a_gpu_takes_as_many_rows_at_a_time_as_planned_and_is_asked_once_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoestring.hmm.engine.free_bytes", lambda _: 9000)
+    monkeypatch.setattr("shoestring.hmm.engine.engine", lambda _: expect)
+    planned = engine_of_updates(torch.device("cuda"), 64)
     assert isinstance(planned, partial)
-    assert (planned.func, planned.keywords) == (expect, {"chunk": 64})
-    assert _counting(torch.device("cpu"), plan) is expect
+    assert (planned.func, planned.keywords) == (expect, {"chunk": 64, "limit_bytes": 4500})
+    assert engine_of_updates(torch.device("cpu"), 64) is expect
 
 
 @pytest.mark.parametrize("update", ["all", "every", "online"])

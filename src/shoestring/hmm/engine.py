@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from shoestring.hmm.expect import Counts, expect
+from shoestring.hmm.expect import Counts, expect, free_bytes
 
 
 def engine(device: torch.device) -> Callable[..., Counts]:
@@ -17,3 +18,10 @@ def engine(device: torch.device) -> Callable[..., Counts]:
 
         return expect_fused
     return expect
+
+
+def engine_of_updates(device: torch.device, rows: int | None = None) -> Callable[..., Counts]:
+    """The same for one update after the other, `rows` at a time: a GPU is asked once for the memory that is free, which
+    takes longer than many a kernel. A CPU knows better itself how many rows to take."""
+    found = engine(device)
+    return found if device.type == "cpu" else partial(found, chunk=rows, limit_bytes=free_bytes(device) // 2)

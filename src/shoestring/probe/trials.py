@@ -84,10 +84,20 @@ class LocalTrials:
         return self._scoring(batch, seconds, least) if scoring else self._training(batch, seconds, least)
 
     def begin(self, batch: int, passes: int = 1) -> Trial:
-        """Of a process that has done nothing yet: a trial whose first step has so many passes, as a run's."""
-        return self._training(batch, 0.0, 1, passes)
+        """The first steps of a run that has so many passes to a step; what is timed are steps.
 
-    def _training(self, batch: int, seconds: float, least: int, passes: int = 1) -> Trial:
+        No gradient is there when a step begins. A trial adds one pass to another, for a batch that fits is to fit in
+        steps of any number of them.
+        """
+        work, one_step = self._workload, partial(self._workload.steps, batch, 1, passes)
+        work.forget()
+        work.reset_peak()
+        began = time.perf_counter()
+        first = timed(one_step)
+        others = [timed(one_step), timed(one_step)] if work.compiled else []  # recorded, as in a trial
+        return _trial(work, batch, began, first, others, repeat(one_step, 0.0, 1 if work.compiled else 2))
+
+    def _training(self, batch: int, seconds: float, least: int) -> Trial:
         """The peak is that of all passes, the first one too: compiling and optimizer state are in it.
 
         A recording of the same batch is dropped first: its replays ask for nothing, and would tell of nothing.
@@ -96,11 +106,8 @@ class LocalTrials:
         work.forget()
         work.reset_peak()
         began = time.perf_counter()
-        if passes == 1:
-            first = timed(one_pass)
-            work.update()
-        else:
-            first = timed(partial(work.steps, batch, 1, passes))
+        first = timed(one_pass)
+        work.update()
         others: list[float] = []
         if work.compiled and not least and work.rehearse(batch):
             return Trial(batch, (), time.perf_counter() - began, 0.0, 0.0, work.usage())
@@ -110,7 +117,7 @@ class LocalTrials:
         # without recordings it is the second of these that adds to a gradient, beside the optimizer's state
         times = repeat(one_pass, seconds, max(1 if work.compiled else 2, least))
         work.update()
-        return _trial(work, batch, began, first - (passes - 1) * statistics.median(times), others, times)
+        return _trial(work, batch, began, first, others, times)
 
     def _scoring(self, batch: int, seconds: float, least: int) -> Trial:
         """Beside weights and optimizer state; what training keeps for its next pass is dropped first."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +18,8 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.data.sentence_store import SentenceStore, prepare_rows
 from shoestring.hmm.contexts import count_corpus
-from shoestring.hmm.engine import engine
-from shoestring.hmm.fit import Count, Epoch, FitSettings, fit
+from shoestring.hmm.engine import engine_of_updates
+from shoestring.hmm.fit import Epoch, FitSettings, fit
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.parameters import Parameters, Saved, load, save
 from shoestring.hmm.score import Scores, score
@@ -171,7 +170,7 @@ def _fit(
         checkpoint_every=_epochs_between_checkpoints(recipe, plan),
         time_left=time_left,
         until_time=_until_time(recipe, plan),
-        count=_counting(device, plan),
+        count=engine_of_updates(device, plan.per_device),
     )
     if writer is None:
         return None
@@ -216,11 +215,6 @@ def _epochs_between_checkpoints(recipe: Recipe, plan: Plan) -> int:
 def _epoch_seconds(plan: Plan) -> float:
     assert plan.step_seconds and plan.steps and plan.epochs, "a plan of an HMM has them"
     return plan.step_seconds * plan.steps / plan.epochs
-
-
-def _counting(device: torch.device, plan: Plan) -> Count:
-    """The E-step with as many rows at a time as planned; on a CPU it knows better itself, and was measured so."""
-    return engine(device) if device.type == "cpu" else partial(engine(device), chunk=plan.per_device)
 
 
 def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30) -> StateTable:

@@ -14,7 +14,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
 from shoestring.data.tokenizers import words_in
 from shoestring.hmm import resume
-from shoestring.hmm.engine import engine
+from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.expect import Counts
 from shoestring.hmm.fit import FitSettings, learn
 from shoestring.hmm.inference import token_log_probs
@@ -76,7 +76,7 @@ class HmmWorkload:
         self._length = recipe.data.length
         seed = derive(recipe.run.seed, "random start")
         self._parameters = random_parameters(recipe.hmm.states, self._symbols, seed).to(device, torch.float32)
-        self._count = engine(device)
+        self._count = engine_of_updates(device)
         self._settings = fit_settings(recipe, _EPOCHS)
         self.rate = 0.5 if recipe.hmm.update == "online" else None
         """Of the running statistics, the share that an update replaces."""

@@ -180,10 +180,11 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     passes = 1 if best >= most else 2  # those after the second are like it
     heaped = compiles["machine"]["device"] == "cpu" and recipe.hmm is None  # its holes depend on what was there before
     again = how.thorough or heaped or compiles["first_seconds"] > _LATE
-    fresh = _set_up_again(trials, best, scored, passes if heaped else 1) if again else None
+    fresh = _set_up_again(trials, best, scored, passes) if again else None
+    first = trials.begin(best, passes)["peak_bytes"] if fresh is None else fresh.peak_bytes
     around = trials.around(best, scored, passes)
     beside = _beside(timings, best, around)
-    peak = None if fresh is None or around.peak_bytes is None else max(fresh.peak_bytes or 0, around.peak_bytes)
+    peak = None if first is None or around.peak_bytes is None else max(first, around.peak_bytes)
     overlap = _overlap(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
     spent = {
         "update_seconds": overlap * around.update_seconds,
@@ -221,7 +222,7 @@ class _SetUp(NamedTuple):
     """Of the first steps."""
 
 
-def _set_up_again(trials: RemoteTrials, batch: int, rows: int, passes: int = 1) -> _SetUp:
+def _set_up_again(trials: RemoteTrials, batch: int, rows: int, passes: int) -> _SetUp:
     """In a new process, with steps of some passes; what is measured next is measured there."""
     trials.close()
     ready = trials.begin(batch, passes)

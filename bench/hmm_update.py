@@ -1,0 +1,169 @@
+"""Seconds of an HMM's update, as `shoestring measure` times it and as a fit makes it, by part.
+
+    python bench/hmm_update.py [--states 500] [--seconds 5] [--tiles] [--out X]
+
+- measured: steps of the workload that a plan is made from, as long as those of a measurement, and `--seconds` long;
+- fitted: a fit of `--seconds` on the rows of the built-in stories, and one on random rows like those that are measured.
+Each is the median over its updates, with the E-step apart; of a fit also over its first and its last fifth.
+--tiles, on a GPU: the E-step of one update with blocks of other sizes, each checked against float64 first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from measure_workloads import RECIPES
+from torch import Tensor
+
+from shoestring.core import recipe_file
+from shoestring.core.recipe import Recipe
+from shoestring.data.sentence_store import prepare_rows
+from shoestring.hmm.engine import engine_of_updates
+from shoestring.hmm.expect import Counts, expect
+from shoestring.hmm.fit import fit
+from shoestring.hmm.parameters import Parameters, random_parameters
+from shoestring.probe.machine import pick_device
+from shoestring.probe.meter import Meter
+from shoestring.stages.hmm_workload import HmmWorkload, alphabet_size, fit_settings
+
+BURST = 0.3
+"""Seconds of steps that a measurement times at once."""
+MANY = 10**6
+
+
+def make_recipe(states: int, folder: Path) -> Recipe:
+    values: dict[str, Any] = {section: dict(fields) for section, fields in RECIPES["hmm-500"].items()}
+    values["hmm"]["states"] = states
+    values["run"], values["budget"] = {"name": "update", "folder": str(folder / "runs")}, {"epochs": 1}
+    values["data"] |= {"source": "stories", "folder": str(folder / "stores")}
+    return recipe_file.build(values, "bench/hmm_update.py")
+
+
+def measured(work: HmmWorkload, rows: int, seconds: float) -> dict[str, float]:
+    """Passes and updates that are waited for one by one, and steps."""
+    passes, updates, steps = [], [], []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        passes.append(timed(partial(work.accumulate, rows)))
+        updates.append(timed(work.update))
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        steps.append(timed(partial(work.steps, rows, 1)))
+    found = {"E-step": passes, "M-step": updates, "update": steps}
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def fitted(recipe: Recipe, tokens: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
+    """A fit's own updates. Its last E-step ends after its counts were looked at, so that is when it is said to end."""
+    counting, begins = [], []
+    assert recipe.hmm is not None
+    count = engine_of_updates(device, recipe.hmm.update_every)
+
+    def counted(*arguments: Any) -> Counts:
+        began = time.perf_counter()
+        begins.append(began)
+        found: Counts = count(*arguments)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        counting.append(time.perf_counter() - began)
+        return found
+
+    until = time.perf_counter() + seconds
+    settings = fit_settings(recipe, MANY)
+    fit(
+        tokens, settings, symbols=alphabet_size(recipe), device=device, time_left=lambda: until - time.perf_counter(),
+        count=counted,
+    )  # fmt: skip
+    whole = [after - before for before, after in itertools.pairwise(begins)]
+    fifth = max(1, len(whole) // 5)
+    return {
+        "E-step": statistics.median(counting),
+        "update": statistics.median(whole),
+        "first fifth": statistics.median(whole[:fifth]),
+        "last fifth": statistics.median(whole[-fifth:]),
+        "slowest tenth": statistics.quantiles(whole, n=10)[-1],
+        "updates": len(begins),
+    }
+
+
+def by_tiles(parameters: Parameters, tokens: Tensor, seconds: float) -> dict[str, dict[str, float]]:
+    """Median seconds of an E-step by blocks, with its largest error against float64."""
+    from shoestring.hmm import fused
+
+    chosen = fused.tiles(parameters.states)
+    exact = expect(parameters.to(dtype=torch.float64), tokens)
+    found = {}
+    kept = fused.tiles
+    for rows, warps in itertools.product((128, 64, 32, 16), (4, 8)):
+        shape = chosen._replace(rows=rows, warps=warps)
+        fused.tiles = lambda _, shape=shape: shape
+        try:
+            counts = fused.expect_fused(parameters, tokens)
+            off = float((counts.transition - exact.transition).abs().max() / exact.transition.abs().max())
+            times = []
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                times.append(timed(partial(_waited, partial(fused.expect_fused, parameters, tokens))))
+            found[f"{rows} rows, {warps} warps"] = {"E-step": statistics.median(times), "error": off}
+        except Exception as cause:  # a size that the compiler cannot do is a finding
+            found[f"{rows} rows, {warps} warps"] = {"refused": str(cause).splitlines()[0][:200]}  # type: ignore[dict-item]
+    fused.tiles = kept
+    return found
+
+
+def _waited(work: Callable[[], object]) -> None:
+    work()
+    torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each part")
+    parser.add_argument("--tiles", action="store_true", help="on a GPU, E-steps with blocks of other sizes")
+    parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
+    arguments = parser.parse_args()
+    device = pick_device()
+    results: dict[str, Any] = {}
+
+    def keep(name: str, found: Any) -> None:
+        results[name] = found
+        print(name, found, flush=True)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = make_recipe(arguments.states, Path(scratch))
+        assert recipe.hmm is not None
+        rows = recipe.hmm.update_every
+        real = torch.from_numpy(prepare_rows(recipe.data, recipe.run.seed, recipe.hmm).train)
+        random = torch.randint(alphabet_size(recipe), tuple(real.shape), dtype=torch.int32)
+        work = HmmWorkload(recipe, Meter(device))
+        work.steps(rows, 3)
+        keep("measured", measured(work, rows, BURST))
+        keep("measured, on and on", measured(work, rows, arguments.seconds))
+        keep("fitted to stories", fitted(recipe, real, device, arguments.seconds))
+        keep("fitted to random rows", fitted(recipe, random, device, arguments.seconds))
+        keep("measured again", measured(work, rows, BURST))
+        if arguments.tiles and device.type == "cuda":
+            start = random_parameters(arguments.states, alphabet_size(recipe), 0).to(device, torch.float32)
+            keep("tiles", by_tiles(start, random[:rows], BURST))
+        record.write("hmm-update", {"results": results}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
