@@ -32,7 +32,7 @@ class Known:
         return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
 
     def around(self, batch: int, scored: int, passes: int = 1) -> Around:
-        return Around(0.0, 0.0, 0.0, 0.0, 0, 0.0, None)
+        return Around(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, None)
 
 
 def timed(work: Known, batches: list[int], effective: int | None = None, room: int | None = None) -> Timings:
@@ -299,6 +299,15 @@ def test_a_beginning_is_as_late_as_its_first_step(monkeypatch: pytest.MonkeyPatc
     assert (trial.times, trial.warmup_seconds, trial.seconds) == ((3.5, 3.5), 7.0, 10.5)
 
 
+def test_the_memory_of_all_that_a_run_does_is_that_since_it_began() -> None:
+    """Nothing is given back in between: a run would not, and a heap's holes grow."""
+    work = Counting(compiled=False)
+    trials = LocalTrials(work)
+    trials.begin(4)
+    trials.around(4, 4)
+    assert [call for call in work.calls if call in ("forget", "reset")] == ["forget", "reset"]
+
+
 def test_what_a_run_does_besides_passes() -> None:
     around = LocalTrials(Counting(compiled=False)).around(4, 4)
     assert around.checkpoint_bytes == 77
@@ -311,7 +320,7 @@ class Clocked(Counting):
 
     def __init__(self, aside: bool, late: float = 0.0):
         super().__init__(compiled=False)
-        self.now, self._aside, self._late = 0.0, aside, late
+        self.now, self._aside, self._late, self._score_late = 0.0, aside, late, late
 
     def perf_counter(self) -> float:
         return self.now
@@ -324,7 +333,8 @@ class Clocked(Counting):
         self.now += 0.5
 
     def validate(self, batch: int) -> None:
-        self.now += 0.25
+        self.now += 0.25 + self._score_late
+        self._score_late = 0.0
 
     def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
         self.now += 0.75
@@ -340,9 +350,11 @@ class Clocked(Counting):
 def test_a_checkpoint_costs_what_steps_beside_it_do_not_hide(
     aside: bool, kept_waiting: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Clocked(aside)
+    work = Clocked(aside, late=6.0)
     monkeypatch.setattr("shoestring.probe.trials.time", work)
+    LocalTrials(work).begin(4)
     around = LocalTrials(work).around(4, 4)
+    assert around.score_late_seconds == 6.0
     assert (around.checkpoint_seconds, around.write_seconds) == (kept_waiting, 4.75)
     assert (around.update_seconds, around.validate_seconds_per_row) == (0.5, 0.25 / 4)
     assert around.step_seconds == 1.5

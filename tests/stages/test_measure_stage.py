@@ -32,7 +32,6 @@ from shoestring.stages.measure import (
     _measured,
     _open_trials,
     _overlap,
-    _set_up_again,
     ensure_profile,
     measure_together,
     memory_limit,
@@ -327,7 +326,7 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     """Scoring and saving took 50 bytes more than a pass: five rows fewer fit."""
     usage = Usage(asked=400, reserved=400, outside=0, rest=100)
     trial = Trial(batch=30, times=(1.0,), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=usage)
-    around = Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, peak_bytes=450)
+    around = Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, 0.0, peak_bytes=450)
     assert _beside(Timings((trial,), "", 0), 30, around) == 50
     assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
     timings = Timings((trial,), "", 0)
@@ -347,7 +346,7 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
 
 
 class Children:
-    """Processes that note what they are asked: set up in 8 s, and 2 s late with the first of all passes."""
+    """Processes that note what they are asked, and are set up in 8 s."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -364,21 +363,15 @@ class Children:
         return Trial(batch=batch, times=(1.0,), seconds=1.0, compile_seconds=1.5, warmup_seconds=0.5, usage=None)
 
 
-def test_set_up_is_that_of_another_process_with_what_its_first_evaluation_takes() -> None:
-    trials = Children()
-    assert _set_up_again(cast(RemoteTrials, trials), 16, 8, passes=2) == (10.0, 77)
-    assert trials.asked == ["close", "begin 16 x 2", "score 8"]
-
-
 class OnCpu(Children):
-    """A row takes 10 ms at any batch but 2, where it takes 5; steps take 500 bytes in a process that began with
-    them, and 400 after others."""
+    """A row takes 10 ms at any batch but 2, where it takes 5, and scoring 2 s more at first. A trial takes 400 bytes,
+    and a whole run 500."""
 
     def begin(self, batch: int, passes: int = 1) -> dict[str, Any]:
         cost = Cost(parameters={"all": 1}, forward_flops_per_token=1.0)
         facts = {"machine": encode(MACHINE), "available_bytes": None, "cost": encode(cost)}
         late = {"compile_seconds": None, "warmup_seconds": 0.0, "first_seconds": 0.0}
-        return {**super().begin(batch, passes), **facts, **late, "peak_bytes": 500}
+        return {**super().begin(batch, passes), **facts, **late}
 
     def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         usage = Usage(asked=400, reserved=400, outside=0, rest=100)
@@ -387,15 +380,16 @@ class OnCpu(Children):
 
     def around(self, batch: int, scored: int, passes: int = 1) -> Around:
         self.asked.append(f"around {batch} x {passes}")
-        return Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, peak_bytes=410)
+        return Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, 2.0, peak_bytes=500)
 
 
-def test_the_memory_of_a_cpu_is_that_of_a_process_which_begins_as_a_run_does(tmp_path: Path) -> None:
+def test_memory_and_set_up_on_a_cpu_are_those_of_a_process_like_a_run(tmp_path: Path) -> None:
     """Where a heap has its holes depends on what was there before."""
     trials = OnCpu()
     profile = _measured(cast(RemoteTrials, trials), recipe_in(tmp_path, train={"batch": 4}), QUICK)
-    assert trials.asked[-4:] == ["close", "begin 2 x 2", "score 2", "around 2 x 2"]
+    assert trials.asked[-3:] == ["close", "begin 2 x 2", "around 2 x 2"]
     assert {point.batch: point.peak_bytes for point in profile.points}[2] == 500
+    assert profile.setup_seconds == 8.0 + 2.0
 
 
 class OnGpu(OnCpu):
@@ -410,11 +404,11 @@ class OnGpu(OnCpu):
         return super().trial(batch, seconds, least, scoring)._replace(usage=usage, times=(0.01,))
 
 
-def test_the_memory_of_the_chosen_batch_is_that_of_first_steps_like_a_runs(tmp_path: Path) -> None:
+def test_the_memory_of_the_chosen_batch_is_that_of_steps_like_a_runs(tmp_path: Path) -> None:
     """Not that of trials, which add one pass to another: a masked model's run took 3.7 % less."""
     trials = OnGpu()
     profile = _measured(cast(RemoteTrials, trials), recipe_in(tmp_path, train={"batch": 4}), QUICK)
-    assert trials.asked[-2:] == ["begin 4 x 1", "around 4 x 1"]
+    assert trials.asked == ["begin 1 x 1", "train 1", "train 4", "begin 4 x 1", "around 4 x 1"]
     assert {point.batch: point.peak_bytes for point in profile.points} == {1: 600, 4: 500}
 
 
@@ -432,7 +426,7 @@ class Counting(Children):
 
     def around(self, batch: int, scored: int, passes: int = 1) -> Around:
         self.asked.append(f"{passes} x {batch} and {scored}")
-        return Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, peak_bytes=None)
+        return Around(0.1, 0.9, 0.1, 0.1, 10, 0.1, 0.0, peak_bytes=None)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shoestring.probe.workload import Usage, Workload
 _MOST_PASSES = 50
 _MOST_STEPS = 1000
 """One after the other."""
-_STEPS_SECONDS = 0.3
+_STEPS_SECONDS = 0.5
 
 
 class Trial(NamedTuple):
@@ -55,8 +55,11 @@ class Around(NamedTuple):
     checkpoint_bytes: int
     write_seconds: float
     """From the beginning of a checkpoint until it is on disk."""
+    score_late_seconds: float
+    """What the first scoring took longer than others: compiling, loading of kernels."""
     peak_bytes: int | None
-    """Of passes, update, scoring, and saving beside the next pass; None where the system does not tell."""
+    """Of all since the process began as a run does: of passes, updates, scoring, and saving beside the next pass. None
+    where the system does not tell."""
 
 
 class Trials(Protocol):
@@ -70,7 +73,7 @@ class Trials(Protocol):
         ...
 
     def around(self, batch: int, scored: int, passes: int = 1) -> Around:
-        """With steps of some passes over `batch` rows; `scored` rows at a time are scored."""
+        """With steps of some passes over `batch` rows, after a beginning with them; `scored` at a time are scored."""
         ...
 
 
@@ -130,14 +133,12 @@ class LocalTrials:
 
     def around(self, batch: int, scored: int, passes: int = 1) -> Around:
         work = self._workload
-        work.reset_peak()
         updates = []
         for _ in range(3):
             work.accumulate(batch)
             updates.append(timed(work.update))
-        work.validate(scored)
-        scoring = repeat(lambda: work.validate(scored), 0.3, 3)
-
+        late = timed(lambda: work.validate(scored))
+        scoring = statistics.median(repeat(lambda: work.validate(scored), 0.3, 3))
         steady = timed(lambda: work.steps(batch, 1, passes))
         several = min(_MOST_STEPS, max(3, math.ceil(_STEPS_SECONDS / steady)))
         steady = statistics.median(repeat(lambda: work.steps(batch, several, passes), 0.0, 3)) / several
@@ -150,10 +151,11 @@ class LocalTrials:
         return Around(
             update_seconds=statistics.median(updates),
             step_seconds=steady,
-            validate_seconds_per_row=statistics.median(scoring) / scored,
+            validate_seconds_per_row=scoring / scored,
             checkpoint_seconds=min(took, max(0.0, beside - enough * steady)),
             checkpoint_bytes=size,
             write_seconds=took,
+            score_late_seconds=max(0.0, late - scoring),
             peak_bytes=None if usage is None else usage.reserved,
         )
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
@@ -180,11 +180,12 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     passes = 1 if best >= most else 2  # those after the second are like it
     heaped = compiles["machine"]["device"] == "cpu" and recipe.hmm is None  # its holes depend on what was there before
     again = how.thorough or heaped or compiles["first_seconds"] > _LATE
-    fresh = _set_up_again(trials, best, scored, passes) if again else None
-    first = trials.begin(best, passes)["peak_bytes"] if fresh is None else fresh.peak_bytes
+    if again:  # in a process like a run: it takes over what others have compiled, and has seen no other batch
+        trials.close()
+    ready = trials.begin(best, passes)
     around = trials.around(best, scored, passes)
+    setup = ready["setup_seconds"] + around.score_late_seconds if again else compiles["setup_seconds"]
     beside = _beside(timings, best, around)
-    peak = None if first is None or around.peak_bytes is None else max(first, around.peak_bytes)
     overlap = _overlap(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
     spent = {
         "update_seconds": overlap * around.update_seconds,
@@ -198,10 +199,12 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
     values = {
         "schema": Profile.SCHEMA,
         **{name: value for name, value in compiles.items() if name not in ("first_seconds", "peak_bytes")},
-        "setup_seconds": compiles["setup_seconds"] if fresh is None else fresh.seconds,
+        "setup_seconds": setup,
         "workload": recipe.workload,
         "length": recipe.data.length,
-        "points": [encode(_as_in_a_run(trial.point(), beside, overlap, {best: peak})) for trial in timings.trials],
+        "points": [
+            encode(_as_in_a_run(trial.point(), beside, overlap, {best: around.peak_bytes})) for trial in timings.trials
+        ],
         **spent,
         "stopped": _stopped(timings, found),
         "memory": None if law is None else encode(_law_with(law, beside)),
@@ -211,23 +214,6 @@ def _measured(trials: RemoteTrials, recipe: Recipe, how: Measuring) -> Profile:
         "thorough": how.thorough,
     }
     return Profile.from_dict(values, "the measurement")
-
-
-class _SetUp(NamedTuple):
-    """That of a process which is like a run: it takes over what others have compiled, and has seen no other batch."""
-
-    seconds: float
-    """With what the first evaluation takes longer than others."""
-    peak_bytes: int | None
-    """Of the first steps."""
-
-
-def _set_up_again(trials: RemoteTrials, batch: int, rows: int, passes: int) -> _SetUp:
-    """In a new process, with steps of some passes; what is measured next is measured there."""
-    trials.close()
-    ready = trials.begin(batch, passes)
-    scored = trials.trial(rows, scoring=True)
-    return _SetUp(ready["setup_seconds"] + scored.compile_seconds + scored.warmup_seconds, ready["peak_bytes"])
 
 
 def _beside(timings: Timings, batch: int, around: Around) -> int:
