@@ -64,7 +64,7 @@ def measured(work: HmmWorkload, rows: int, seconds: float) -> dict[str, float]:
 
 
 def fitted(recipe: Recipe, tokens: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
-    """A fit's own updates. Its last E-step ends after its counts were looked at, so that is when it is said to end."""
+    """A fit's own updates, from the beginning of one E-step to that of the next; E-steps are waited for."""
     counting, begins = [], []
     assert recipe.hmm is not None
     count = engine_of_updates(device, recipe.hmm.update_every)

@@ -240,7 +240,7 @@ def search(
 
     mine = part("ours", lambda: ours(name, tiny, folder))
     if true is None:
-        real = part("true", lambda: origin() | true_largest(name, tiny, folder, mine["law"]))
+        real = part("true", lambda: true_largest(name, tiny, folder, mine["law"]))
     else:
         real = true
     if real:
@@ -334,11 +334,6 @@ def with_earlier(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, A
     return new | {"runs": [*old["runs"], *new["runs"]], "seconds": old["seconds"] + new["seconds"]}
 
 
-def origin() -> dict[str, str]:
-    """Of what is measured now."""
-    return {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
-
-
 def known(old: dict[str, Any] | None) -> dict[str, Any]:
     """The true largest batch of an earlier search with where it is from; nothing where there is none."""
     if old is None or "true" not in old:
@@ -368,15 +363,16 @@ def main() -> None:
     results = {} if arguments.tiny else earlier(arguments.out, describe_machine(pick_device()))
 
     def keep(name: str, found: dict[str, Any]) -> None:
-        results[name] = origin() | found
+        results[name] = origin | found
         record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
 
     for name in wanted:
         kind, _, workload = name.rpartition(":")
+        origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
         started = time.perf_counter()
         if kind:
-            found = [origin() | one for one in runs(workload, arguments.tiny, arguments.budget, arguments.number)]
-            new = origin() | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
+            found = [origin | one for one in runs(workload, arguments.tiny, arguments.budget, arguments.number)]
+            new = origin | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
             keep(name, with_earlier(results.get(name), new) if arguments.add else new)
         else:
             with_peers = arguments.peers or name == PEERS_OWN

@@ -58,7 +58,8 @@ def test_an_update_that_is_measured_is_one_of_a_fit(update: str, tmp_path: Path)
     settings = fit_settings(recipe, 1)
     path = tmp_path / "fit.safetensors"
     fitted = fit(tokens, settings, symbols=9, start=work._parameters, checkpoint=path)
-    learned = learn(expect(work._parameters, tokens), work._parameters, None, settings, work.rate, 96.0)
+    rate = 1.0 if update == "online" else None
+    learned = learn(expect(work._parameters, tokens), work._parameters, None, settings, rate, 96.0)
     for found, expected in zip(fitted.parameters[:3], learned.parameters[:3], strict=True):
         torch.testing.assert_close(found, expected)
     assert (work._statistics is None) == (learned.statistics is None) == (update != "online")

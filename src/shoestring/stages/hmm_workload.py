@@ -78,7 +78,7 @@ class HmmWorkload:
         self._parameters = random_parameters(recipe.hmm.states, self._symbols, seed).to(device, torch.float32)
         self._count = engine_of_updates(device)
         self._settings = fit_settings(recipe, _EPOCHS)
-        self.rate = 0.5 if recipe.hmm.update == "online" else None
+        self._rate = 0.5 if recipe.hmm.update == "online" else None
         """Of the running statistics, the share that an update replaces."""
         self._counts: Counts | None = None
         self._statistics: Counts | None = None
@@ -111,7 +111,7 @@ class HmmWorkload:
         """As a fit's, but for the parameters: they stay."""
         counts, self._counts = self._counts, None
         assert counts is not None
-        found = learn(counts, self._parameters, self._statistics, self._settings, self.rate, _TOKENS)
+        found = learn(counts, self._parameters, self._statistics, self._settings, self._rate, _TOKENS)
         self._statistics = found.statistics
         self._wait()
 

@@ -36,7 +36,7 @@ class Server:
             return self._machine()
         trials = LocalTrials(self._built())
         if "begin" in request:
-            return self._begin(trials.begin(request["begin"], request.get("passes", 1)))
+            return self._begin(trials.begin(request["begin"], request["passes"]))
         return answer(trials, request)
 
     def _built(self) -> Workload:
