@@ -5,7 +5,7 @@
 - measured: steps of the workload that a plan is made from, as long as those of a measurement, and `--seconds` long;
 - fitted: a fit of `--seconds` on the rows of the built-in stories, and one on random rows like those that are measured.
 Each is the median over its updates, with the E-step apart; of a fit also over its first and its last fifth.
---tiles, on a GPU: the E-step of one update with blocks of other sizes, each checked against float64 first.
+--tiles, on a GPU: E-steps of 256 and 4,224 rows with blocks of several sizes, each checked against float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoestring.data.sentence_store import prepare_rows
 from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.expect import Counts, expect
 from shoestring.hmm.fit import fit
-from shoestring.hmm.parameters import Parameters, random_parameters
+from shoestring.hmm.parameters import random_parameters
 from shoestring.probe.machine import pick_device
 from shoestring.probe.meter import Meter
 from shoestring.stages.hmm_workload import HmmWorkload, alphabet_size, fit_settings
@@ -39,6 +39,9 @@ from shoestring.stages.hmm_workload import HmmWorkload, alphabet_size, fit_setti
 BURST = 0.3
 """Seconds of steps that a measurement times at once."""
 MANY = 10**6
+BLOCKS = [(16, 128, 4), (16, 256, 8), (32, 128, 4), (32, 256, 8), (64, 128, 4), (128, 128, 8)]
+TILED_STATES, TILED_ROWS = (200, 500, 1000), (256, 4224)
+"""Of --tiles."""
 
 
 def make_recipe(states: int, folder: Path) -> Recipe:
@@ -96,27 +99,30 @@ def fitted(recipe: Recipe, tokens: Tensor, device: torch.device, seconds: float)
     }
 
 
-def by_tiles(parameters: Parameters, tokens: Tensor, seconds: float) -> dict[str, dict[str, float]]:
-    """Median seconds of an E-step by blocks, with its largest error against float64."""
+def by_tiles(states: int, symbols: int, tokens: Tensor, device: torch.device) -> dict[str, dict[str, float]]:
+    """Median seconds of an E-step, replayed, by blocks, with its largest error against float64; what is taken first."""
     from shoestring.hmm import fused
+    from shoestring.hmm.replay import Recorder
 
-    chosen = fused.tiles(parameters.states)
+    parameters = random_parameters(states, symbols, 0).to(device, torch.float32)
     exact = expect(parameters.to(dtype=torch.float64), tokens)
     found = {}
     kept = fused.tiles
-    for rows, warps in itertools.product((128, 64, 32, 16), (4, 8)):
-        shape = chosen._replace(rows=rows, warps=warps)
-        fused.tiles = lambda _, shape=shape: shape
+    taken = kept(states, len(tokens))
+    for rows, columns, warps in dict.fromkeys([(taken.rows, taken.columns, taken.warps), *BLOCKS]):
+        shape = taken._replace(rows=rows, columns=columns, warps=warps)
+        fused.tiles = lambda *_, shape=shape: shape
+        name, count = f"{rows} rows, {columns} columns, {warps} warps", Recorder()
         try:
-            counts = fused.expect_fused(parameters, tokens)
+            counts = fused.expect_fused(parameters, tokens, count=count)
             off = float((counts.transition - exact.transition).abs().max() / exact.transition.abs().max())
-            times = []
-            until = time.perf_counter() + seconds
+            times = [timed(partial(_waited, partial(fused.expect_fused, parameters, tokens, count=count)))]
+            until = time.perf_counter() + BURST
             while time.perf_counter() < until:
-                times.append(timed(partial(_waited, partial(fused.expect_fused, parameters, tokens))))
-            found[f"{rows} rows, {warps} warps"] = {"E-step": statistics.median(times), "error": off}
+                times.append(timed(partial(_waited, partial(fused.expect_fused, parameters, tokens, count=count))))
+            found[name] = {"E-step": statistics.median(times), "error": off}
         except Exception as cause:  # a size that the compiler cannot do is a finding
-            found[f"{rows} rows, {warps} warps"] = {"refused": str(cause).splitlines()[0][:200]}  # type: ignore[dict-item]
+            found[name] = {"refused": str(cause).splitlines()[0][:200]}  # type: ignore[dict-item]
     fused.tiles = kept
     return found
 
@@ -160,8 +166,9 @@ def main() -> None:
         keep("fitted to random rows", fitted(recipe, random, device, arguments.seconds))
         keep("measured again", measured(work, rows, BURST))
         if arguments.tiles and device.type == "cuda":
-            start = random_parameters(arguments.states, alphabet_size(recipe), 0).to(device, torch.float32)
-            keep("tiles", by_tiles(start, random[:rows], BURST))
+            for states, many in itertools.product(TILED_STATES, TILED_ROWS):
+                some = random.repeat(-(-many // len(random)), 1)[:many]
+                keep(f"{states} states, {many} rows", by_tiles(states, alphabet_size(recipe), some, device))
         record.write("hmm-update", {"results": results}, arguments.out)
 
 

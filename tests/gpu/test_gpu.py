@@ -11,13 +11,8 @@ import pytest
 import torch
 from conftest import Command, start
 
-from shoestring.core import recipe_file
 from shoestring.core.recipe import Model, Train
-from shoestring.models import Batch, build
-from shoestring.models.cross_entropy import IGNORED
-from shoestring.probe.meter import Meter
-from shoestring.stages.measure import _open_trials
-from shoestring.stages.workload import make_learner
+from shoestring.models import build
 from shoestring.train.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -77,35 +72,6 @@ def test_what_stays_does_not_keep_the_memory_of_what_goes() -> None:
     kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before
     assert peak > 1 << 30
     assert kept < 64 << 20
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_steps_take_the_memory_that_first_steps_were_measured_to_take(passes: int, tmp_path: Path) -> None:
-    """Of a masked model, whose passes are not recorded: it has no gradient beside a step's first pass, and whatever
-    number of tokens is hidden, the same tensors."""
-    recipe = recipe_file.build(
-        {
-            "run": {"folder": str(tmp_path)},
-            "budget": {"steps": 1},
-            "data": {"tokenizer": "words:30000", "length": 128},
-            "model": {"family": "masked_lm", "width": 768, "layers": 4, "heads": 12},
-            "train": {"batch": 64 * passes},
-        },
-        "test",
-    )
-    with _open_trials(recipe, real=False) as trials:
-        measured = trials.begin(64, passes)["peak_bytes"]
-    meter = Meter(torch.device("cuda"))
-    learner = make_learner(recipe, meter.device)
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(12):
-        ids = torch.randint(30_000, (64 * passes, 128), generator=generator)
-        shown = torch.rand(ids.shape, generator=generator) > 0.15
-        batch = Batch(ids, wanted=ids.masked_fill(shown, IGNORED), share=0.15)
-        learner.update(learner.accumulate(batch, 64), 1e-3)
-    usage = meter.usage()
-    assert usage is not None
-    assert usage.reserved == pytest.approx(measured, rel=0.01)
 
 
 def test_a_run_on_the_gpu_is_cut_and_goes_on(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoestring.hmm.engine import engine
+from shoestring.hmm.engine import engine, engine_of_updates
 from shoestring.hmm.expect import Counts, expect
 from shoestring.hmm.parameters import Parameters, random_parameters
 from shoestring.hmm.sampling import sample
@@ -44,6 +44,26 @@ def test_the_same_bits_every_time() -> None:
     tokens = torch.randint(50, (3000, 60), generator=torch.Generator().manual_seed(0))
     one, two = (engine(CUDA)(start, tokens) for _ in range(2))
     assert all(a.equal(b) for a, b in zip(one, two, strict=True) if a is not None)
+
+
+@pytest.mark.parametrize("states", [20, 200])
+def test_updates_that_are_replayed_have_the_bits_of_those_that_are_not(states: int) -> None:
+    """With other parameters and rows every time, of two sizes at least; some have lengths, weights, or a row that
+    cannot be."""
+    replayed = engine_of_updates(CUDA, 256)
+    generator = torch.Generator().manual_seed(0)
+    for seed, rows in enumerate((250, 256, 250, 40, 256, 130, 250, 256)):
+        start = random_parameters(states, 30, seed=seed).to(device=CUDA, dtype=torch.float32)
+        if seed % 3 == 2:
+            start.emission[:, 7] = 0.0
+        tokens = torch.randint(30, (rows, 25), generator=generator, dtype=torch.uint8)
+        lengths = torch.randint(1, 26, (rows,), generator=generator) if seed % 2 else None
+        weights = torch.rand(rows, generator=generator) if seed % 4 == 3 else None
+        found, plain = (count(start, tokens, lengths, weights) for count in (replayed, engine(CUDA)))
+        assert all(a.equal(b) for a, b in zip(found, plain, strict=True) if a is not None), seed
+    kept = replayed.keywords["count"]._recordings  # type: ignore[attr-defined]
+    assert len(kept) == 2
+    assert None not in kept.values()
 
 
 def test_rows_out_of_float32_s_range_and_impossible_ones() -> None:

@@ -43,21 +43,27 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from shoestring.hmm import kernels
+from shoestring.hmm.fused import tiles
 kinds = {"tokens": "*i32", "lengths": "*i32", "order": "*i64", "begins": "*i64", "ends": "*i64", "N": "i32", "L": "i32",
          "K": "i64", "SPAN": "i64", "E": "i32"}
 halves = {"table_high", "table_low", "a_high", "a_low", "w_high", "w_low"}
 sizes = {"S": 512, "BM": 128, "BN": 128, "BK": 64, "PROMOTE": kernels.PROMOTE}
-for kernel in (kernels.forward_kernel, kernels.backward_kernel, kernels.emission_kernel, kernels.transition_kernel):
+passes = kernels.forward_kernel, kernels.backward_kernel
+work = [(kernel, tiles(500, rows)) for kernel in passes for rows in (256, 3000, 8000, 30_000)]
+for kernel, shape in [(kernels.emission_kernel, None), (kernels.transition_kernel, None), *work]:
     own = sizes | ({"BK": 32} if kernel is kernels.emission_kernel else {})
+    own |= {} if shape is None else {"BM": shape.rows, "BN": shape.columns, "BK": shape.inner}
+    options = {"num_warps": 8 if shape is None else shape.warps, "num_stages": 3 if shape is None else shape.stages}
     constants = {name: own[name] for name in kernel.arg_names if name in own}
     named = {n: "*bf16" if n in halves else kinds.get(n, "*fp32") for n in kernel.arg_names}
     signature = {n: "constexpr" if n in constants else kind for n, kind in named.items()}
     aligned = [n.startswith("*") or name in ("N", "K", "SPAN") for name, n in signature.items()]
     attributes = {(i,): [["tt.divisibility", 16]] for i, is_aligned in enumerate(aligned) if is_aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 3})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= 227 * 1024, (kernel, compiled.metadata.shared)
-    assert kernel is kernels.emission_kernel or "wgmma" in compiled.asm["ptx"], kernel
+    units = "mma.sync" if own["BM"] < 64 else "wgmma"  # of 64 rows and more
+    assert kernel is kernels.emission_kernel or units in compiled.asm["ptx"], (kernel, own)
 """
 
 

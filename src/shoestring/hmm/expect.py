@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,11 +49,24 @@ class Counts(NamedTuple):
 
     def merge(self, other: Counts) -> Counts:
         """The counts of both sets of sequences together."""
-        return Counts(*(None if a is None or b is None else a + b for a, b in zip(self, other)))  # type: ignore[arg-type]
+        end = self.end is not None and other.end is not None
+        return _counts(torch._foreach_add(self._known(end), other._known(end)), end)
 
     def scaled(self, factor: float) -> Counts:
         """So many times as many of all."""
-        return Counts(*(None if table is None else table * factor for table in self))  # type: ignore[arg-type]
+        return _counts(torch._foreach_mul(self._known(), factor), self.end is not None)
+
+    def _known(self, end: bool = True) -> list[Tensor]:
+        """All there are, those of the end only if asked for."""
+        return [table for table in (*self[:3], self.end if end else None, *self[4:]) if table is not None]
+
+
+def _counts(known: Sequence[Tensor], end: bool) -> Counts:
+    """From a list of all: a GPU works on lists with one start, not eight."""
+    start, transition, emission, *others = known
+    stopped = others.pop(0) if end else None
+    log_likelihood, sequences, tokens, impossible = others
+    return Counts(start, transition, emission, stopped, log_likelihood, sequences, tokens, impossible)
 
 
 class Layout(NamedTuple):

@@ -5,6 +5,7 @@ Shapes: N sequences, n of them in a chunk, L positions, H states padded to S, E 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from shoestring.hmm.expect import Counts, check_weights, expect, free_bytes, zer
 from shoestring.hmm.inference import Lengths, Tokens, check_tokens
 from shoestring.hmm.parameters import Parameters
 
+UNIT = 64
+"""Rows are taken in multiples of it: the products that count transitions go over so many at once."""
 PIECE = 1024
 """Places of one symbol that one program sums, in float32; the sums of pieces are added in float64."""
 _WAVE = 132
@@ -23,7 +26,7 @@ _WAVE = 132
 
 
 class Tiles(NamedTuple):
-    """Block sizes for a number of states."""
+    """Block sizes for a number of states and of rows."""
 
     states: int
     """Padded: S."""
@@ -34,12 +37,47 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles(states: int) -> Tiles:
-    """What was fastest on an H200 (see results/log.md)."""
+def tiles(states: int, rows: int) -> Tiles:
+    """What was fastest on an H200 (see results/log.md); few rows are cut small, so that more of the chip has some."""
+    block = next((block for block in (16, 32, 64) if rows <= block * _WAVE), 128)
     if states <= 128:
         padded = max(32, triton.next_power_of_2(states))
-        return Tiles(padded, 64, padded, min(padded, 64), 4, 2)
-    return Tiles(-(-states // 128) * 128, 128, 128, 64, 8, 3)
+        return Tiles(padded, min(block, 64), padded, min(padded, 64), 4, 2)
+    return Tiles(-(-states // 128) * 128, block, 128, 64, 8 if block == 128 else 4, 3)
+
+
+class Counted(NamedTuple):
+    """What some rows give; nothing of it has been waited for."""
+
+    counts: Counts
+    """Without impossible rows."""
+    impossible: Tensor
+    """(n,): whether each row is, in the range of float32."""
+    doubts: Tensor
+    """(2,): whether there is such a row, and whether a number is not finite."""
+
+
+CountRows = Callable[[Parameters, Tensor, Tensor, Tensor], Counted]
+"""`count_rows`, or a way to it."""
+
+
+def count_rows(parameters: Parameters, tokens: Tensor, lengths: Tensor, weights: Tensor) -> Counted:
+    """Of tokens (n, L), lengths (n,) and weights (n,) in float64, all on the device; n is a multiple of UNIT, rows of
+    length and weight 0 fill it up. The device is not waited for."""
+    found = count_chunk(parameters, tokens, lengths, weights.float())
+    impossible = (found.scale == 0).any(0)
+    sums = found.start.sum() + found.transition.sum() + found.emission.sum()
+    counted = torch.where(impossible, 0.0, weights)
+    logs = torch.where(found.scale > 0, found.scale, 1.0).double().log().sum(0)
+    sequences, places = counted.sum(), counted @ lengths.double()
+    # rounding in a long backward pass adds up, alike for all states: each table's sum is known, so it is set right
+    start, transition, emission = (
+        _with_sum(table, expected)
+        for table, expected in zip(found[:3], (sequences, places - sequences, places), strict=True)
+    )
+    numbers = (counted @ logs, sequences, places, counted.new_zeros(()))
+    doubts = torch.stack([impossible.any(), ~sums.isfinite()])
+    return Counted(Counts(start, transition, emission, None, *numbers), impossible, doubts)
 
 
 def expect_fused(
@@ -49,43 +87,32 @@ def expect_fused(
     weights: Tensor | None = None,
     chunk: int | None = None,
     limit_bytes: int | None = None,
+    count: CountRows = count_rows,
 ) -> Counts:
     """`expect` for float32 parameters on a GPU. What the kernels do not do goes to `expect` itself: models with end
     probabilities, sequences so long that not even one block of rows fits the memory, and rows that underflow."""
     rows, length = tokens.shape
-    shape = tiles(parameters.states)
     limit = limit_bytes if limit_bytes is not None else free_bytes(parameters.device) // 2
-    fitting = _fitting_rows(parameters, length, limit, shape)
-    if parameters.end is not None or parameters.dtype != torch.float32 or fitting < shape.rows or rows == 0:
-        return expect(parameters, tokens, lengths, weights, chunk if fitting >= shape.rows else None, limit_bytes)
+    fitting = _fitting_rows(parameters, length, limit)
+    if parameters.end is not None or parameters.dtype != torch.float32 or fitting == 0 or rows == 0:
+        return expect(parameters, tokens, lengths, weights, chunk if fitting else None, limit_bytes)
     check_tokens(tokens, parameters.symbols, lengths)
-    device = parameters.device
     weight = check_weights(weights, rows)
     weight = torch.ones(rows, dtype=torch.float64) if weight is None else weight
     sizes = torch.full((rows,), length) if lengths is None else lengths.cpu().long()
     total, again = zeros(parameters), []
     for picked in torch.arange(rows).split(min(chunk or rows, fitting)):
         block = slice(int(picked[0]), int(picked[-1]) + 1)
-        x, size, w = (part[block].to(device) for part in (tokens, sizes, weight))
-        found = count_chunk(parameters, x, size, w.float())
-        impossible = (found.scale == 0).any(0)
-        sums = found.start.sum() + found.transition.sum() + found.emission.sum()
-        flags = torch.stack([impossible.any(), ~sums.isfinite()]).tolist()
-        if flags[1]:
+        x = _filled_up(tokens[block], parameters.device, torch.int32)
+        size, w = (_filled_up(part[block], parameters.device) for part in (sizes, weight))
+        found = count(parameters, x, size, w)
+        some_impossible, not_finite = found.doubts.tolist()
+        if not_finite:
             again.append(picked)
             continue
-        if flags[0]:
-            again.append(picked[impossible.cpu()])
-        counted = torch.where(impossible, 0.0, w)
-        logs = torch.where(found.scale > 0, found.scale, 1.0).double().log().sum(0)
-        sequences, places = counted.sum(), counted @ size.double()
-        # rounding in a long backward pass adds up, alike for all states: each table's sum is known, so it is set right
-        start, transition, emission = (
-            _with_sum(table, expected)
-            for table, expected in zip(found[:3], (sequences, places - sequences, places), strict=True)
-        )
-        numbers = (counted @ logs, sequences, places, counted.new_zeros(()))
-        total = total.merge(Counts(start, transition, emission, None, *numbers))
+        if some_impossible:
+            again.append(picked[found.impossible[: len(picked)].cpu()])
+        total = total.merge(found.counts)
     if again:  # probabilities below the range of float32, or impossible indeed: float64 tells which
         doubtful = torch.cat(again)
         exact = parameters.to(dtype=torch.float64)
@@ -94,18 +121,27 @@ def expect_fused(
     return total
 
 
+def _filled_up(part: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """On the device, with zeros up to a multiple of UNIT rows."""
+    rows = -(-len(part) // UNIT) * UNIT
+    found = torch.zeros((rows, *part.shape[1:]), device=device, dtype=dtype or part.dtype)
+    found[: len(part)] = part
+    return found
+
+
 def _with_sum(table: Tensor, expected: Tensor) -> Tensor:
     found = table.sum()
     return torch.where(found > 0, table * (expected / found), table)
 
 
-def _fitting_rows(parameters: Parameters, length: int, limit: int, shape: Tiles) -> int:
+def _fitting_rows(parameters: Parameters, length: int, limit: int) -> int:
     """Rows of a chunk within `limit` bytes: whole blocks, and whole waves of them where there are that many."""
-    s = shape.states
+    s = tiles(parameters.states, 0).states
     fixed = (4 * parameters.symbols + 600 * s) * s * 4
     per_row = length * (8 * s + 48) + length * s * 12 // PIECE
-    blocks = max(0, limit - fixed) // (per_row * shape.rows)
-    return (blocks // _WAVE * _WAVE or blocks) * shape.rows
+    found = max(0, limit - fixed) // per_row
+    block = max(UNIT, tiles(parameters.states, found).rows)
+    return found // (_WAVE * block) * (_WAVE * block) or found // block * block
 
 
 class Found(NamedTuple):
@@ -126,10 +162,11 @@ def count_chunk(
     `half` is the type of the two halves of a number; with float32 the second one is empty, which checks everything but
     the rounding.
     """
-    shape = tiles(parameters.states)
+    shape = tiles(parameters.states, len(tokens))
     device, states, symbols = tokens.device, parameters.states, parameters.symbols
     s, length = shape.states, tokens.shape[1]
-    rows = -(-len(tokens) // shape.rows) * shape.rows
+    unit = max(UNIT, shape.rows)
+    rows = -(-len(tokens) // unit) * unit
 
     def padded(table: Tensor, *sizes: int) -> Tensor:
         full = torch.zeros(sizes, device=device, dtype=torch.float32)
@@ -194,14 +231,15 @@ def _transitions(a: Tensor, w: Tensor) -> Tensor:
     k = (length - 1) * rows
     if k == 0:
         return torch.zeros((s, s), device=a.device, dtype=torch.float64)
-    block, inner = min(s, 128), 64
-    unit = inner * kernels.PROMOTE
+    assert k % UNIT == 0, "what lies beyond would be counted"
+    block = min(s, 128)
+    unit = UNIT * kernels.PROMOTE
     span = -(-k // (max(1, 2 * _WAVE // (s // block) ** 2) * unit)) * unit
     splits = -(-k // span)
     out = torch.empty((splits, s, s), device=a.device, dtype=torch.float32)
     kernels.transition_kernel[(s // block, s // block, splits)](
         a[0], a[1], w[0, 1:], w[1, 1:], out, k, span,
-        S=s, BM=block, BN=block, BK=inner, PROMOTE=kernels.PROMOTE, num_warps=8, num_stages=3,
+        S=s, BM=block, BN=block, BK=UNIT, PROMOTE=kernels.PROMOTE, num_warps=8, num_stages=3,
     )  # fmt: skip
     return out.double().sum(0)
 

@@ -129,7 +129,9 @@ class HmmWorkload:
             raise MemoryError(str(cause)) from cause
 
     def forget(self) -> None:
+        """What an engine has recorded, too."""
         self._counts = self._statistics = None
+        self._count = engine_of_updates(self.device)
 
     def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
         """Nothing goes on while it is written; the bytes are those of the model at the end, too."""
