@@ -49,10 +49,11 @@ kinds = {"tokens": "*i32", "lengths": "*i32", "order": "*i64", "begins": "*i64",
 halves = {"table_high", "table_low", "a_high", "a_low", "w_high", "w_low"}
 sizes = {"S": 512, "BM": 128, "BN": 128, "BK": 64, "PROMOTE": kernels.PROMOTE}
 passes = kernels.forward_kernel, kernels.backward_kernel
-work = [(kernel, tiles(500, rows)) for kernel in passes for rows in (256, 3000, 8000, 30_000)]
+sides = [(500, 256), (500, 3000), (500, 8000), (500, 30_000), (1000, 256)]
+work = [(kernel, tiles(*side)) for kernel in passes for side in sides]
 for kernel, shape in [(kernels.emission_kernel, None), (kernels.transition_kernel, None), *work]:
     own = sizes | ({"BK": 32} if kernel is kernels.emission_kernel else {})
-    own |= {} if shape is None else {"BM": shape.rows, "BN": shape.columns, "BK": shape.inner}
+    own |= {} if shape is None else {"S": shape.states, "BM": shape.rows, "BN": shape.columns, "BK": shape.inner}
     options = {"num_warps": 8 if shape is None else shape.warps, "num_stages": 3 if shape is None else shape.stages}
     constants = {name: own[name] for name in kernel.arg_names if name in own}
     named = {n: "*bf16" if n in halves else kinds.get(n, "*fp32") for n in kernel.arg_names}

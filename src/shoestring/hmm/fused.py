@@ -43,7 +43,9 @@ def tiles(states: int, rows: int) -> Tiles:
     if states <= 128:
         padded = max(32, triton.next_power_of_2(states))
         return Tiles(padded, min(block, 64), padded, min(padded, 64), 4, 2)
-    return Tiles(-(-states // 128) * 128, block, 128, 64, 8 if block == 128 else 4, 3)
+    padded = -(-states // 128) * 128
+    wide = padded % 256 == 0 and (block == 32 or (block == 16 and padded > 512))
+    return Tiles(padded, block, 256 if wide else 128, 64, 8 if wide or block == 128 else 4, 3)
 
 
 class Counted(NamedTuple):
