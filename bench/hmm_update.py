@@ -1,6 +1,6 @@
 """Seconds of an HMM's update, as `shoestring measure` times it and as a fit makes it, by part.
 
-    python bench/hmm_update.py [--states 500] [--seconds 5] [--tiles] [--out X]
+    python bench/hmm_update.py [--seconds 5] [--tiles] [--out X]
 
 - measured: steps of the workload that a plan is made from, as long as those of a measurement, and `--seconds` long;
 - fitted: a fit of `--seconds` on the rows of the built-in stories, and one on random rows like those that are measured.
@@ -15,14 +15,13 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import record
 import torch
-from measure_workloads import RECIPES
+from measure_workloads import recipe_values
 from torch import Tensor
 
 from shoestring.core import recipe_file
@@ -34,6 +33,7 @@ from shoestring.hmm.fit import fit
 from shoestring.hmm.parameters import random_parameters
 from shoestring.probe.machine import pick_device
 from shoestring.probe.meter import Meter
+from shoestring.probe.trials import repeat, timed
 from shoestring.stages.hmm_workload import HmmWorkload, alphabet_size, fit_settings
 
 BURST = 0.3
@@ -42,14 +42,6 @@ MANY = 10**6
 BLOCKS = [(16, 128, 4), (16, 256, 8), (32, 128, 4), (32, 256, 8), (64, 128, 4), (128, 128, 8)]
 TILED_STATES, TILED_ROWS = (200, 500, 1000), (256, 4224)
 """Of --tiles."""
-
-
-def make_recipe(states: int, folder: Path) -> Recipe:
-    values: dict[str, Any] = {section: dict(fields) for section, fields in RECIPES["hmm-500"].items()}
-    values["hmm"]["states"] = states
-    values["run"], values["budget"] = {"name": "update", "folder": str(folder / "runs")}, {"epochs": 1}
-    values["data"] |= {"source": "stories", "folder": str(folder / "stores")}
-    return recipe_file.build(values, "bench/hmm_update.py")
 
 
 def measured(work: HmmWorkload, rows: int, seconds: float) -> dict[str, float]:
@@ -116,10 +108,7 @@ def by_tiles(states: int, symbols: int, tokens: Tensor, device: torch.device) ->
         try:
             counts = fused.expect_fused(parameters, tokens, count=count)
             off = float((counts.transition - exact.transition).abs().max() / exact.transition.abs().max())
-            times = [timed(partial(_waited, partial(fused.expect_fused, parameters, tokens, count=count)))]
-            until = time.perf_counter() + BURST
-            while time.perf_counter() < until:
-                times.append(timed(partial(_waited, partial(fused.expect_fused, parameters, tokens, count=count))))
+            times = repeat(partial(fused.expect_fused, parameters, tokens, count=count), BURST, 2)  # it waits itself
             found[name] = {"E-step": statistics.median(times), "error": off}
         except Exception as cause:  # a size that the compiler cannot do is a finding
             found[name] = {"refused": str(cause).splitlines()[0][:200]}  # type: ignore[dict-item]
@@ -127,20 +116,8 @@ def by_tiles(states: int, symbols: int, tokens: Tensor, device: torch.device) ->
     return found
 
 
-def _waited(work: Callable[[], object]) -> None:
-    work()
-    torch.cuda.synchronize()
-
-
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--states", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each part")
     parser.add_argument("--tiles", action="store_true", help="on a GPU, E-steps with blocks of other sizes")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
@@ -153,7 +130,7 @@ def main() -> None:
         print(name, found, flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
-        recipe = make_recipe(arguments.states, Path(scratch))
+        recipe = recipe_file.build(recipe_values("hmm-500", False, Path(scratch), None), "bench/hmm_update.py")
         assert recipe.hmm is not None
         rows = recipe.hmm.update_every
         real = torch.from_numpy(prepare_rows(recipe.data, recipe.run.seed, recipe.hmm).train)

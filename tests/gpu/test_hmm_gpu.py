@@ -39,6 +39,17 @@ def test_counts_are_those_of_float64(states: int, symbols: int, length: int, con
     _agree(fast, exact)
 
 
+@pytest.mark.parametrize(("rows", "block"), [(2000, 16), (3000, 32), (5000, 64), (20_000, 128)])
+@pytest.mark.parametrize("states", [200, 300])
+def test_counts_are_those_of_float64_in_blocks_of_all_sizes(states: int, rows: int, block: int) -> None:
+    from shoestring.hmm.fused import tiles
+
+    assert tiles(states, rows).rows == block
+    start = random_parameters(states, 50, seed=5).to(device=CUDA)
+    tokens = torch.randint(50, (rows, 9), generator=torch.Generator().manual_seed(0))
+    _agree(engine(CUDA)(start.to(dtype=torch.float32), tokens), expect(start, tokens))
+
+
 def test_the_same_bits_every_time() -> None:
     start = random_parameters(100, 50, seed=1).to(device=CUDA, dtype=torch.float32)
     tokens = torch.randint(50, (3000, 60), generator=torch.Generator().manual_seed(0))

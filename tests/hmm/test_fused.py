@@ -20,7 +20,12 @@ from shoestring.hmm.expect import expect
 from shoestring.hmm.parameters import random_parameters
 fused.count_chunk = functools.partial(fused.count_chunk, half=torch.float32)
 fused.PIECE = 64  # several pieces a symbol
-for states, symbols, rows, length in [(20, 7, 70, 9), (5, 3, 3, 1), (130, 4, 130, 4)]:
+cases = [(20, 7, 70, 9, 64), (5, 3, 3, 1, None), (130, 4, 130, 4, 64)]
+cases += [(20, 7, rows, 4, None) for rows in (30, 70)] + [(140, 4, rows, 4, None) for rows in (30, 60, 130)]
+blocks = set()
+for number, (states, symbols, rows, length, chunk) in enumerate(cases):
+    fused._WAVE = 132 if number < 3 else 1  # on a chip with room for one block these rows are many
+    blocks.add(fused.tiles(states, chunk or rows)[1:3])
     model = random_parameters(states, symbols, seed=1)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(symbols, (rows, length), generator=generator)
@@ -31,11 +36,12 @@ for states, symbols, rows, length in [(20, 7, 70, 9), (5, 3, 3, 1), (130, 4, 130
     tables[2][:, 0] = 0.0  # rows with this symbol are impossible
     model = type(model)(*tables[:2], tables[2] / tables[2].sum(1, keepdim=True), None)
     exact = expect(model, tokens, lengths, weights)
-    fast = fused.expect_fused(model.to(dtype=torch.float32), tokens, lengths, weights, chunk=64)
+    fast = fused.expect_fused(model.to(dtype=torch.float32), tokens, lengths, weights, chunk=chunk)
     for name in ("start", "transition", "emission", "log_likelihood", "sequences", "tokens", "impossible"):
         ours, reference = getattr(fast, name), getattr(exact, name)
         assert torch.allclose(ours, reference, rtol=1e-5, atol=1e-6), (name, ours, reference)
     assert float(exact.impossible) > 0
+assert blocks == {(16, 32), (16, 128), (32, 32), (64, 32), (32, 256), (64, 128), (128, 128)}, blocks
 """
 
 AHEAD = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -26,9 +27,9 @@ def engine_of_updates(device: torch.device, rows: int | None = None) -> Callable
     found = engine(device)
     if device.type == "cpu":
         return found
-    options = {"chunk": rows, "limit_bytes": free_bytes(device) // 2}
-    if found is expect:
-        return partial(found, **options)
-    from shoestring.hmm.replay import Recorder  # imports Triton
+    options: dict[str, Any] = {"chunk": rows, "limit_bytes": free_bytes(device) // 2}
+    if found is not expect:
+        from shoestring.hmm.replay import Recorder  # imports Triton
 
-    return partial(found, **options, count=Recorder())
+        options["count"] = Recorder()
+    return partial(found, **options)
