@@ -1,5 +1,5 @@
-"""E-steps over few rows, recorded once and then replayed: to start their hundred kernels one by one takes a host about as
-long as a GPU takes to run them.
+"""E-steps over few rows, recorded once and then replayed: to start their hundred kernels one by one takes a host about
+as long as a GPU takes to run them.
 """
 
 from __future__ import annotations
