@@ -3,9 +3,9 @@ PYTHON ?= python3
 PIP    := .venv/bin/python -m pip --disable-pip-version-check --quiet
 READY  := .venv/.ready
 
-.PHONY: demo test check format clean
+.PHONY: demo test check docs format clean
 
-demo: $(READY)  ## the whole way of an experiment, in two minutes
+demo: $(READY)  ## a whole experiment in two minutes
 	.venv/bin/shoestring demo
 
 test: $(READY)  ## everything that needs no GPU
@@ -16,6 +16,9 @@ check: $(READY)  ## lint, format, types
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+docs: $(READY)  ## the documentation as a site, in site/; opens with no network
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+
 format: $(READY)
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
@@ -25,9 +28,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch numpy
-	$(PIP) install -c constraints.txt -e '.[report,dev]'
+	$(PIP) install -c constraints.txt -e '.[report,track,docs,dev]'
 	$(PIP) install -c constraints.txt --no-deps pomegranate==1.1.2  # an oracle; what else it asks for is not needed
 	touch $(READY)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

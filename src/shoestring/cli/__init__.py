@@ -1,1 +1,1 @@
-"""The command line: one file a verb. A verb reads a recipe, calls one function and prints one table."""
+"""The command line, one file per command. A command reads a recipe, calls one function and prints one table."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from shoestring.cli.options import AsJson, Overrides, Verbose
+from shoestring.cli import options
 
 
-def demo(
-    overrides: Overrides = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove the last demo and start anew.")] = False,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
-    """The whole way on the built-in stories, in two minutes.
+@click.command()
+@options.overrides
+@click.option("--fresh", is_flag=True, help="Remove the last demo and start again.")
+@options.output
+def demo(overrides: tuple[str, ...], fresh: bool, terminal: options.Terminal) -> options.Result:
+    """Run everything once, on built-in stories, in two minutes.
 
-    Measures the machine, plans, prepares, trains, evaluates and writes a page. A demo that was cut goes on; one that is
-    finished is shown again.
+    Measures the machine, plans, prepares, trains, evaluates and writes a page. An interrupted demo is resumed; a
+    finished one is shown again.
     """
     import shutil
     from importlib import resources
@@ -30,16 +28,16 @@ def demo(
 
     name = "demo_gpu.toml" if _has_gpu() else "demo.toml"
     with resources.as_file(resources.files("shoestring.recipes")) as folder:
-        recipe = recipe_file.load(folder / name, overrides or ())
+        recipe = recipe_file.load(folder / name, overrides)
     run = RunFolder.of(recipe)
     if fresh and run.path.is_dir():
         with RunFolder.open(run.path).lock():
             shutil.rmtree(run.path)
-    run_in_terminal(recipe, as_json)
+    return run_in_terminal(recipe, terminal)
 
 
 def _has_gpu() -> bool:
-    """Whether torch can use a GPU; torch is asked only where there is a driver, since importing it takes seconds."""
+    """Whether torch can use a GPU. Without a driver torch is not imported, which would take seconds."""
     if not Path("/proc/driver/nvidia/version").exists() and not Path("/dev/nvidiactl").exists():
         return False
     from shoestring.probe.machine import pick_device

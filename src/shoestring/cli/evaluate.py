@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
+import click
 
-from shoestring.cli.options import AsJson, RunPath, Verbose
+from shoestring.cli import options
+from shoestring.core.specs import CheckpointSpec
 
 
-def evaluate(
-    run: RunPath,
-    checkpoint: Annotated[str, typer.Option(help='"last", "best" or a step.')] = "last",
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
+@click.command()
+@options.run_path
+@options.checkpoint
+@options.output
+def evaluate(run: Path, checkpoint: CheckpointSpec, terminal: options.Terminal) -> options.Result:
     """Score a run on its held-out rows.
 
-    The run may be finished or still going; the strategies that only count are scored beside it.
+    The run may be finished or still going; the baselines that only count are scored beside it.
     """
-    from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core.run_folder import RunFolder
-    from shoestring.stages.evaluate import evaluate_run
+    from shoestring.runs.evaluate import evaluate_run
 
-    folder, terminal = RunFolder.open(run), Terminal(to_stderr=as_json)
+    folder = RunFolder.open(run)
     evaluation = evaluate_run(folder, checkpoint)
     if checkpoint == "last":
         evaluation.write(folder.evaluation)
     terminal.evaluated(evaluation)
-    if as_json:
-        print_json(evaluation.to_dict())
+    return evaluation.to_dict()

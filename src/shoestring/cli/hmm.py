@@ -3,142 +3,121 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+import click
 
-from shoestring.cli.options import AsJson, Overrides, RecipeFile, RunPath, Verbose, parse_part
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+from shoestring.cli import options
 
 
-@app.callback()
-def workshop() -> None:
-    """The workshop for hidden Markov models."""
+@click.group()
+def hmm() -> None:
+    """Hidden Markov models."""
 
 
-@app.command()
+@hmm.command()
+@options.recipe_file
+@options.overrides
+@click.option("--over", multiple=True, metavar="FIELD=A,B,…", help="One fit for each value; may be repeated.")
+@options.plan_file
+@options.time_limit
+@options.output
 def fit(
-    recipe: RecipeFile,
-    overrides: Overrides = None,
-    over: Annotated[
-        list[str] | None, typer.Option("--over", metavar="FIELD=A,B,…", help="One fit for each value; may be repeated.")
-    ] = None,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
+    recipe: Path,
+    overrides: tuple[str, ...],
+    over: tuple[str, ...],
+    plan: Path | None,
+    time: float | None,
+    terminal: options.Terminal,
+) -> options.Result:
     """Fit the model of a recipe, or of a grid of them.
 
-    Prepares rows, measures, plans, fits to the budget, scores and writes the page; goes on where it was cut. With
-    --over the time of all fits is printed before the first one starts; those that are done are not done again.
+    Prepares rows, measures, plans, fits until the budget is spent, scores and writes the page; resumes where it
+    stopped. With --over the time of all fits is printed before the first one starts, and finished fits are skipped.
     """
-    from shoestring.cli.running import print_finished
-    from shoestring.cli.terminal import Terminal, print_json
+    from shoestring.cli.running import run_in_terminal
     from shoestring.core.clock import Clock
-    from shoestring.stages.grid import grid, plan_grid
-    from shoestring.stages.hmm import fit_recipe
+    from shoestring.core.errors import UserError
+    from shoestring.studies.sweep import grid, plan_grid
 
-    terminal = Terminal(to_stderr=as_json)
-    made = grid(recipe, overrides or [], over or [])
+    recipes = grid(recipe, overrides, over)
+    if any(loaded.kind != "hmm" for loaded in recipes):
+        raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
+    if over and plan is not None:
+        raise UserError("--plan and --over: a plan is of one fit; leave one of them out")
     if over:
-        total, lines = plan_grid(made, terminal)
-        terminal.table("Grid", ("run", "epochs", "an epoch", "seconds"), lines)
-        terminal.say(f"{len(made)} fits, {total} in all\n")
-    found = []
-    for loaded in made:
-        try:
-            finished = fit_recipe(loaded, terminal, Clock() if len(made) == 1 else Clock(0.0))
-        finally:
-            terminal.close()
-        if finished is not None:
-            found.append(print_finished(terminal, finished))
-    if as_json and found:
-        print_json(found[0] if len(found) == 1 else {"runs": found})
+        total, lines = plan_grid(recipes, terminal)
+        terminal.table("Grid", ("run", "epochs", "per epoch", "seconds"), lines)
+        terminal.say(f"{len(recipes)} fits, {total} in all\n")
+    one = len(recipes) == 1
+    results = [run_in_terminal(loaded, terminal, plan, time, Clock() if one else Clock(0.0)) for loaded in recipes]
+    reported = [result for result in results if result is not None]
+    return {"runs": reported} if len(reported) > 1 else next(iter(reported), None)
 
 
-@app.command()
-def score(run: RunPath, as_json: AsJson = False, verbose: Verbose = False) -> None:
+@hmm.command()
+@options.run_path
+@options.output
+def score(run: Path, terminal: options.Terminal) -> options.Result:
     """Score a fitted model on its held-out rows, causally.
 
-    Beside it the strategies that only count, in context and from the corpus, and how far the model is from each.
+    Shows the baselines that only count, in context and from the corpus, and the divergence of the model from each.
     """
-    from shoestring.cli.terminal import Terminal, print_json
-    from shoestring.stages.hmm import score_run
+    from shoestring.runs.hmm_trainee import score_run
 
     scores = score_run(run)
-    rows = [("this model", _three(scores.loss), _three(scores.last_token_loss), "", "")]
+    columns = ("loss", "last_token_loss", "kl_of_model", "kl_of_baseline")
+    rows: list[tuple[str, ...]] = [("this model", _three(scores.loss), _three(scores.last_token_loss), "", "")]
     rows += [
-        (
-            name.replace("_", " "),
-            _three(value.loss),
-            _three(value.last_token_loss),
-            _three(value.kl_of_model),
-            _three(value.kl_of_strategy),
-        )
-        for name, value in scores.strategies.items()
+        (name.replace("_", " "), *(_three(getattr(losses, column)) for column in columns))
+        for name, losses in scores.baselines.items()
     ]
-    terminal = Terminal(to_stderr=as_json)
-    head = ("strategy", "nats a token", "last token", "KL(model ‖ it)", "KL(it ‖ model)")
+    head = ("baseline", "nats per token", "last token", "KL(model ‖ it)", "KL(it ‖ model)")
     terminal.table(f"Held out: {scores.sequences:,} rows, {scores.tokens:,} predictions", head, rows)
     if scores.impossible:
         terminal.say(f"{scores.impossible:,} rows have probability zero and are left out")
-    if as_json:
-        print_json(scores.to_dict())
+    return scores.to_dict()
 
 
-@app.command()
+def _three(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.3f}"
+
+
+@hmm.command()
+@click.argument("model", type=options.PATH, metavar="MODEL")
+@click.option("--rows", required=True, metavar="COUNT", help="Training rows, such as 2B.")
+@click.option("--length", required=True, type=click.IntRange(min=1), help="Tokens per row.")
+@click.option("--out", required=True, type=options.PATH, metavar="FOLDER", help="Folder of the store.")
+@click.option("--heldout", default="1024", show_default=True, metavar="COUNT", help="Held-out rows.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Rows are those of a stream with this run.seed.")
+@click.option("--start", type=click.Choice(["model", "stationary"]), default="model", show_default=True)
+@click.option("--symbols", default="none", metavar="KIND", help="Permuted symbols: none, sequence, block:N or pool:P.")
+@click.option("--states", default="none", metavar="KIND", help="Permuted emissions of states; kinds as for --symbols.")
+@options.shard
+@options.output
 def sample(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An HMM's run folder, or its model file.")],
-    rows: Annotated[str, typer.Option("--rows", metavar="COUNT", help="Training rows, such as 2B.")],
-    length: Annotated[int, typer.Option("--length", min=1, help="Tokens of a row.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the store goes.")],
-    heldout: Annotated[str, typer.Option("--heldout", metavar="COUNT", help="Held-out rows.")] = "1024",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Rows are those of a stream with this run.seed.")] = 0,
-    start: Annotated[str, typer.Option("--start", help='"model" or "stationary".')] = "model",
-    symbols: Annotated[
-        str, typer.Option("--symbols", metavar="KIND", help="Permuted symbols: none, sequence, block:N or pool:P.")
-    ] = "none",
-    states: Annotated[
-        str, typer.Option("--states", metavar="KIND", help="Shuffled emissions of states; kinds as for --symbols.")
-    ] = "none",
-    shard: Annotated[str, typer.Option("--shard", metavar="I/N", help="Write part I of N, from 0 on.")] = "0/1",
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write the rows of a fitted model as a token store.
+    rows: str, heldout: str, out: Path, shard: str, terminal: options.Terminal, **settings: Any
+) -> options.Result:
+    """Write rows drawn from a fitted model as a token store.
 
-    The same command goes on where it was cut; parts may be written by many machines into one folder. For training no
-    file is needed: data.stream = "hmm:RUN" in a recipe computes the same rows as they are read.
+    MODEL is the run folder of an HMM, or its model file. The same command resumes where it stopped. Several machines
+    may write parts into one folder. Training needs no file: data.stream = "hmm:RUN" in a recipe computes the same rows
+    as they are read.
     """
-    from shoestring.cli.terminal import Terminal, print_json
     from shoestring.core.errors import UserError
     from shoestring.core.units import Bytes, Count
-    from shoestring.data.fixed_rows import missing_shards
+    from shoestring.data.store.fixed_rows import missing_shards
     from shoestring.probe.machine import pick_device
-    from shoestring.stages.sample import Wanted, sample_store
+    from shoestring.runs.sample import Wanted, sample_store
 
     try:
         counts = [int(Count.parse(text)) for text in (rows, heldout)]
     except ValueError as cause:
         raise UserError(f"--rows {rows}, --heldout {heldout}: {cause}") from cause
-    if start not in ("model", "stationary"):
-        raise UserError(f'--start {start}: must be "model" or "stationary"')
-    part = parse_part(shard)
-    wanted = Wanted(
-        model=model,
-        rows=counts[0],
-        heldout=counts[1],
-        length=length,
-        seed=seed,
-        start=start,
-        symbols=symbols,
-        states=states,
-    )
-    terminal = Terminal(to_stderr=as_json)
-    try:
-        job, manifest = sample_store(wanted, out, part, pick_device(), terminal.writing)
-    finally:
-        terminal.close()
+    part = options.parse_part(shard)
+    wanted = Wanted(rows=counts[0], heldout=counts[1], **settings)
+    job, manifest = sample_store(wanted, out, part, pick_device(), terminal.writing)
+    terminal.close()
     left = 0 if manifest is not None else missing_shards(out, job)
     if manifest is None:
         terminal.say(f"part {shard} is written; {left:,} shards of other parts are missing")
@@ -146,47 +125,35 @@ def sample(
         answers = out / "answers.json"
         known = f", answers: {answers}" if answers.is_file() else ""
         terminal.say(f"store: {out} ({Bytes(manifest.bytes).short()}){known}")
-    if as_json:
-        print_json({"store": str(out), "whole": manifest is not None, "missing_shards": left, **job.to_dict()})
+    return {"store": str(out), "whole": manifest is not None, "missing_shards": left, **job.to_dict()}
 
 
-@app.command()
-def show(
-    run: RunPath,
-    states: Annotated[int, typer.Option(min=1, help="How many states, the most visited first.")] = 20,
-    sentence: Annotated[
-        str | None, typer.Option(help="Explain this sentence by its most likely path of states.")
-    ] = None,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
+@hmm.command()
+@options.run_path
+@click.option("--states", type=click.IntRange(min=1), default=20, help="How many states, the most visited first.")
+@click.option("--sentence", help="Explain this sentence by its most likely path of states.")
+@options.output
+def show(run: Path, states: int, sentence: str | None, terminal: options.Terminal) -> options.Result:
     """Show what the states of a fitted model mean.
 
-    Top words, likely moves, the share of time in each state, sampled sentences, and the path of a sentence.
+    Prints top words, likely moves, the share of time in each state, sampled sentences, and the path of a sentence.
     """
     from dataclasses import replace
 
-    from shoestring.cli.terminal import Terminal, print_json
+    from shoestring.core.run_folder import RunFolder
     from shoestring.core.schema import encode
-    from shoestring.data.tokenizers import words_of
+    from shoestring.data.tokenize.tokenizers import words_of
     from shoestring.hmm.show import describe, explain, explanation_lines, find_words
-    from shoestring.stages.hmm import open_model
+    from shoestring.runs.trained_model import load_hmm
 
-    model = open_model(run).model
+    model = load_hmm(RunFolder.open(run))
     alphabet = model.alphabet or ()
-    terminal = Terminal(to_stderr=as_json)
     description = describe(model.parameters, alphabet)
-    told: dict[str, object] = {"states": encode(description)}
-    for line in replace(description, states=description.states[:states]).lines():
-        terminal.say(line)
+    result: dict[str, Any] = {"states": encode(description)}
+    lines = replace(description, states=description.states[:states]).lines()
     if sentence is not None:
         steps = explain(model.parameters, alphabet, find_words(words_of(sentence), alphabet))
-        told["sentence"] = [encode(step) for step in steps]
-        for line in explanation_lines(steps):
-            terminal.say(line)
-    if as_json:
-        print_json(told)
-
-
-def _three(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.3f}"
+        result["sentence"] = [encode(step) for step in steps]
+        lines += explanation_lines(steps)
+    terminal.say("\n".join(lines))
+    return result

@@ -1,24 +1,90 @@
-"""Arguments and options that verbs share."""
+"""Arguments and options that commands share, and how a command prints its result."""
 
 from __future__ import annotations
 
+import functools
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from shoestring.core.errors import UserError
+from shoestring.core.specs import CheckpointSpec
+from shoestring.core.units import Seconds
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.", show_default=False)]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the recipe; may be repeated."),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON object on standard output, text for people on standard error.")
-]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the traceback of an error.")]
+if TYPE_CHECKING:
+    from shoestring.console.terminal import Terminal as Terminal  # what `output` gives a command
+
+Result = dict[str, Any] | None
+"""What a command returns: its JSON object, or None where another process reports."""
+
+PATH = click.Path(path_type=Path)
+
+recipe_file = click.argument("recipe", type=PATH, metavar="RECIPE")
+run_path = click.argument("run", type=PATH, metavar="RUN")
+overrides = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.FIELD=VALUE",
+    help="Override a field of the recipe; may be repeated.",
+)
+
+
+def output(command: Callable[..., Result]) -> Callable[..., None]:
+    """Give a command a `terminal`, and the options --json and -v (which the entry point reads).
+
+    With --json, the command's result is printed on standard output and its text goes to standard error.
+    """
+
+    @functools.wraps(command)
+    def run(as_json: bool, **given: Any) -> None:
+        from shoestring.console.terminal import Terminal
+
+        terminal = Terminal(to_stderr=as_json)
+        try:
+            result = command(terminal=terminal, **given)
+        finally:
+            terminal.close()
+        if as_json and result is not None:
+            sys.stdout.write(json.dumps(result, allow_nan=False) + "\n")
+
+    verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+    as_json = "Print one JSON object on standard output, and text on standard error."
+    return click.option("--json", "as_json", is_flag=True, help=as_json)(verbose(run))
+
+
+class _Checkpoint(click.ParamType[CheckpointSpec]):
+    name = "checkpoint"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> CheckpointSpec:
+        spec = CheckpointSpec(value)
+        if problem := spec.problem():
+            self.fail(f"{value!r} {problem}", param, ctx)
+        return spec
+
+
+class _Duration(click.ParamType[float]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(Seconds.parse(str(value)))
+        except ValueError as cause:
+            self.fail(str(cause), param, ctx)
+
+
+checkpoint = click.option(
+    "--checkpoint", type=_Checkpoint(), default="last", show_default=True, metavar="WHICH", help="last, best or a step."
+)
+plan_file = click.option("--plan", type=PATH, metavar="FILE", help="Follow this plan.json instead of making a plan.")
+time_limit = click.option(
+    "--time", type=_Duration(), metavar="TIME", help="Save and stop after this time (2h), or before Slurm's limit."
+)
+shard = click.option("--shard", default="0/1", metavar="I/N", help="Make part I of N, counted from 0.")
 
 
 def parse_part(text: str) -> tuple[int, int]:

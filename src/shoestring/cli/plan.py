@@ -1,108 +1,131 @@
-"""`shoestring plan`.
-
-Its options are read by argparse: typer takes longer to make so many than a plan takes to be made.
-"""
+"""`shoestring plan`."""
 
 from __future__ import annotations
 
-import argparse
-import re
+import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from shoestring.core.errors import PlanError, UserError
-from shoestring.core.facts import Plan, Profile
+import click
+
+from shoestring.cli import options
+from shoestring.core.errors import PlanError
+from shoestring.core.records import Plan, Profile
 from shoestring.core.units import Interval, Seconds
-from shoestring.plan.by_hand import option, plan_by_hand
-from shoestring.plan.figures import BUDGETS, FIGURES, OPTIONS, Option
+from shoestring.planning.by_hand import option, plan_by_hand
+from shoestring.planning.figures import BUDGETS, FIGURES, OPTIONS, Option
 
 if TYPE_CHECKING:
-    from shoestring.cli.terminal import Terminal
     from shoestring.core.recipe import Recipe
     from shoestring.core.run_folder import RunFolder
 
-COMMAND: dict[str, Any] = {
-    "add_help_option": False,
-    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
-}
-"""For typer, which only lists this verb beside the others."""
-_WITH_RECIPE = {"devices"}
-_SHOWN = ("what_if", "configurations", "over")
-"""Tables in place of one plan."""
-"""Figures that go with a recipe too; `time` does with --over."""
+_NEEDS_RECIPE = ("overrides", "over", "configurations", "sbatch", "profile", "gpu", "law")
+_NEEDS_PROFILE = ("what_if", "configurations", "sbatch", "law", "profile", "history")
+_TABLES = ("what_if", "configurations", "over")
+"""Options that print a table in place of one plan."""
 
 
-def plan() -> None:
-    """Plan a run: every number with its reason. From a recipe and its profile, or from figures by hand."""
-    run(sys.argv[sys.argv.index("plan") + 1 :])
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The command line without figures."""
+
+    recipe: Path | None
+    history: tuple[Path, ...]
+    what_if: tuple[str, ...]
+    overrides: tuple[str, ...]
+    profile: Path | None
+    gpu: str | None
+    vocabulary: int | None
+    law: str | None
+    over: tuple[str, ...]
+    configurations: bool
+    sbatch: Path | None
+
+    def given(self, names: Sequence[str]) -> list[str]:
+        """Those of the named options that are given, as they are written."""
+        return ["--set" if name == "overrides" else option(name) for name in names if getattr(self, name)]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; shoestring plan --help shows what there is")
+class _Sections(click.Command):
+    """A command whose help shows options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="shoestring plan",
-        usage="shoestring plan [RECIPE] [options]",
-        description=plan.__doc__,
-        allow_abbrev=False,
-        add_help=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
-    )
-    parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE", help="the recipe, a TOML file")
-    add = parser.add_argument
-    add("-h", "--help", action="help", help="show this and end")
-    add("--json", action="store_true", help="one JSON object on standard output, text for people on standard error")
-    add("-v", "--verbose", action="store_true", help="show the traceback of an error")
-    add(
-        "--history",
-        nargs="+",
-        default=[],
-        type=Path,
-        metavar="RUNS",
-        help="how good the plans of these runs were; behind a recipe: its plan, corrected by these runs, not by those "
-        "in run.folder",
-    )
-    add(
-        "--what-if",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the plan with this changed beside the plan without: devices=2, section.field=value, or a figure by hand",
-    )
-    recipe = parser.add_argument_group("with a recipe")
-    add = recipe.add_argument
-    add("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="override a field of the recipe")
-    add("--profile", type=Path, metavar="FILE", help="a profile.json measured elsewhere")
-    add("--card", metavar="NAME", help="plan for a GPU by its name, estimated: nothing is measured, nothing written")
-    add("--vocabulary", type=int, metavar="COUNT", help="with --card: symbols; default: what the tokenizer has")
-    add("--law", metavar="FILE", help='whether the model is of the best size, by a law of `law fit` or "chinchilla"')
-    add("--over", action="append", default=[], metavar="FIELD=A,B,…", help="a run for each value, and the time of all")
-    add("--configurations", action="store_true", help="every split of the batch, beside the rule of thumb")
-    add("--sbatch", type=Path, metavar="FILE", help="write a Slurm script for this plan")
-    limits = parser.add_argument_group("budgets by hand; the tightest binds")
-    facts = parser.add_argument_group("figures by hand; those with .. may be intervals, as 200M..400M")
-    for group, options in ((limits, BUDGETS), (facts, OPTIONS)):
-        for name, figure in options.items():
+class _Option(click.Option):
+    """An option under a heading of the help."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+def _with_figures(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for every figure."""
+    groups = {
+        "Figures by hand; those with .. may be intervals, such as 200M..400M": OPTIONS,
+        "Budgets by hand; the tightest binds": BUDGETS,
+    }
+    for section, known in groups.items():
+        for name, figure in reversed(list(known.items())):
             shown = f"{figure.unit}[..{figure.unit}]" if figure.may_be_interval else figure.unit
-            group.add_argument(option(name), metavar=shown, help=figure.meaning)
-    return parser
+            add = click.option(option(name), name, cls=_Option, section=section, metavar=shown, help=figure.meaning)
+            command = add(command)
+    return command
 
 
-def _joined(arguments: Sequence[str]) -> list[str]:
-    """With a negative value as part of its option, or it would be taken for one: --time=-5d."""
-    found: list[str] = []
-    for argument in arguments:
-        if found and found[-1].startswith("--") and "=" not in found[-1] and re.match(r"-[\d.]", argument):
-            found[-1] += f"={argument}"
-        else:
-            found.append(argument)
-    return found
+def _recipe_option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(*names, cls=_Option, section="With a recipe", **settings)
+
+
+@click.command(cls=_Sections)
+@click.argument("recipe", type=options.PATH, metavar="[RECIPE]", required=False)
+@click.option(
+    "--history", multiple=True, type=options.PATH, metavar="RUNS",
+    help="Compare the plans of these runs with what happened. With a recipe: correct its plan by these runs instead of "
+    "those in run.folder. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--what-if", multiple=True, metavar="NAME=VALUE",
+    help="Show the plan with and without this change: devices=2, section.field=value, or a figure by hand.",
+)  # fmt: skip
+@_recipe_option(
+    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field of the recipe."
+)
+@_recipe_option("--profile", type=options.PATH, metavar="FILE", help="A profile.json measured elsewhere.")
+@_recipe_option("--gpu", metavar="NAME", help="Estimate the plan for this GPU; nothing is measured or written.")
+@_recipe_option("--vocabulary", type=int, metavar="COUNT", help="Vocabulary for --gpu; default: the tokenizer's.")
+@_recipe_option(
+    "--law", metavar="FILE", help='Compare the size of the model with a law: a file of `law fit`, or "chinchilla".'
+)
+@_recipe_option("--over", multiple=True, metavar="FIELD=A,B,…", help="Plan one run per value, and add up their time.")
+@_recipe_option("--configurations", is_flag=True, help="Show every split of the batch, beside the rule of thumb.")
+@_recipe_option("--sbatch", type=options.PATH, metavar="FILE", help="Write a Slurm script for this plan.")
+@_with_figures
+@options.output
+def plan(terminal: options.Terminal, **given: Any) -> options.Result:
+    """Plan a run, with a reason for every number.
+
+    A plan is made from a recipe and its profile, or from figures given by hand.
+    """
+    figures = {name: _figure(name, given[name], FIGURES[name]) for name in FIGURES if given[name] is not None}
+    arguments = Arguments(**{name: value for name, value in given.items() if name not in FIGURES})
+    if arguments.recipe is not None:
+        return _of_recipe(terminal, figures, arguments.recipe, arguments)
+    if arguments.history:
+        return _history(terminal, arguments.history)
+    return _by_hand(terminal, figures, arguments)
 
 
 def _figure(name: str, text: str, figure: Option) -> Interval:
@@ -114,130 +137,95 @@ def _figure(name: str, text: str, figure: Option) -> Interval:
         raise PlanError(f"{option(name)} {text}: {cause}") from cause
 
 
-def _figures(given: argparse.Namespace) -> dict[str, Interval]:
-    texts = {name: getattr(given, name) for name in FIGURES}
-    return {name: _figure(name, text, FIGURES[name]) for name, text in texts.items() if text is not None}
-
-
-def run(arguments: Sequence[str]) -> None:
-    """Answer one command; `arguments` are those after `plan`."""
-    given = _parser().parse_args(_joined(arguments))
-    figures = _figures(given)
-    from shoestring.cli.terminal import Terminal, print_json
-
-    terminal = Terminal(to_stderr=given.json)
-    if given.recipe is not None:
-        told = _of_recipe(terminal, figures, given)
-    elif given.history:
-        told = _history(terminal, given.history)
-    else:
-        told = _by_hand(terminal, figures, given)
-    if given.json:
-        print_json(told)
-
-
-def _by_hand(terminal: Terminal, figures: dict[str, Interval], given: argparse.Namespace) -> dict[str, Any]:
-    alone = {"--set": given.set, "--over": given.over, "--configurations": given.configurations}
-    alone |= {"--sbatch": given.sbatch, "--profile": given.profile, "--card": given.card, "--law": given.law}
-    if needless := [name for name, value in alone.items() if value]:
-        raise PlanError(f"{', '.join(needless)}: give the recipe too, as in shoestring plan RECIPE {needless[0]} …")
+def _by_hand(terminal: options.Terminal, figures: dict[str, Interval], arguments: Arguments) -> dict[str, Any]:
+    if names := arguments.given(_NEEDS_RECIPE):
+        raise PlanError(f"{', '.join(names)}: give the recipe too, as in shoestring plan RECIPE {names[0]} …")
     made = plan_by_hand(figures)
-    if not given.what_if:
+    if not arguments.what_if:
         terminal.planned(made)
         return made.to_dict()
     changed = dict(figures)
-    for change in given.what_if:
+    for change in arguments.what_if:
         name, equals, text = change.partition("=")
         name = name.strip("-").replace("-", "_")
         if not equals or name not in FIGURES:
             raise PlanError(f"--what-if {change}: write NAME=VALUE with a figure by hand, as in --what-if devices=2")
         changed[name] = _figure(name, text, FIGURES[name])
-    then = plan_by_hand(changed)
-    return _compared(terminal, made, then, [], given.what_if)
+    return _compared(terminal, made, plan_by_hand(changed), [], arguments.what_if)
 
 
 def _compared(
-    terminal: Terminal, now: Plan, then: Plan, notes: Sequence[str], changes: Sequence[str]
+    terminal: options.Terminal, now: Plan, then: Plan, notes: Sequence[str], changes: Sequence[str]
 ) -> dict[str, Any]:
-    from shoestring.plan.what_if import HEAD, compare
+    from shoestring.planning.alternatives import COMPARISON_HEAD, compare
 
-    terminal.table(f"What if {', '.join(changes)}", HEAD, compare(now, then))
+    terminal.table(f"What if {', '.join(changes)}", COMPARISON_HEAD, compare(now, then))
     for note in notes:
         terminal.say(note)
     return {"now": now.to_dict(), "then": then.to_dict(), "notes": list(notes)}
 
 
-def _of_recipe(terminal: Terminal, figures: dict[str, Interval], given: argparse.Namespace) -> dict[str, Any]:
+def _of_recipe(
+    terminal: options.Terminal, figures: dict[str, Interval], recipe: Path, arguments: Arguments
+) -> dict[str, Any]:
     from shoestring.core import recipe_file
     from shoestring.core.run_folder import RunFolder
-    from shoestring.stages.plan import plan_recipe, read_profile
+    from shoestring.runs.plan import plan_task, read_profile
+    from shoestring.runs.task import task_of
 
-    allowed = _WITH_RECIPE | ({"time"} if given.over else set())
+    allowed = {"devices", "time"} if arguments.over else {"devices"}
     if names := [option(name) for name in figures if name not in allowed]:
-        raise PlanError(
-            f"{', '.join(names)}: by hand there is no recipe; with one, use --set, as in --set budget.time=2h"
-        )
-    if given.sbatch and (others := [f"--{name.replace('_', '-')}" for name in _SHOWN if getattr(given, name)]):
+        raise PlanError(f"{', '.join(names)}: only without a recipe; with one, use --set, as in --set budget.time=2h")
+    if arguments.sbatch and (others := arguments.given(_TABLES)):
         raise PlanError(f"--sbatch and {', '.join(others)}: a script is of one plan; leave one of them out")
-    if given.over:
-        return _grid(terminal, given, figures.get("time"), _devices(figures))
-    loaded = recipe_file.load(given.recipe, given.set)
-    if given.card is not None:
-        return _on_card(terminal, loaded, figures, given)
-    folder = RunFolder.of(loaded)
-    profile = read_profile(loaded, folder, given.profile)
-    devices = _devices(figures) or profile.devices
-    made = plan_recipe(loaded, profile, devices=devices, history=given.history)
-    if given.what_if:
-        from shoestring.stages.what_if import what_if
+    count = figures["devices"].expected if "devices" in figures else None
+    if count is not None and count < 1:
+        raise PlanError(f"--devices {count:g}: must be at least 1")
+    wanted_devices = None if count is None else int(count)
+    if arguments.over:
+        return _grid(terminal, recipe, arguments, figures.get("time"), wanted_devices)
+    loaded = recipe_file.load(recipe, arguments.overrides)
+    if arguments.gpu is not None:
+        return _on_gpu(terminal, loaded, wanted_devices or 1, arguments.gpu, arguments)
+    folder, task = RunFolder.of(loaded), task_of(loaded)
+    profile = read_profile(task, folder, arguments.profile)
+    devices = wanted_devices or profile.devices
+    made = plan_task(task, profile, devices=devices, history=arguments.history)
+    if arguments.what_if:
+        from shoestring.studies.sweep import what_if
 
-        then = what_if(given.recipe, given.set, given.what_if, profile, devices, given.history)
-        return _compared(terminal, made, then.plan, then.notes, given.what_if)
-    if given.configurations:
+        then = what_if(recipe, arguments.overrides, arguments.what_if, profile, devices, arguments.history)
+        return _compared(terminal, made, then.plan, then.notes, arguments.what_if)
+    if arguments.configurations:
         return made.to_dict() | _configurations(terminal, loaded, profile, devices)
-    if given.law is not None:
-        made = _with_law(given.law, loaded, profile, made)
+    if arguments.law is not None:
+        from shoestring.studies.sizing import read_law, size_lines
+
+        law = read_law(None if arguments.law == "chinchilla" else Path(arguments.law))
+        made = replace(made, lines=(*made.lines, *size_lines(law, loaded, profile, made)))
     _write(folder, loaded, made)
     terminal.planned(made)
     terminal.say(f"plan: {folder.plan}")
-    if given.sbatch is not None:
-        _write_sbatch(terminal, given, loaded, made, profile)
+    if arguments.sbatch is not None:
+        from shoestring.runs.plan import write_sbatch
+
+        settings = [part for setting in arguments.overrides for part in ("--set", setting)]
+        command = ["shoestring", *task.command, str(recipe), *settings]
+        write_sbatch(arguments.sbatch, loaded, made, profile, command, sys.executable)
+        terminal.say(f"Slurm script: {arguments.sbatch}; start it with: sbatch {arguments.sbatch}")
     return made.to_dict()
 
 
-def _devices(figures: dict[str, Interval]) -> int | None:
-    """Those asked for."""
-    if "devices" not in figures:
-        return None
-    if (count := figures["devices"].expected) < 1:
-        raise PlanError(f"--devices {count:g}: must be at least 1")
-    return int(count)
+def _on_gpu(terminal: options.Terminal, recipe: Recipe, devices: int, gpu: str, arguments: Arguments) -> dict[str, Any]:
+    """Show an estimate and write nothing: the run itself is planned where it runs."""
+    from shoestring.runs.estimate import plan_on_gpu
+    from shoestring.runs.prepare import vocabulary_of
 
-
-def _on_card(
-    terminal: Terminal, recipe: Recipe, figures: dict[str, Interval], given: argparse.Namespace
-) -> dict[str, Any]:
-    """An estimate, which is shown and not kept: the run itself is planned where it runs."""
-    from shoestring.stages.accounting import vocabulary_of
-    from shoestring.stages.estimate import plan_on_card
-
-    others = {"--what-if": given.what_if, "--configurations": given.configurations, "--sbatch": given.sbatch}
-    others |= {"--law": given.law, "--profile": given.profile, "--history": given.history}
-    if needless := [name for name, value in others.items() if value]:
-        shown = ", ".join(needless)
-        raise PlanError(f"--card and {shown}: that needs a profile; measure with: shoestring measure RECIPE")
-    devices = _devices(figures) or 1
-    made = plan_on_card(recipe, vocabulary_of(recipe, given.vocabulary), given.card, devices)
+    if names := arguments.given(_NEEDS_PROFILE):
+        raise PlanError(f"--gpu and {', '.join(names)}: that needs a profile; measure with: shoestring measure RECIPE")
+    made = plan_on_gpu(recipe, vocabulary_of(recipe, arguments.vocabulary), gpu, devices)
     terminal.planned(made)
     return made.to_dict()
-
-
-def _with_law(name: str, recipe: Recipe, profile: Profile, made: Plan) -> Plan:
-    """The plan with lines that say whether its model has the best size."""
-    from shoestring.stages.sizing import read_law, size_lines
-
-    law = read_law(None if name == "chinchilla" else Path(name))
-    return replace(made, lines=(*made.lines, *size_lines(law, recipe, profile, made)))
 
 
 def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
@@ -248,54 +236,43 @@ def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
         made.write(folder.plan)
 
 
-def _write_sbatch(terminal: Terminal, given: argparse.Namespace, recipe: Recipe, made: Plan, profile: Profile) -> None:
-    from shoestring.stages.plan import write_sbatch
+def _configurations(terminal: options.Terminal, recipe: Recipe, profile: Profile, devices: int) -> dict[str, Any]:
+    from shoestring.planning.alternatives import RULE_HEAD, SPLIT_HEAD, beside_the_rule, configurations
 
-    settings = [part for setting in given.set for part in ("--set", setting)]
-    verb = ["train"] if recipe.hmm is None else ["hmm", "fit"]
-    command = ["shoestring", *verb, str(given.recipe), *settings]
-    write_sbatch(given.sbatch, recipe, made, profile, command, sys.executable)
-    terminal.say(f"Slurm script: {given.sbatch}, to be started with: sbatch {given.sbatch}")
-
-
-def _configurations(terminal: Terminal, recipe: Recipe, profile: Profile, devices: int) -> dict[str, Any]:
-    from shoestring.plan.configurations import HEAD, RULE_HEAD, beside_the_rule, configurations
-
-    if recipe.hmm is not None:
-        raise PlanError("--configurations: an HMM has no effective batch to split; its rows at a time are in the plan")
+    if recipe.kind == "hmm":
+        raise PlanError("--configurations: an HMM has no effective batch to split; its micro-batch is in the plan")
     rows, rules = (make(profile, recipe.batch, devices) for make in (configurations, beside_the_rule))
-    terminal.table(f"Effective batch of {recipe.batch} rows on {profile.machine.device_name}", HEAD, rows)
+    terminal.table(f"Effective batch of {recipe.batch} rows on {profile.machine.device_name}", SPLIT_HEAD, rows)
     terminal.table("By free memory", RULE_HEAD, rules)
     return {
-        "configurations": [dict(zip(HEAD, row)) for row in rows],
+        "configurations": [dict(zip(SPLIT_HEAD, row)) for row in rows],
         "rule_of_thumb": [dict(zip((*RULE_HEAD[:3], "verdict"), row)) for row in rules],
     }
 
 
-def _grid(terminal: Terminal, given: argparse.Namespace, time: Interval | None, devices: int | None) -> dict[str, Any]:
-    from shoestring.stages.grid import grid
-    from shoestring.stages.what_if import plan_runs
+def _grid(
+    terminal: options.Terminal, recipe: Path, arguments: Arguments, time: Interval | None, devices: int | None
+) -> dict[str, Any]:
+    from shoestring.studies.sweep import grid, plan_runs
 
-    lines = plan_runs(grid(given.recipe, given.set, given.over), devices, given.history)
+    lines = plan_runs(grid(recipe, arguments.overrides, arguments.over), devices, arguments.history)
     rows, total = [], Interval(0.0, 0.0, 0.0)
     for line in lines:
         if line.plan is None or line.plan.seconds is None:
             rows.append((line.name, "", "", "done"))
             continue
         low, high = line.plan.intervals.get("seconds", (line.plan.seconds, line.plan.seconds))
-        taken = Interval(low, line.plan.seconds, high)
-        total = Interval(*(sum(pair) for pair in zip(total, taken)))
+        seconds = Interval(low, line.plan.seconds, high)
+        total = Interval(*(sum(pair) for pair in zip(total, seconds)))
         epochs = "" if line.plan.epochs is None else f"{line.plan.epochs:.3g}"
-        how = "estimate" if line.is_estimate else "measured"
-        rows.append((line.name, epochs, taken.show(lambda value: Seconds(value).short()), how))
-    terminal.table("Runs", ("run", "epochs", "seconds", "how it was got"), rows)
-    shown = total.show(lambda value: Seconds(value).short())
-    terminal.say(f"{len(lines)} runs, one after the other: {shown}")
+        rows.append((line.name, epochs, _shown(seconds), "estimate" if line.is_estimate else "measured"))
+    terminal.table("Runs", ("run", "epochs", "seconds", "from"), rows)
+    terminal.say(f"{len(lines)} runs, one after the other: {_shown(total)}")
     if any(line.is_estimate for line in lines):
         terminal.say(
             "an estimate is the nearest measured run scaled by FLOPs; shoestring measure makes it a measurement"
         )
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "runs": [
             {"run": line.name, "estimate": line.is_estimate, "plan": line.plan and line.plan.to_dict()}
             for line in lines
@@ -304,29 +281,29 @@ def _grid(terminal: Terminal, given: argparse.Namespace, time: Interval | None, 
         "interval": [total.low, total.high],
     }
     if time is not None:
-        told["fits"] = total.expected <= time.expected
+        result["fits"] = total.expected <= time.expected
         terminal.say(_sweep_fits(total.expected, time.expected, [line.plan for line in lines]))
-    return told
+    return result
+
+
+def _shown(seconds: Interval) -> str:
+    return seconds.show(lambda value: Seconds(value).short())
 
 
 def _sweep_fits(total: float, time: float, plans: Sequence[Plan | None]) -> str:
     if total <= time:
         return f"fits --time {Seconds(time)}, with {Seconds(time - total).short()} to spare"
-    left, count = time, 0
-    for seconds in sorted(plan.seconds for plan in plans if plan is not None and plan.seconds is not None):
-        left -= seconds
-        if left < 0:
-            break
-        count += 1
+    each = sorted(plan.seconds for plan in plans if plan is not None and plan.seconds is not None)
+    count = sum(end <= time for end in itertools.accumulate(each))
     return (
         f"does not fit --time {Seconds(time)}: it takes {Seconds(total - time).short()} more; the {count} shortest "
         f"runs fit, or all of them on {-(-total // time):.0f} machines at once"
     )
 
 
-def _history(terminal: Terminal, paths: Sequence[Path]) -> dict[str, Any]:
-    from shoestring.plan.history import HISTORY_HEAD, errors, history_table, learn
-    from shoestring.stages.plan import history_of
+def _history(terminal: options.Terminal, paths: Sequence[Path]) -> dict[str, Any]:
+    from shoestring.planning.history import HISTORY_HEAD, errors, history_table, learn
+    from shoestring.runs.plan import history_of
 
     past, left_out = history_of(paths)
     for line in left_out:
@@ -337,10 +314,10 @@ def _history(terminal: Terminal, paths: Sequence[Path]) -> dict[str, Any]:
         correction = learn(past, machine, kind)
         corrections.setdefault(machine, {})[kind] = correction.factor
         where = f" on machine {machine}" if len({run.machine for run in past}) > 1 else ""
-        for told in correction.lines():
+        for factor in correction.lines():
             terminal.say(
                 f"the next {kind} plan's correction{where}, if its run.folder holds these runs or it is made with "
-                f"--history: {told.value} ({told.reason})"
+                f"--history: {factor.value} ({factor.reason})"
             )
     return {
         "runs": [{"run": run.name, "machine": run.machine, "errors": errors(run)} for run in past],

@@ -1,46 +1,35 @@
-"""A whole run in the terminal, for `train` and `demo`."""
+"""A whole run in the terminal, for `train`, `demo` and `hmm fit`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from shoestring.cli.terminal import Terminal, print_json
+from shoestring.cli.options import Result
+from shoestring.console.terminal import Terminal
 from shoestring.core.clock import Clock
 from shoestring.core.errors import ShoestringError
 from shoestring.core.recipe import Recipe
-from shoestring.stages.train import Finished, run
+from shoestring.runs.runner import run
 
 
-def run_in_terminal(recipe: Recipe, as_json: bool, plan: Path | None = None, limit: float | None = None) -> None:
-    """Run to the end, or until interrupted, and say what came of it."""
-    terminal = Terminal(to_stderr=as_json)
+def run_in_terminal(
+    recipe: Recipe,
+    terminal: Terminal,
+    plan: Path | None = None,
+    limit: float | None = None,
+    clock: Clock | None = None,
+) -> Result:
+    """Run to the end or until interrupted, and print the plan against what happened."""
     try:
-        finished = run(recipe, terminal, Clock(), plan, limit)
+        finished = run(recipe, terminal, clock or Clock(), plan, limit)
     except ShoestringError as error:
-        if _is_told_elsewhere(error):
+        if _is_reported_elsewhere(error):
             raise SystemExit(error.exit_code) from None
         raise
     finally:
         terminal.close()
-    if finished is None:  # another process tells
-        return
-    told = print_finished(terminal, finished)
-    if as_json:
-        print_json(told)
-
-
-def _is_told_elsewhere(error: ShoestringError) -> bool:
-    """Whether another process meets the same error, and tells of it."""
-    if error.__cause__ is None:
-        return False
-    from shoestring.parallel.team import Elsewhere  # with torch
-
-    return isinstance(error.__cause__, Elsewhere)
-
-
-def print_finished(terminal: Terminal, finished: Finished) -> dict[str, Any]:
-    """Plan against actual for people, and everything for machines."""
+    if finished is None:
+        return None
     terminal.finished(finished.plan, finished.outcome)
     terminal.say(f"page: {finished.folder.report}")
     return {
@@ -49,3 +38,12 @@ def print_finished(terminal: Terminal, finished: Finished) -> dict[str, Any]:
         "outcome": finished.outcome.to_dict(),
         "evaluation": finished.evaluation.to_dict(),
     }
+
+
+def _is_reported_elsewhere(error: ShoestringError) -> bool:
+    """Whether another process raises the same error and reports it."""
+    if error.__cause__ is None:
+        return False
+    from shoestring.parallel.process_group import ReportedElsewhere  # imports torch
+
+    return isinstance(error.__cause__, ReportedElsewhere)

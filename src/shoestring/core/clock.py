@@ -1,34 +1,61 @@
-"""Wall-clock budgets, counted from the start of the process."""
+"""Wall-clock budgets, counted from the start of the process, and the end of a Slurm allocation."""
 
 from __future__ import annotations
 
+import datetime
 import os
+import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 _IMPORTED = time.monotonic()
+_PATIENCE = 10.0
+"""Seconds to wait for Slurm's answer."""
 
 
 def process_age() -> float:
-    """Seconds since this process was started, interpreter and imports included."""
+    """Seconds since the start of this process, interpreter and imports included."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         return uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):  # not Linux: count from this module's import, a little late
+    except (OSError, ValueError, IndexError):  # not Linux: count from the import of this module, slightly late
         return time.monotonic() - _IMPORTED
 
 
 class Clock:
-    """Seconds since a start that lies `age` seconds back. Monotonic: setting the system's time does not move it."""
+    """Seconds since a start that was `age` seconds ago. Monotonic: changes of the system's time do not affect it."""
 
     def __init__(self, age: float | None = None):
         self._start = time.monotonic() - (process_age() if age is None else age)
         self.marks: dict[str, float] = {}
-        """When something was done, by its name."""
+        """Times of events, by name."""
 
     def elapsed(self) -> float:
         return time.monotonic() - self._start
 
     def mark(self, name: str) -> None:
         self.marks[name] = self.elapsed()
+
+
+def allocation_end(clock: Clock, environment: Mapping[str, str] = os.environ) -> float | None:
+    """The end of this process's Slurm allocation on `clock`; None outside an allocation, or without a limit."""
+    job = environment.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    text = environment.get("SLURM_JOB_END_TIME", "")  # of newer versions
+    end = float(text) if text.isdecimal() else _end_by_squeue(job, environment)
+    # a job without a limit has no end, or one that is a year away
+    return None if end is None else clock.elapsed() + end - time.time()
+
+
+def _end_by_squeue(job: str, environment: Mapping[str, str]) -> float | None:
+    """The end in seconds since 1970, from `squeue`; None: unknown or unlimited."""
+    command = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
+    iso = {**environment, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True, env=iso)
+        return datetime.datetime.fromisoformat(answer.stdout.split()[0]).timestamp()
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):  # no squeue, no answer, or NONE
+        return None

@@ -1,11 +1,12 @@
-"""Errors that are meant for a reader: what went wrong, with which value, and what to do next.
+"""Errors for people: what went wrong, with which value, and what to do next.
 
-`UserError` is a mistake that the user can correct (exit code 2); `Fault` is something that broke on its own (exit code
-1). Both are shown as their message alone; anything else that escapes is a bug and keeps its traceback.
+`UserError` is a mistake that the user can correct (exit code 2); `Fault` is a failure of the run itself (exit code 1).
+Both are shown as their message alone. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import difflib
 import errno
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,25 +19,25 @@ class ShoestringError(Exception):
 
 
 class UserError(ShoestringError):
-    """Something the user asked for cannot be done as asked."""
+    """A request that cannot be carried out."""
 
     exit_code = 2
 
 
 class RecipeError(UserError):
-    """A recipe with one or more mistakes; `problems` holds one line for each."""
+    """A recipe with one or more mistakes; `problems` has one line for each."""
 
     def __init__(self, where: str, problems: Sequence[str]):
         self.where, self.problems = where, tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n".join([f"{where}: {count}", *(f"  {line}" for line in self.problems)]))
 
-    def __reduce__(self) -> tuple[type, tuple[str, Sequence[str]]]:  # it may come from another process
+    def __reduce__(self) -> tuple[type, tuple[str, Sequence[str]]]:  # so that it can be pickled
         return type(self), (self.where, self.problems)
 
 
 class RecordError(UserError):
-    """A record file that is not what its name says."""
+    """A record file that does not hold the expected record."""
 
 
 class DataError(UserError):
@@ -44,7 +45,18 @@ class DataError(UserError):
 
 
 class PlanError(UserError):
-    """A budget that nothing fits into, or figures that contradict each other."""
+    """A budget that is too small, or figures that contradict each other."""
+
+
+class Refusal(PlanError):
+    """A plan that does not fit one of its limits; `setting` is a change that makes it fit, as `--set` takes it."""
+
+    def __init__(self, message: str, limit: str, setting: str | None = None):
+        self.message, self.limit, self.setting = message, limit, setting
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str | None]]:
+        return type(self), (self.message, self.limit, self.setting)
 
 
 class RunError(UserError):
@@ -53,6 +65,17 @@ class RunError(UserError):
 
 class StorageError(UserError):
     """A file that could not be written or read, because of the disk or its permissions."""
+
+
+class VersionError(RecordError, StorageError):
+    """A file that another version of Shoestring wrote."""
+
+    def __init__(self, problem: str):
+        self.problem = problem
+        super().__init__(f"{problem}; use the version that wrote it, or start again in another folder")
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self.problem,)
 
 
 class MissingExtra(UserError):
@@ -67,7 +90,7 @@ class MissingExtra(UserError):
 
 
 class Fault(ShoestringError):
-    """A run that broke on its own, such as a loss that is not finite."""
+    """A failure of a run itself, such as a loss that is not finite."""
 
 
 _REASONS = {
@@ -83,6 +106,12 @@ _REASONS = {
 
 
 def storage_error(doing: str, path: str | Path, cause: OSError) -> StorageError:
-    """The error to raise when the operating system refused: `doing` is a verb, such as "write"."""
+    """The error for a failed system call; `doing` is a verb, such as "write"."""
     reason = _REASONS.get(cause.errno or 0) or cause.strerror or str(cause)
     return StorageError(f"cannot {doing} {path}: {reason}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A hint with the closest known name, or with all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and locks that a dead process cannot hold."""
+"""Files that are written atomically, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from shoestring.core.errors import RunError, StorageError, storage_error
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write; it takes the name `path` only when the block ends well, on disk by then."""
+    """A binary file to write; it is synced to disk and renamed to `path` when the block succeeds."""
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -34,6 +35,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def temporary_name(path: Path) -> Path:
+    """The name of a file or folder while this process writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files of killed processes from `folder`."""
+    for leftover in folder.glob(".*.tmp"):
+        number = leftover.name.split(".")[-2]
+        if not (number.isdecimal() and number != str(os.getpid()) and Path(f"/proc/{number}").exists()):
+            remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a small file atomically."""
     with whole_file(path) as file:
@@ -41,7 +63,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make what a file holds, or the names in a folder, last through a power failure."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,7 +82,7 @@ def make_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What may still be written to the disk that holds `folder`, which need not exist yet."""
+    """Free bytes on the disk of `folder`, which need not exist yet."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     status = os.statvfs(folder)
@@ -68,38 +90,46 @@ def free_bytes(folder: Path) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The sizes of all files below `folder`, added up."""
+    """Total size of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def cache_folder() -> Path:
+    """SHOESTRING_CACHE, or `shoestring` in the user's cache folder."""
+    if own := os.environ.get("SHOESTRING_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shoestring"
 
 
 @contextlib.contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `path`. The system frees it when the holder dies, however it dies."""
+    """Hold the lock file `path`. The system frees it when the holder ends, however it ends."""
     make_folder(path.parent)
+    descriptor: int | None = None
+    doing = "write"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as cause:
-        raise storage_error("write", path, cause) from cause
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as cause:
-            raise RunError(f"{what} is in use by {_holder(path)}; wait for it, or stop it first") from cause
-        except OSError as cause:
-            raise storage_error("lock", path, cause) from cause
+        doing = "lock"
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        doing = "write"
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-        except OSError as cause:
-            raise storage_error("write", path, cause) from cause
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    except OSError as cause:
+        if descriptor is not None:
+            os.close(descriptor)
+        if isinstance(cause, BlockingIOError):
+            raise RunError(f"{what} is in use by {_holder(path)}; wait for it, or stop it first") from cause
+        raise storage_error(doing, path, cause) from cause
+    try:
         yield
     finally:
         os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process, or this one, holds the lock file `path`."""
+    """Whether any process, including this one, holds the lock file `path`."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:

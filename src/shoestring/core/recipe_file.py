@@ -1,4 +1,4 @@
-"""A recipe as TOML: reading one from a file, laying overrides over it, and writing it out.
+"""A recipe as TOML: reading a file, applying overrides, and writing it.
 
 `load` reads a file, follows `extends`, applies `--set section.field=value`, and either returns a whole `Recipe` or
 raises one `RecipeError` that lists every problem. `dump` writes the resolved recipe; reading that gives an equal value.
@@ -6,6 +6,7 @@ raises one `RecipeError` that lists every problem. `dump` writes the resolved re
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import tomllib
@@ -13,35 +14,73 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.contradictions import contradictions
-from shoestring.core.errors import RecipeError, storage_error
-from shoestring.core.recipe import Recipe
-from shoestring.core.schema import decode, encode, nearest
+from shoestring.core.errors import RecipeError, nearest, storage_error
+from shoestring.core.recipe import CODE, Recipe
+from shoestring.core.schema import decode, encode
+from shoestring.core.specs import is_code
+from shoestring.core.validation import problems as validation_problems
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe in `path`, with `section.field=value` overrides; raises RecipeError with every problem."""
+def load(path: str | Path, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe in `path`, with `section.field=value` overrides as text, or as values by "section.field".
+
+    Raises RecipeError with every problem.
+    """
     problems: list[str] = []
-    values = _read(Path(path), (), problems)
+    tables = _read(Path(path), (), problems)
     for text in overrides:
-        _override(values, text, problems)
-    return build(values, str(path), problems)
+        _override(tables, text, problems)
+    return _with_values(tables, values or {}, str(path), problems)
+
+
+def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values, by "section.field"."""
+    tables = {section: fields for section, fields in encode(recipe).items() if fields is not None}
+    return _with_values(tables, values, "the recipe", []) if values else recipe
+
+
+def _with_values(tables: dict[str, Any], values: Mapping[str, Any], where: str, problems: list[str]) -> Recipe:
+    for field, value in values.items():
+        _put(tables, field, value, f"{field} = {value!r}", problems)
+    return build(tables, where, problems)
+
+
+RENAMED = {("data", "within"): "data.document_mask", ("data", "shift"): "data.random_offset"}
+"""The present names of fields, by section and former name."""
+
+
+def load_own(path: Path, copies: Path) -> Recipe:
+    """The recipe of a run folder, with the folder's copies of the user's files; one of an older version is refused."""
+    values = _read(path, (), [])
+    for section, name in RENAMED:
+        if name in values.get(section, {}):
+            old = f"made by an older version of shoestring ({section}.{name}); train the recipe again"
+            raise RecipeError(str(path), [old])
+    for section, name in CODE:
+        text = values.get(section, {}).get(name)
+        if isinstance(text, str) and is_code(text):
+            values[section][name] = str(copies / Path(text).name)
+    return build(values, str(path))
 
 
 def build(values: Mapping[str, Any], where: str, problems: list[str] | None = None) -> Recipe:
-    """A recipe from plain values; `problems` found before are reported together with its own."""
+    """A recipe from plain values; earlier `problems` are reported together with its own."""
     problems = [] if problems is None else problems
+    tables = {section: dict(table) if isinstance(table, dict) else table for section, table in values.items()}
+    for (section, name), new in RENAMED.items():
+        if isinstance(tables.get(section), dict) and tables[section].pop(name, None) is not None:
+            problems.append(f"{section}.{name}: is now called {new}")
     before = len(problems)
-    recipe: Recipe | None = decode(Recipe, values, "", problems)
+    recipe: Recipe | None = decode(Recipe, tables, "", problems)
     if len(problems) == before and recipe is not None:
-        problems += contradictions(recipe)
+        problems += validation_problems(recipe)
     if problems or recipe is None:
         raise RecipeError(where, problems)
     return recipe
 
 
 def _read(path: Path, seen: tuple[Path, ...], problems: list[str]) -> dict[str, Any]:
-    """The values of a file laid over those of the one it extends; a wrong base is one of the problems."""
+    """The values of a file, merged over those of the file it extends; a wrong base is added to `problems`."""
     try:
         text = path.read_bytes().decode()
     except OSError as cause:
@@ -76,43 +115,46 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
-    """Lay one `section.field=value` over `values`; the value is TOML, or else plain text."""
+    """Set one `section.field=value` in `values`; the value is TOML, or else plain text, and nothing means None."""
     path, equals, raw = text.partition("=")
-    section, dot, name = path.strip().partition(".")
-    if not (equals and dot and section and name):
+    if not equals:
         problems.append(f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3")
         return
-    try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except ValueError:
-        value = raw.strip()
-    if isinstance(value, (datetime.date, datetime.time)):  # no field is a date: 12:00:00 is Slurm's time
-        value = raw.strip()
+    value: Any = raw.strip() or None
+    with contextlib.suppress(ValueError):
+        parsed = tomllib.loads(f"value = {value}")["value"]
+        if not isinstance(parsed, (datetime.date, datetime.time)):  # no field is a date: 12:00:00 is Slurm's time
+            value = parsed
+    _put(values, path.strip(), value, f"--set {text}", problems)
+
+
+def _put(values: dict[str, Any], field: str, value: Any, shown: str, problems: list[str]) -> None:
+    """Set the value of "section.field"."""
+    section, dot, name = field.partition(".")
+    if not (dot and section and name):
+        problems.append(f"{shown}: write it as section.field=value, for example --set train.lr=1e-3")
+        return
     known = list(Recipe.__dataclass_fields__)
     if section not in known:
-        problems.append(f"--set {text}: unknown section {section!r}; {nearest(section, known)}")
-        return
-    table = values.setdefault(section, {})
-    if isinstance(table, dict):
+        problems.append(f"{shown}: unknown section {section!r}; {nearest(section, known)}")
+    elif isinstance(table := values.setdefault(section, {}), dict):
         table[name] = value
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as TOML, every field written out; one that is None is left out."""
+    """The recipe as TOML with every field, except those that are None."""
     lines = []
     for section, fields in encode(recipe).items():
-        if fields is None:
-            continue
-        lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in fields.items() if value is not None]
-        lines.append("")
+        if fields is not None:
+            given = {name: value for name, value in fields.items() if value is not None}
+            lines += [f"[{section}]", *(f"{name} = {_toml(value)}" for name, value in given.items()), ""]
     return "\n".join(lines)
 
 
 def dump_over(base: Recipe, recipe: Recipe, extends: str) -> str:
-    """The recipe as TOML that extends the file of `base`, with the fields that differ; whole where one is taken away.
+    """The recipe as TOML that extends the file of `base`, with only the fields that differ.
 
-    A file can lay a value over that of its base, but not say that there is none.
+    The whole recipe if a field is removed, which an extending file cannot express.
     """
     old, lines = encode(base), [f"extends = {_toml(extends)}", ""]
     for section, fields in encode(recipe).items():
@@ -125,7 +167,11 @@ def dump_over(base: Recipe, recipe: Recipe, extends: str) -> str:
     return "\n".join(lines)
 
 
-def _toml(value: str | bool | int | float) -> str:
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # as TOML does, but for DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # only DEL differs from JSON
     return str(value).lower() if isinstance(value, bool) else repr(value)

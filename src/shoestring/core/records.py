@@ -1,52 +1,394 @@
-"""Versioned records: what one stage writes for the next, as JSON with a schema name and number.
+"""The records that commands exchange: machine, cost, density, profile, plan, evaluation, outcome, law.
 
-A record is a frozen dataclass with a `SCHEMA` such as "shoestring.plan/1". Quantities are plain numbers whose field
-names carry the unit; what was not measured is None (null), never zero.
+Units are in the names: seconds, bytes, tokens. A *row* is one packed sequence, a *document* one entry of the corpus, a
+*step* one optimizer update with the effective batch. None: not measured.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from shoestring.core.errors import RecordError, storage_error
-from shoestring.core.files import write_whole
-from shoestring.core.schema import decode, encode
+from shoestring.core.recipe import fingerprint
+from shoestring.core.schema import Record, encode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """Base of all records."""
+class Machine(Record):
+    """The machine of a run. Machines with the same fingerprint share profiles."""
 
-    SCHEMA: ClassVar[str]
+    SCHEMA: ClassVar[str] = "shoestring.machine/1"
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema": self.SCHEMA, **encode(self)}
+    device: str
+    """"cpu" or "cuda"."""
+    device_name: str
+    threads: int
+    memory_bytes: int | None
+    """Of the device; for a CPU, of the host."""
+    system: str
+    python: str
+    versions: dict[str, str]
 
-    def write(self, path: Path) -> None:
-        write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(encode(self))
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str) -> Self:
-        """The record in `values`; `where` names their origin in errors."""
-        schema = values.get("schema") if isinstance(values, dict) else None
-        if schema != cls.SCHEMA:
-            raise RecordError(f"{where}: expected a record {cls.SCHEMA}, found {schema or 'none'}")
-        problems: list[str] = []
-        body = {key: value for key, value in values.items() if key != "schema"}
-        record: Self | None = decode(cls, body, "", problems)
-        if record is None or problems:
-            raise RecordError("\n  ".join([f"{where}: not a whole record {cls.SCHEMA}", *problems]))
-        return record
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as cause:
-            raise storage_error("read", path, cause) from cause
-        except ValueError as cause:
-            raise RecordError(f"{path}: not JSON: {cause}") from cause
-        return cls.from_dict(values, str(path))
+@dataclass(frozen=True, kw_only=True)
+class Cost(Record):
+    """The cost of a model, counted, not measured.
+
+    FLOPs are those of matrix products, two per multiply-add. Attention counts every pair of positions, with no discount
+    for the causal mask. A lookup costs nothing. The backward pass costs two forward passes.
+    """
+
+    SCHEMA: ClassVar[str] = "shoestring.cost/1"
+
+    parameters: dict[str, int]
+    """By group; each parameter is in exactly one."""
+    forward_flops_per_token: float
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def train_flops_per_token(self) -> float:
+        return 3 * self.forward_flops_per_token
+
+
+START_SECONDS = 2.7
+"""Time to start several processes that prepare a corpus, with their imports: 2.4 measured for two, 3.0 for sixteen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Density(Record):
+    """The density of a corpus, per document and per byte, from a sample."""
+
+    SCHEMA: ClassVar[str] = "shoestring.density/1"
+
+    documents: int
+    text_bytes: int
+    tokens: int
+    """End-of-document tokens included."""
+    seconds: float
+    """To prepare the sample in all its passes, with one process per core."""
+    total_documents: int | None
+    """In the whole corpus; None: endless or unknown."""
+    total_documents_error: float | None = None
+    """Standard error; 0 where the whole corpus was read."""
+    tokens_per_gb_error: float | None = None
+    entries_per_gb_error: float | None = None
+    alone_seconds: float | None = None
+    """To prepare the sample in this process alone; None: there is no other."""
+
+    def methods(self) -> list[tuple[float, float]]:
+        """(start-up seconds, seconds per document) of this process alone, and of several processes."""
+        if self.alone_seconds is None:
+            return [(0.0, self.seconds / self.documents)]
+        return [(0.0, self.alone_seconds / self.documents), (START_SECONDS, self.seconds / self.documents)]
+
+    def seconds_for(self, documents: float) -> float:
+        """Seconds to prepare `documents` by the faster method."""
+        return min(start + documents * each for start, each in self.methods())
+
+    @property
+    def tokens_per_document(self) -> float:
+        return self.tokens / self.documents
+
+    @property
+    def tokens_per_gb(self) -> float:
+        return self.tokens / self.text_bytes * 1e9
+
+    @property
+    def entries_per_gb(self) -> float:
+        return self.documents / self.text_bytes * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One batch size, measured."""
+
+    batch: int
+    seconds: float
+    """Median of one forward–backward pass."""
+    slowest_seconds: float
+    peak_bytes: int | None
+    """Of a run with this micro-batch: passes, updates, scoring and saving."""
+    fastest_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryModel:
+    """The peak of a device by micro-batch: fixed_bytes + row_bytes · rows, contexts included."""
+
+    fixed_bytes: int
+    row_bytes: float
+    limit_bytes: int | None
+    """Memory that was free before anything was built; None: unknown."""
+    margin_bytes: int
+    """The part of the limit that is left unused."""
+    largest: int | None
+    """Most rows that fit within limit - margin, by a trial; None: nothing near it was tried."""
+    verified: int | None
+    """Rows of the largest trial that succeeded; None: none did."""
+    trials: int
+    out_of_memory: int
+    """Trials that did not fit."""
+    trial_seconds: float
+    """Of all trials, without compilation."""
+
+    def predict(self, batch: int) -> float:
+        """The peak in bytes at `batch` rows."""
+        return self.fixed_bytes + self.row_bytes * batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Record):
+    """The performance of a machine on a workload, measured or estimated."""
+
+    SCHEMA: ClassVar[str] = "shoestring.profile/2"
+
+    machine: Machine
+    workload: str
+    """Fingerprint of what was measured."""
+    length: int
+    points: tuple[Point, ...]
+    setup_seconds: float
+    """From the start of the process to the first step at full speed."""
+    update_seconds: float
+    validate_seconds_per_row: float
+    checkpoint_seconds: float
+    """Delay of a run per checkpoint; most of the writing overlaps with passes."""
+    checkpoint_bytes: int
+    available_bytes: int | None
+    """Memory that was free before anything was built."""
+    stopped: str
+    """The reason why no larger batch was tried."""
+    cost: Cost
+    density: Density | None = None
+    memory: MemoryModel | None = None
+    """Of a training step."""
+    validation_memory: MemoryModel | None = None
+    """Of a scoring pass, beside the weights and optimizer state of training."""
+    compile_seconds: float | None = None
+    """Extra time of the first pass at a batch that was not compiled yet."""
+    warmup_seconds: float | None = None
+    """From then until passes are steady: recording of graphs, filling of caches."""
+    write_seconds: float | None = None
+    """From the start of a checkpoint until it is on disk; the end of a run waits for it."""
+    date: str | None = None
+    """Of the measurement, as 2026-11-15."""
+    devices: int = 1
+    """Devices that measured at the same time, one process each; the least favourable values are kept."""
+    real: bool = False
+    """Measured on the recipe's own rows, read as in training; otherwise on random ones."""
+    thorough: bool = False
+    """Whether the largest batch that fits was searched."""
+    estimated: bool = False
+    """Not measured, but computed from FLOPs and bytes, or from the measurement of another model."""
+
+    @property
+    def how(self) -> str:
+        """The origin of its numbers, for people."""
+        return "estimated" if self.estimated else "measured"
+
+    def elsewhere(self, machine: Machine) -> str | None:
+        """A note for people if another machine or other versions were measured; None otherwise."""
+        if self.machine.fingerprint == machine.fingerprint:
+            return None
+        return f"measured on another machine or other versions ({self.machine.device_name})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a plan for people."""
+
+    quantity: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Record):
+    """Every number of a run, before it starts."""
+
+    SCHEMA: ClassVar[str] = "shoestring.plan/1"
+
+    binding: str
+    """The budget that limits the run."""
+    recipe: str | None = None
+    """Fingerprint of its recipe."""
+    steps: int | None = None
+    tokens: int | None = None
+    samples: int | None = None
+    effective_batch: int | None = None
+    per_device: int | None = None
+    accumulate: int | None = None
+    devices: int | None = None
+    epochs: float | None = None
+    entries: int | None = None
+    every_entry: bool = False
+    """Whether the corpus is read to its end; `entries` may then be an estimate."""
+    gigabytes: float | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by purpose; they add up to `seconds`."""
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    disk_bytes: int | None = None
+    peak_bytes: int | None = None
+    evaluations: int | None = None
+    most_steps: int | None = None
+    """Most steps of a machine that is faster than planned; None: the time does not limit the run."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """(low, high) of the fields that are uncertain; about 95 % of runs are expected between them."""
+    correction: float | None = None
+    """Factor for the measured seconds per step, learned from past runs; None: there were none."""
+    measured_on: str | None = None
+    """Fingerprint of the machine of its profile; None: no profile, or not recorded."""
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Record):
+    """Scores on held-out rows, in nats per token."""
+
+    SCHEMA: ClassVar[str] = "shoestring.evaluation/2"
+
+    step: int
+    rows: int
+    tokens: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    loss_by_position: tuple[float | None, ...]
+    """None at positions without a prediction."""
+    baselines: dict[str, float]
+    """The loss of each baseline on the same tokens."""
+    baselines_by_position: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same by position, for baselines that learn within a row."""
+    entropy_rate: float | None = None
+    """Of the source: the loss of the best predictor in the long run; None: unknown."""
+    entropy_rate_error: float | None = None
+    """Its standard error."""
+    accuracy: float | None = None
+    """Share of the rows whose class was predicted; None where tokens are predicted."""
+    macro_f1: float | None = None
+    """Mean F1 over the classes."""
+    majority_accuracy: float | None = None
+    """Of always choosing the most frequent class in training."""
+    majority_macro_f1: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRow:
+    """One state of an HMM, for people."""
+
+    state: int
+    share: float
+    """Of the time in the long run."""
+    words: str
+    """The most likely words, with their probabilities."""
+    moves: str
+    """The most likely next states, with their probabilities."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateTable(Record):
+    """What the states of an HMM mean, for people: the most visited first."""
+
+    SCHEMA: ClassVar[str] = "shoestring.states/1"
+
+    rows: tuple[StateRow, ...]
+    sentences: tuple[str, ...]
+    """Drawn from the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Record):
+    """The outcome of a run; its presence as DONE means that the run is finished."""
+
+    SCHEMA: ClassVar[str] = "shoestring.outcome/1"
+
+    steps: int
+    tokens: int
+    seconds: float
+    """Wall clock over all segments, from the start of each process to its end or last sign of life."""
+    segments: int
+    tokens_per_second: float
+    """During training, without evaluation and saving."""
+    disk_bytes: int
+    """Peak of token store and checkpoints in the last session."""
+    peak_bytes: int | None
+    loss: float
+    shortened: str | None
+    """The reason why the run was made shorter than planned, if it was."""
+    lengthened: str | None = None
+    """The reason why it was made longer, if it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A fitted value and its 95 % interval, if it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The best division of compute C, through minima: N = params_factor · C^params_exponent, and D likewise."""
+
+    approach: int
+    """1: the envelope of loss curves; 2: parabolas at equal FLOPs."""
+    params_factor: Estimate
+    params_exponent: Estimate
+    tokens_factor: Estimate
+    tokens_exponent: Estimate
+    optima: tuple[tuple[float, float, float], ...]
+    """The minima: (FLOPs, parameters, tokens) of each."""
+    left_out: tuple[str, ...] = ()
+    """What has no minimum, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law(Record):
+    """A scaling law, loss(N, D) = E + A / N^alpha + B / D^beta, and the best division of compute."""
+
+    SCHEMA: ClassVar[str] = "shoestring.law/1"
+
+    source: str
+    """What it was fitted to, for people."""
+    count: str
+    """What N, D and C count."""
+    flops_per_product: float
+    """C = this · N · D."""
+    counting: str = "total"
+    """Parameters that N counts: "total", or "no-embeddings"."""
+    points: int
+    params: tuple[float, float]
+    """Least and most; beyond them the law extrapolates."""
+    tokens: tuple[float, float]
+    flops: tuple[float, float]
+    penalty: str
+    coefficients: dict[str, Estimate] = field(default_factory=dict)
+    """E, A, B, alpha, beta, and a_opt = beta / (alpha + beta); empty: the surface was not fitted."""
+    objective: float | None = None
+    """Sum of the penalties of the log residuals."""
+    starts: int | None = None
+    failed_starts: int | None = None
+    """Starts that ended above the best minimum, or were not pursued."""
+    boundary: tuple[str, ...] = ()
+    """Coefficients that ended at a bound."""
+    resamples: int = 0
+    failed_resamples: int = 0
+    heldout_error: float | None = None
+    """Mean relative error of a fit to the other points on those of most compute."""
+    heldout_points: int | None = None
+    allocations: tuple[Allocation, ...] = ()
+    samples: tuple[tuple[float, ...], ...] = ()
+    """Some of the resampled fits (E, A, B, alpha, beta), from which intervals of other quantities follow."""
+    notes: tuple[str, ...] = ()

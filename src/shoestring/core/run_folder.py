@@ -1,4 +1,4 @@
-"""A run is a folder; this class alone knows the names in it."""
+"""A run is a folder; only this class knows the names in it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import RunError, ShoestringError
-from shoestring.core.files import locked, write_whole
+from shoestring.core.files import locked, remove, write_whole
 from shoestring.core.recipe import Recipe, differences
+from shoestring.core.user_code import COPIES, trust_code
 
 _RECIPE = "recipe.toml"
 
 
 class RunFolder:
-    """Paths of one run, and the rules for using it: one writer at a time, one recipe for ever."""
+    """The paths of a run, and the rules for using it: one writer at a time, and one recipe forever."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -24,51 +25,65 @@ class RunFolder:
         self.profile = self.path / "profile.json"
         self.plan = self.path / "plan.json"
         self.metrics = self.path / "metrics.jsonl"
-        """What was learned: equal for any two runs of one plan."""
+        """What was learned; equal for any two runs of one plan."""
         self.timings = self.path / "timings.jsonl"
         """What it cost: seconds, rates, and the segments of the run."""
         self.checkpoints = self.path / "checkpoints"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.code = self.path / COPIES
+        """Copies of the user's own files that the recipe names."""
         self.evaluation = self.path / "evaluation.json"
         self.model = self.path / "model.safetensors"
         """Of an HMM: the fitted tables with their alphabet."""
         self.states = self.path / "states.json"
         """Of an HMM: what its states mean."""
         self.scores = self.path / "scores.json"
-        """Of an HMM: losses and divergences by strategy and position."""
+        """Of an HMM: losses and divergences by baseline and position."""
         self.report = self.path / "report.html"
         self.done = self.path / "DONE"
         self._lock = self.path / ".lock"
 
     @classmethod
     def of(cls, recipe: Recipe) -> RunFolder:
-        """The folder a recipe names."""
+        """The folder that a recipe names."""
         return cls(Path(recipe.run.folder) / recipe.run.name)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """A folder that holds a run already."""
+        """The folder of an existing run."""
         folder = cls(path)
         if not folder.recipe.is_file():
             raise RunError(f"{path} is not a run folder: it has no {_RECIPE}")
         return folder
 
     def read_recipe(self) -> Recipe:
-        return recipe_file.load(self.recipe)
+        """The run's recipe, with the run's copies of the user's files."""
+        return recipe_file.load_own(self.recipe, self.code)
 
     def claim(self, recipe: Recipe) -> None:
-        """Write the recipe into a new folder, or make sure that the folder's own says the same."""
-        if self.recipe.is_file():
-            if changes := differences(self.read_recipe(), recipe):
+        """Write the recipe into a new folder, or raise RunError if the folder holds another recipe or other code."""
+        is_new = not self.recipe.is_file()
+        if not is_new and (changes := differences(self.read_recipe(), recipe)):
+            raise RunError(
+                "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
+                + "\nchoose another name with --set run.name=…, or remove the folder"
+            )
+        for spec in recipe.code:
+            copy, content = self.code / Path(spec.file).name, Path(spec.file).expanduser().read_bytes()
+            if is_new:
+                write_whole(copy, content)
+            elif not copy.is_file() or copy.read_bytes() != content:
                 raise RunError(
-                    "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
-                    + "\nchoose another name with --set run.name=…, or remove the folder"
+                    f"{spec.file} differs from the copy that {self.path} started with ({copy}); choose another name "
+                    f"with --set run.name=…, or restore the file"
                 )
-            return
-        write_whole(self.recipe, recipe_file.dump(recipe))
+            trust_code(spec)
+        if is_new:
+            write_whole(self.recipe, recipe_file.dump(recipe))
 
     @contextlib.contextmanager
     def claiming(self, recipe: Recipe) -> Iterator[None]:
-        """Claim the folder while its plan is made; a recipe that is refused does not keep it from the mended one."""
+        """Claim the folder while its plan is made; release it if the recipe is refused, for the corrected one."""
         new = not self.recipe.is_file()
         self.claim(recipe)
         try:
@@ -76,6 +91,7 @@ class RunFolder:
         except ShoestringError:
             if new and not self.plan.is_file():
                 self.recipe.unlink(missing_ok=True)
+                remove(self.code)
             raise
 
     @contextlib.contextmanager

@@ -1,40 +1,39 @@
 """Plain mappings to frozen dataclasses and back, strictly, with every problem found in one pass.
 
-Recipes (TOML) and records (JSON) go through the same `decode`: unknown fields, missing fields, wrong types and values
-out of bounds are all collected, each as one line that names the field, the value and what is allowed. Limits sit in the
-type: `width: Annotated[int, AtLeast(1), "channels of the residual stream"]`; a plain string there is the field's help.
+Recipes (TOML) and records (JSON) go through the same `decode`. It collects unknown fields, missing fields, wrong types
+and values out of bounds, each as one line with the field, the value and what is allowed. Limits are part of the type:
+`width: Annotated[int, AtLeast(1), "channels of the residual stream"]`; a plain string there is the field's help.
+
+A record is a versioned JSON file, written by one command for the next: a frozen dataclass with a `SCHEMA` such as
+"shoestring.plan/1". Its quantities are plain numbers, with the unit in the field's name; None (null) is not measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import json
 import math
-import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
+from shoestring.core.errors import RecordError, VersionError, nearest, storage_error
+from shoestring.core.files import write_whole
+from shoestring.core.registry import registry
+from shoestring.core.specs import Spec, is_code
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
-UNITS = (Seconds, Bytes, Count, Flops)
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The value must not be below `low`."""
-
-    low: float
-
-    def problem(self, value: float) -> str | None:
-        return None if value >= self.low else f"must be at least {self.low:g}"
+_UNITS = {Seconds: ("time", '"2h"'), Bytes: ("size", '"50GB"'), Count: ("count", '"200M"'), Flops: ("FLOPs", '"1e21"')}
+"""The name of each quantity, and an example."""
+_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 
 @dataclass(frozen=True)
 class Between:
-    """The value must lie in [low, high]; `open_low` and `open_high` take the ends out."""
+    """The value must lie in [low, high]; `open_low` and `open_high` exclude the ends."""
 
     low: float
     high: float
@@ -47,83 +46,80 @@ class Between:
         if above and below:
             return None
         low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        high = f"below {self.high:g}" if self.open_high else f"at most {self.high:g}"
-        return f"must be {low} and {high}"
+        high = f" and below {self.high:g}" if self.open_high else f" and at most {self.high:g}"
+        return f"must be {low}{'' if self.high == math.inf else high}"
+
+
+AtLeast = partial(Between, high=math.inf)
+MoreThan = partial(Between, high=math.inf, open_low=True)
 
 
 @dataclass(frozen=True)
-class MoreThan:
-    """The value must be above `low`."""
+class Registered:
+    """The text must be a name in a registry, or with `may_be_code` an object of the user's own."""
 
-    low: float
-
-    def problem(self, value: float) -> str | None:
-        return None if value > self.low else f"must be above {self.low:g}"
-
-
-@dataclass(frozen=True)
-class Matches:
-    """The whole text must match `pattern`; `allowed` says so for people."""
-
-    pattern: str
-    allowed: str
+    kind: str
+    may_be_code: bool = False
 
     def problem(self, value: str) -> str | None:
-        return None if re.fullmatch(self.pattern, value) else f"must be {self.allowed}"
+        known = list(registry(self.kind))
+        if value in known or (self.may_be_code and is_code(value)):
+            return None
+        shown = ", ".join(f'"{name}"' for name in known)
+        code = ', or "file.py:name"' if self.may_be_code else ""
+        return f"must be one of {shown}{code}; {nearest(value, known)}"
+
+
+@dataclass(frozen=True)
+class Each:
+    """Every item of a list must satisfy `limit`."""
+
+    limit: Registered
+
+    def problem(self, value: tuple[str, ...]) -> str | None:
+        return next((f'"{item}" {text}' for item in value if (text := self.limit.problem(item))), None)
 
 
 @cache
 def hints(cls: type) -> dict[str, Any]:
-    """The resolved types of a dataclass' fields, `Annotated` kept."""
+    """The resolved types of a dataclass's fields, with `Annotated`."""
     return get_type_hints(cls, include_extras=True)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint with the closest known name, or with all of them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-
-
 def decode(cls: type, values: Mapping[str, Any], where: str, problems: list[str]) -> Any:
-    """An instance of the dataclass `cls`, or None after adding to `problems`; `where` is the path ("" at top)."""
+    """An instance of the dataclass `cls`, or None with lines added to `problems`; `where` is the path ("" at top)."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     kind = "section" if not where else "field"
     unknown = [name for name in values if name not in fields]
     problems += [f"{_join(where, name)}: unknown {kind}; {nearest(name, list(fields))}" for name in unknown]
-    before, found = len(problems), {}
+    before, decoded = len(problems), {}
     for name, field in fields.items():
         path = _join(where, name)
         if name in values:
-            found[name] = decode_value(hints(cls)[name], values[name], path, problems)
+            decoded[name] = decode_value(hints(cls)[name], values[name], path, problems)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(f"{path}: missing; it must be given")
-    return cls(**found) if len(problems) == before else None
+    return cls(**decoded) if len(problems) == before else None
 
 
 def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """`value` as the type `kind`; on a mismatch adds a line to `problems` and returns None."""
+    """`value` as the type `kind`; None with a line added to `problems` on a mismatch."""
     limits: list[Any] = []
     if get_origin(kind) is Annotated:
         kind, *limits = get_args(kind)
-    if get_origin(kind) in (Union, types.UnionType):
-        choices = get_args(kind)
-        if value is None and type(None) in choices:
-            return None
-        choices = tuple(choice for choice in choices if choice is not type(None))
-        attempts: list[list[str]] = []
-        for choice in choices:
-            attempts.append([])
-            result = decode_value(choice, value, path, attempts[-1])
-            if not attempts[-1]:
+    choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value is None and type(None) in choices:
+        return None
+    attempt: list[str] = []
+    for choice in choices:
+        if choice is not type(None):
+            attempt = []
+            result = _decode_plain(choice, value, path, attempt)
+            if not attempt:
                 break
-        else:
-            problems.extend(attempts[-1])
-            return None
-    else:
-        before = len(problems)
-        result = _decode_plain(kind, value, path, problems)
-        if len(problems) > before:
-            return None
+    if attempt:
+        problems.extend(attempt)
+        return None
     for limit in limits:
         if not isinstance(limit, str) and (text := limit.problem(result)):
             problems.append(f"{path} = {_show(value)}: {text}")
@@ -156,8 +152,14 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         if not isinstance(value, Mapping):
             return wrong("a table")
         return {key: decode_value(args[1], item, _join(path, key), problems) for key, item in value.items()}
-    if kind in UNITS:
+    if kind in _UNITS:
         return _decode_unit(kind, value, path, problems)
+    if isinstance(kind, type) and issubclass(kind, Spec):
+        if not isinstance(value, str):
+            return wrong("a text in quotes")
+        if problem := kind(value).problem():
+            problems.append(f"{path} = {_show(value)}: {problem}")
+        return kind(value)
     if kind is Any:
         return value
     if kind is bool:
@@ -165,10 +167,8 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if kind is int:
         return value if isinstance(value, int) and not isinstance(value, bool) else wrong("a whole number")
     if kind is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return wrong("a finite number")
         try:
-            number = float(value)
+            number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
         except OverflowError:  # a whole number beyond 1e308
             number = math.inf
         return number if math.isfinite(number) else wrong("a finite number")
@@ -178,30 +178,24 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
 
 
 def _decode_unit(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """A quantity from its text. A bare number is taken for a count or FLOPs only: times and sizes need their unit."""
-    bare = isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A quantity from its text, or from a bare number, which only counts and FLOPs accept."""
     if isinstance(value, kind):
         return value
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        problems.append(f"{path} = {_show(value)}: must be a text such as {_UNITS[kind][1]}")
+        return None
     try:
-        if isinstance(value, str):
-            return kind.parse(value)
-        if bare:
-            return kind.parse(repr(value).removesuffix(".0"))
+        return kind.parse(value if isinstance(value, str) else repr(value).removesuffix(".0"))
     except ValueError as cause:
         problems.append(f"{path} = {_show(value)}: {cause}")
         return None
-    problems.append(f"{path} = {_show(value)}: must be a text such as {_EXAMPLES[kind]}")
-    return None
-
-
-_EXAMPLES = {Seconds: '"2h"', Bytes: '"50GB"', Count: '"200M"', Flops: '"1e21"'}
 
 
 def encode(value: Any) -> Any:
     """A dataclass as plain mappings, lists and scalars that `decode` reads back to an equal value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, UNITS):
+    if isinstance(value, (*_UNITS, Spec)):
         return str(value)
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
@@ -211,7 +205,7 @@ def encode(value: Any) -> Any:
 
 
 def describe(kind: Any) -> tuple[str, str]:
-    """(type for people, help text) of a field's type."""
+    """(name for people, help text) of a field's type."""
     help_text = ""
     if get_origin(kind) is Annotated:
         kind, *limits = get_args(kind)
@@ -221,10 +215,10 @@ def describe(kind: Any) -> tuple[str, str]:
         return " or ".join(names), help_text
     if get_origin(kind) is Literal:
         return ", ".join(f'"{arg}"' for arg in get_args(kind)), help_text
-    if get_origin(kind) is tuple:
-        return "list", help_text
-    names_of = {int: "whole number", float: "number", str: "text", bool: "true, false", Seconds: "time", Bytes: "size"}
-    return {**names_of, Count: "count", Flops: "FLOPs"}.get(kind, str(kind)), help_text
+    if isinstance(kind, type) and issubclass(kind, Spec):
+        return "text", help_text
+    names_of = {tuple: "list", dict: "table", **_PLAIN, **{unit: name for unit, (name, _) in _UNITS.items()}}
+    return names_of.get(get_origin(kind) or kind, str(kind)), help_text
 
 
 def _join(where: str, name: str) -> str:
@@ -235,3 +229,41 @@ def _show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Base of all records."""
+
+    SCHEMA: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": self.SCHEMA, **encode(self)}
+
+    def write(self, path: Path) -> None:
+        write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str) -> Self:
+        """The record in `values`; `where` names their origin in errors."""
+        schema = values.get("schema") if isinstance(values, dict) else None
+        if schema != cls.SCHEMA:
+            is_other_version = str(schema).partition("/")[0] == cls.SCHEMA.partition("/")[0]
+            kind = VersionError if is_other_version else RecordError
+            raise kind(f"{where}: expected a record {cls.SCHEMA}, found {schema or 'none'}")
+        problems: list[str] = []
+        body = {key: value for key, value in values.items() if key != "schema"}
+        record: Self | None = decode(cls, body, "", problems)
+        if record is None or problems:
+            raise RecordError("\n  ".join([f"{where}: not a whole record {cls.SCHEMA}", *problems]))
+        return record
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as cause:
+            raise storage_error("read", path, cause) from cause
+        except ValueError as cause:
+            raise RecordError(f"{path}: not JSON: {cause}") from cause
+        return cls.from_dict(values, str(path))

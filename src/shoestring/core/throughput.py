@@ -1,22 +1,22 @@
-"""How fast rows pass by the batch: the best batch, the smallest that is nearly as good, and where the curve bends."""
+"""Throughput by batch: the fastest batch, the smallest that is nearly as fast, and the knee of the curve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoestring.core.facts import Point
+from shoestring.core.records import Point
 
 NEAR = 0.02
-"""A batch within this share of the best rate is as good as it."""
+"""A batch within this share of the best rate is nearly as fast."""
 
 
 def row_rate(point: Point) -> float:
-    """Rows a second, by the median pass."""
+    """Rows per second, by the median pass."""
     return point.batch / point.seconds
 
 
 def fastest(points: Sequence[Point]) -> Point:
-    """The batch whose rows pass the fastest; the smaller one where two are equal."""
+    """The batch with the most rows per second; the smaller of two equal ones."""
     return max(points, key=lambda point: (row_rate(point), -point.batch))
 
 
@@ -32,10 +32,10 @@ def near_fastest(points: Sequence[Point], share: float = NEAR) -> list[Point]:
 
 
 def knee(points: Sequence[Point]) -> Point:
-    """Where a larger batch begins to bring little: the point farthest above the line from the first to the last.
+    """The point farthest above the line from the first to the fastest, beyond which a larger batch gains little.
 
-    Batches and rates count from 0 to 1 each, up to the fastest point (Satopää et al., 2011, "Finding a Kneedle in a
-    Haystack"). A straight or hollow curve has no bend: its knee is its fastest point.
+    Batches and rates are scaled to 0 to 1 (Satopää et al., 2011, "Finding a Kneedle in a Haystack"). A straight or
+    convex curve has no knee; the fastest point is returned.
     """
     best = fastest(points)
     curve = sorted((point for point in points if point.batch <= best.batch), key=lambda point: point.batch)

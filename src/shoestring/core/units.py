@@ -5,9 +5,9 @@
     Count    "200M", "2.4B", "64k", "64Ki", "1e21"       tokens, rows, documents, parameters
     Flops    "1e21", "3.5P", "2.1e18 FLOP"
 
-`str(x)` is exact and parses back to the same value; `x.short()` is rounded, for tables. A time or a size without a unit
-is refused: a bare 120 is seconds to one reader, and minutes to Slurm. `Interval` is a quantity that is not exact:
-"200M..400M", or "200M..250M..400M" with what to expect in the middle.
+`str(x)` is exact and parses back to the same value; `x.short()` is rounded, for tables. Times and sizes need a unit: a
+bare 120 is seconds to one reader, and minutes to Slurm. `Interval` is a quantity that is not exact: "200M..400M", or
+"200M..250M..400M" with the expected value in the middle.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS: Mapping[str, _Scale] = {
 
 
 def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
-    """The exact value of one number with one unit out of `names`; raises ValueError with what is allowed."""
+    """The exact value of a number with a unit out of `names`; raises ValueError with what is allowed."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not {what}; write for example {example}")
@@ -55,13 +55,13 @@ def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
             raise ValueError(f"{text!r} has no unit; write for example {example}")
         allowed = ", ".join(name for name in names if name)
         others = " or ".join(other for other, known in _KINDS.items() if unit in known)
-        meant = f", which is of {others} and not of {what}" if others else ""
+        meant = f", which is the unit of {others}, not of {what}" if others else ""
         raise ValueError(f"{text!r} has the unknown unit {unit!r}{meant}; units are {allowed}")
     return _bounded(Fraction(Decimal(number.replace("_", ""))) * names[unit], text)
 
 
 def _bounded(value: Fraction, text: str) -> Fraction:
-    """`value`, refused where no float holds it."""
+    """`value`; raises ValueError if it is too large for a float."""
     if value > _LARGEST:
         raise ValueError(f"{text[:40]!r} is too large")
     return value
@@ -74,7 +74,7 @@ def _whole(value: Fraction, text: str, what: str) -> int:
 
 
 def _rounded(value: float, scales: _Scale, gap: str = "") -> str:
-    """`value` with three significant digits in the largest unit that leaves at least 1, as in 1.23M."""
+    """`value` with three significant digits in the largest unit in which it is at least 1, as in 1.23M."""
     for unit, scale in scales.items():
         if value >= scale * 0.9995 or scale == 1:
             return f"{_digits(value / float(scale))}{gap}{unit}".rstrip()
@@ -96,16 +96,13 @@ class Seconds(float):
     def parse(cls, text: str) -> Self:
         stripped = text.strip()
         if match := _SLURM.fullmatch(stripped):
-            days, first, second, third = (int(part) if part else None for part in match.groups())
-            if third is None and days is None:  # Slurm's MM:SS
-                return cls((first or 0) * 60 + (second or 0))
-            return cls((days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
+            days, first, second, third = (int(part or 0) for part in match.groups())
+            if match[1] is None and match[4] is None:  # Slurm's MM:SS
+                return cls(first * 60 + second)
+            return cls(days * 86400 + first * 3600 + second * 60 + third)
         parts = _QUANTITY.findall(stripped)
-        if (
-            len(parts) > 1
-            and "".join(n + u for n, u in parts) == stripped.replace(" ", "")
-            and all(u for _, u in parts)
-        ):
+        is_whole = "".join(n + u for n, u in parts) == stripped.replace(" ", "")
+        if len(parts) > 1 and is_whole and all(u for _, u in parts):
             total = sum((_split(n + u, _TIME_NAMES, "a time", '"2h"') for n, u in parts), Fraction(0))
             return cls(_bounded(total, text))
         return cls(_split(stripped, _TIME_NAMES, "a time", '"90s", "2h30m" or "5d"'))
@@ -113,33 +110,31 @@ class Seconds(float):
     def __str__(self) -> str:
         if not self.is_integer() or self < 60:
             return f"{float(self)!r}s".replace(".0s", "s")
-        left, parts = int(self), []
-        for unit, scale in _TIME.items():
-            if isinstance(scale, int) and left >= scale:
-                count, left = divmod(left, scale)
-                parts.append(f"{count}{unit}")
-        return "".join(parts)
+        return "".join(_time_parts(int(self)))
 
     __repr__ = float.__repr__
 
     def short(self) -> str:
-        """Two units at the most: 1d 4h, 2m 5s, 1.4s, 12ms."""
+        """At most two units: 1d 4h, 2m 5s, 1.4s, 12ms."""
         if 0 < self < 0.0009995:
             return f"{_digits(self * 1e6)}us"
         if 0 < self < 0.9995:
             return f"{_digits(self * 1000)}ms"
         if self < 59.95:
             return f"{_digits(self)}s"
-        left, parts = round(self), []
-        if left >= 86400:
-            left = round(left / 3600) * 3600
-        elif left >= 3600:
-            left = round(left / 60) * 60
-        for unit, scale in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-            count, left = divmod(left, scale)
-            if count:
-                parts.append(f"{count}{unit}")
-        return " ".join(parts)
+        whole = round(self)
+        unit = 3600 if whole >= 86400 else 60 if whole >= 3600 else 1
+        return " ".join(_time_parts(round(whole / unit) * unit))
+
+
+def _time_parts(seconds: int) -> list[str]:
+    """Whole seconds as "1d", "4h", "2m", "5s", without those that are zero."""
+    left, parts = seconds, []
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, int(_TIME[unit]))
+        if count:
+            parts.append(f"{count}{unit}")
+    return parts
 
 
 class Bytes(int):
@@ -203,9 +198,9 @@ class Flops(float):
 
 
 class Interval(NamedTuple):
-    """A quantity of which no more is known than that it lies between `low` and `high`; all three are above zero.
+    """A quantity known to lie between `low` and `high`; all three are above zero.
 
-    Products and quotients take their factors to be independent of each other: the ends are those of the worst case.
+    Products and quotients have the ends of the worst case.
     """
 
     low: float
@@ -218,16 +213,12 @@ class Interval(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, value: Callable[[str], float]) -> Interval:
-        """`value` reads each end; "a..b" expects the middle of the two, "a..m..b" says what to expect."""
+        """The interval in a text, whose parts `value` parses: "a..b", expecting the middle, or "a..m..b"."""
         parts = [float(value(part)) for part in text.split("..")]
         if len(parts) > 3 or parts != sorted(parts):
             raise ValueError(f"{text!r} is not an interval; write low..high or low..expected..high, as 200M..400M")
         middle = parts[1] if len(parts) == 3 else (parts[0] + parts[-1]) / 2
         return cls(parts[0], middle, parts[-1])
-
-    @property
-    def is_exact(self) -> bool:
-        return self.low == self.high
 
     def times(self, other: Interval) -> Interval:
         return Interval(self.low * other.low, self.expected * other.expected, self.high * other.high)
@@ -236,7 +227,7 @@ class Interval(NamedTuple):
         return Interval(self.low / other.high, self.expected / other.expected, self.high / other.low)
 
     def show(self, printer: Callable[[float], str]) -> str:
-        """As in "5.4 GB (2.7 GB – 5.4 GB)"; one value where the ends print alike."""
+        """The value with its ends, "5.4 GB (2.7 GB – 5.4 GB)", or alone if the ends print alike."""
         middle, ends = printer(self.expected), (printer(self.low), printer(self.high))
         return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} – {ends[1]})"
 

@@ -1,1 +1,1 @@
-"""Hidden Markov models over an alphabet of tokens: parameters, inference, expectation and maximisation, sampling."""
+"""Hidden Markov models over an alphabet of tokens: parameters, inference, fitting, sampling."""

@@ -7,10 +7,10 @@ Shapes: N sequences, n of them in a chunk, L positions, H states, E symbols, K p
               beta_{t-1} = v_t Mᵀ
     counts    transition = M ∘ Σ_t alpha_{t-1}ᵀ v_t,  emission[:, x_t] += alpha_t ∘ beta_t
 
-Three products of 2 H² operations a token, and the sum over t is one product for a block of positions. Three facts
-keep the loops free of masks. The counts are linear in beta, so a row's weight is put into its last beta and nowhere
-else. The rows of a chunk are sorted by length, so those that still run at position t are the first `active[t]`. And 1/c
-is taken as 0 where c is 0, so alpha is zero after, beta zero before an impossible token, and the row adds nothing.
+This takes three products of 2 H² operations per token; the sum over t is one product for a block of positions. Three
+facts keep the loops free of masks. The counts are linear in beta, so a row's weight is put only into its last beta. The
+rows of a chunk are sorted by length, so those that reach position t are the first `active[t]`. And 1/c is taken as 0
+where c is 0, so alpha is zero after an impossible token, beta is zero before it, and the row adds nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from shoestring.hmm.inference import Lengths, Tokens, check_tokens
 from shoestring.hmm.parameters import HmmError, Parameters
 
 CPU_ROWS_BYTES = 2**21
-"""What one position of a chunk takes on a CPU at most: larger ones are no faster, and take more memory."""
+"""Limit on the memory of one position of a chunk on a CPU: larger chunks are no faster."""
 FEW_ROWS = {"cpu": 64, "cuda": 2048}
-"""Products of fewer rows waste the device: rather than go below, keep some of the alphas and compute the rest again."""
+"""Products of fewer rows waste the device. To keep this many, only some alphas are stored and the others recomputed."""
 
 
 class Counts(NamedTuple):
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
     sequences: Float[Tensor, ""]
     tokens: Float[Tensor, ""]
     impossible: Float[Tensor, ""]
-    """Sequences of probability zero. They are left out of all the rest."""
+    """Sequences of probability zero, which all other counts leave out."""
 
     def merge(self, other: Counts) -> Counts:
         """The counts of both sets of sequences together."""
@@ -53,16 +53,16 @@ class Counts(NamedTuple):
         return _counts(torch._foreach_add(self._known(end), other._known(end)), end)
 
     def scaled(self, factor: float) -> Counts:
-        """So many times as many of all."""
+        """All counts times a factor."""
         return _counts(torch._foreach_mul(self._known(), factor), self.end is not None)
 
     def _known(self, end: bool = True) -> list[Tensor]:
-        """All there are, those of the end only if asked for."""
+        """All tables that are not None; those of the end only if `end`."""
         return [table for table in (*self[:3], self.end if end else None, *self[4:]) if table is not None]
 
 
 def _counts(known: Sequence[Tensor], end: bool) -> Counts:
-    """From a list of all: a GPU works on lists with one start, not eight."""
+    """Counts from a list of tables: for a list, a GPU launches one kernel instead of eight."""
     start, transition, emission, *others = known
     stopped = others.pop(0) if end else None
     log_likelihood, sequences, tokens, impossible = others
@@ -70,14 +70,14 @@ def _counts(known: Sequence[Tensor], end: bool) -> Counts:
 
 
 class Layout(NamedTuple):
-    """How the sequences are cut to fit a memory."""
+    """How the sequences are split to fit the memory."""
 
     chunk: int
-    """Sequences at a time."""
+    """Sequences in a chunk."""
     block: int
-    """Positions whose transitions are counted by one product: K."""
+    """K: positions whose transitions are counted by one product."""
     recompute: bool
-    """Keep only every K-th alpha and compute the others again, for a third more work."""
+    """Store only every K-th alpha and recompute the others, for a third more work."""
 
 
 def expect(
@@ -88,11 +88,11 @@ def expect(
     chunk: int | None = None,
     limit_bytes: int | None = None,
 ) -> Counts:
-    """Expected counts under `parameters`, computed in their type and on their device, added up in float64.
+    """Expected counts under `parameters`, computed in their type and on their device, and summed in float64.
 
-    Tokens may lie on another device: they are moved by the chunk. Working memory stays below `limit_bytes` (by default
-    half of what is free); `chunk` sets the sequences at a time. In float32, rows that underflow, and chunks in which a
-    beta overflows, are done again in float64, so that neither `impossible` nor the counts depend on the type's range.
+    Tokens may lie on another device: they are moved chunk by chunk. Working memory stays below `limit_bytes` (default:
+    half of the free memory); `chunk` sets the sequences per chunk. In float32, rows that underflow and chunks in which
+    a beta overflows are computed again in float64, so neither `impossible` nor the counts depend on the type's range.
     """
     check_tokens(tokens, parameters.symbols, lengths)
     rows, positions = tokens.shape
@@ -114,7 +114,7 @@ def expect(
         total = total.merge(found)
         if len(doubtful):
             exact = _tables(parameters.to(dtype=torch.float64))
-            # half as many rows, because a number takes twice the bytes
+            # half as many rows, because a float64 takes twice the bytes
             for some in doubtful.split(max(1, cut.chunk // 2)):
                 total = total.merge(_count_rows(exact, tokens, sizes, weights, some, cut, careful=True)[0])
     return total
@@ -130,25 +130,25 @@ def zeros(parameters: Parameters) -> Counts:
 def layout(
     parameters: Parameters, length: int, sequences: int, chunk: int | None = None, limit_bytes: int | None = None
 ) -> Layout:
-    """The largest useful chunk within `limit_bytes` (default: half of what is free), all alphas kept if that fits."""
+    """The largest useful chunk within `limit_bytes` (default: half of the free memory), with all alphas if they fit."""
     if chunk is not None and chunk < 1:
         raise HmmError(f"chunk = {chunk}: must be at least 1")
     device = parameters.device.type
     limit = limit_bytes if limit_bytes is not None else free_bytes(parameters.device) // 2
     left = limit - fixed_bytes(parameters)
     keep_all, keep_some = (sequence_bytes(parameters, length, recompute) for recompute in (False, True))
-    wanted = chunk or sequences
+    target = chunk or sequences
     if chunk is None and device == "cpu":
-        wanted = max(FEW_ROWS["cpu"], CPU_ROWS_BYTES // (parameters.states * parameters.emission.element_size()))
-    wanted = min(wanted, sequences)
-    enough = wanted if chunk else min(wanted, FEW_ROWS.get(device, 1))
+        target = max(FEW_ROWS["cpu"], CPU_ROWS_BYTES // (parameters.states * parameters.emission.element_size()))
+    target = min(target, sequences)
+    enough = target if chunk else min(target, FEW_ROWS.get(device, 1))
     recompute = left < enough * keep_all and keep_some < keep_all
     fitting = left // (keep_some if recompute else keep_all)
     if fitting < (chunk or 1):
         needed = fixed_bytes(parameters) + (chunk or 1) * keep_some
         raise HmmError(f"{chunk or 1} sequences of {length} tokens at a time with {parameters.states} states need "
                        f"{needed:,} bytes, the limit is {limit:,}")  # fmt: skip
-    chunks = -(-sequences // min(wanted, fitting))
+    chunks = -(-sequences // min(target, fitting))
     return Layout(chunk or -(-sequences // chunks), _block(length), recompute)  # all chunks about as large
 
 
@@ -160,7 +160,7 @@ def sequence_bytes(parameters: Parameters, length: int, recompute: bool) -> int:
 
 
 def fixed_bytes(parameters: Parameters) -> int:
-    """Working memory that does not depend on the sequences: tables, sums in their type, and two sets in float64."""
+    """Working memory for any sequences: tables, sums in their type, and two sets of sums in float64."""
     cells = parameters.states * (parameters.states + parameters.symbols)
     return cells * (3 * parameters.emission.element_size() + 2 * 8)
 
@@ -170,7 +170,7 @@ def _block(length: int) -> int:
 
 
 class _Tables(NamedTuple):
-    """The parameters as the loops read them, each contiguous along what is read together."""
+    """The parameters as the loops read them, each table contiguous in the order of reading."""
 
     parameters: Parameters
     moves: Float[Tensor, "H H"]
@@ -192,7 +192,7 @@ def _count_rows(
     cut: Layout,
     careful: bool = False,
 ) -> tuple[Counts, Tensor]:
-    """Counts of the picked rows, longest first, and those of them that must be counted again with `careful`."""
+    """Counts of the picked rows, longest first, and the rows that must be counted again with `careful`."""
     parameters = tables.parameters
     lengths = sizes[picked]
     longest = int(lengths[0])
@@ -248,7 +248,7 @@ def _forward(tables: _Tables, x: Tensor, active: list[int], cut: Layout) -> _Fil
     floor = torch.finfo(tables.emit.dtype).tiny
     kept = -(-positions // cut.block) if cut.recompute else positions
     alpha = tables.emit.new_empty(kept, rows, tables.emit.shape[1])
-    spare = tables.emit.new_empty(2 if cut.recompute else 0, rows, tables.emit.shape[1])  # for alphas not kept
+    spare = tables.emit.new_empty(2 if cut.recompute else 0, rows, tables.emit.shape[1])  # for alphas not stored
     gathered = torch.empty_like(alpha[0])
     scale = tables.emit.new_ones(positions, rows)
     inverse = torch.ones_like(scale)
@@ -297,9 +297,11 @@ def _backward(
     last = weight[:, None].expand(rows, states)  # the beta of a row's last token
     if tables.parameters.end is not None and filtered.ending is not None:
         last = tables.parameters.end * (weight * filtered.ending)[:, None]
-    ceiling = float(torch.finfo(last.dtype).max ** 0.75)  # see inference._ceiling
+    # A state that the past rules out may explain the future so much better than the others that its beta overflows. Its
+    # posterior is zero anyway, so beta may be clamped: far above that of any state with weight, far below an overflow.
+    ceiling = float(torch.finfo(last.dtype).max ** 0.75)
     beta, posterior = tables.emit.new_empty(2, rows, states).unbind()
-    # at j: v of the position after the block's j-th; zero for rows that ended, of which there are fewer at every step
+    # at j: v of the position after the block's j-th; zero for rows that have ended, which are fewer at every step back
     v = tables.emit.new_zeros(cut.block, rows, states)
     for first in reversed(range(0, positions, cut.block)):
         past = min(first + cut.block, positions)
@@ -330,7 +332,7 @@ def _backward(
 def _block_alphas(
     tables: _Tables, x: Tensor, active: list[int], filtered: _Filtered, first: int, past: int, cut: Layout
 ) -> Float[Tensor, "K n H"]:
-    """The alphas of positions first … past - 1: those kept, or computed again from the first of them."""
+    """The alphas of positions first … past - 1, as stored or recomputed from the first of them."""
     if not cut.recompute:
         return filtered.alpha[first:past]
     alpha = tables.emit.new_zeros(past - first, *filtered.alpha.shape[1:])
@@ -343,11 +345,12 @@ def _block_alphas(
 
 
 def _top(table: Tensor, rows: int) -> Tensor:
-    """The first rows; the table itself where that is all, because a view costs as much as a small operation."""
+    """The first rows, or the table itself if it has no more: a view costs as much as a small operation."""
     return table if len(table) == rows else table[:rows]
 
 
 def check_weights(weights: Tensor | None, rows: int) -> Tensor | None:
+    """The weights in float64 on the CPU; raises HmmError unless there is one for each row, finite and not negative."""
     if weights is None:
         return None
     if tuple(weights.shape) != (rows,):
@@ -361,7 +364,7 @@ def check_weights(weights: Tensor | None, rows: int) -> Tensor | None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken now."""
+    """Memory that can be allocated now."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)

@@ -1,4 +1,4 @@
-"""The E-step on a GPU: the same function as `expect`, through the fused kernels.
+"""The E-step on a GPU with the fused kernels: the same function as `expect`.
 
 Shapes: N sequences, n of them in a chunk, L positions, H states padded to S, E symbols.
 """
@@ -18,11 +18,15 @@ from shoestring.hmm.inference import Lengths, Tokens, check_tokens
 from shoestring.hmm.parameters import Parameters
 
 UNIT = 64
-"""Rows are taken in multiples of it: the products that count transitions go over so many at once."""
+"""The rows of a chunk are a multiple of this: the products that count transitions take this many at once."""
 PIECE = 1024
-"""Places of one symbol that one program sums, in float32; the sums of pieces are added in float64."""
+"""Places of one symbol that one program sums in float32; the sums of pieces are added in float64."""
 _WAVE = 132
-"""Programs that run side by side: chunks are a multiple of it where they are that large."""
+"""Programs that run side by side; chunks that are large enough are a multiple of this."""
+RECORDED_BYTES = 2**30
+"""Limit on the state tables of a recording, which stay allocated. With more rows the host is not the bottleneck."""
+RECORDINGS = 2
+"""Recordings that are kept: the updates of an epoch differ by at most one row, and rows are padded."""
 
 
 class Tiles(NamedTuple):
@@ -38,7 +42,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(states: int, rows: int) -> Tiles:
-    """What was fastest on an H200 (see results/log.md); few rows are cut small, so that more of the chip has some."""
+    """The fastest sizes on an H200 (see results/log.md). Few rows get small blocks, to occupy more of the chip."""
     block = next((block for block in (16, 32, 64) if rows <= block * _WAVE), 128)
     if states <= 128:
         padded = max(32, triton.next_power_of_2(states))
@@ -49,30 +53,32 @@ def tiles(states: int, rows: int) -> Tiles:
 
 
 class Counted(NamedTuple):
-    """What some rows give; nothing of it has been waited for."""
+    """The counts of some rows, which the device may still be computing."""
 
     counts: Counts
     """Without impossible rows."""
     impossible: Tensor
-    """(n,): whether each row is, in the range of float32."""
+    """(n,): whether each row is impossible in the range of float32."""
     doubts: Tensor
-    """(2,): whether there is such a row, and whether a number is not finite."""
+    """(2,): whether there is an impossible row, and whether a number is not finite."""
 
 
 CountRows = Callable[[Parameters, Tensor, Tensor, Tensor], Counted]
-"""`count_rows`, or a way to it."""
+"""`count_rows`, or a `Recorder` of it."""
 
 
 def count_rows(parameters: Parameters, tokens: Tensor, lengths: Tensor, weights: Tensor) -> Counted:
-    """Of tokens (n, L), lengths (n,) and weights (n,) in float64, all on the device; n is a multiple of UNIT, rows of
-    length and weight 0 fill it up. The device is not waited for."""
+    """Count tokens (n, L) with lengths (n,) and weights (n,) in float64, all on the device, without waiting for it.
+
+    n is a multiple of UNIT; rows of length and weight 0 pad it.
+    """
     found = count_chunk(parameters, tokens, lengths, weights.float())
     impossible = (found.scale == 0).any(0)
     sums = found.start.sum() + found.transition.sum() + found.emission.sum()
     counted = torch.where(impossible, 0.0, weights)
     logs = torch.where(found.scale > 0, found.scale, 1.0).double().log().sum(0)
     sequences, places = counted.sum(), counted @ lengths.double()
-    # rounding in a long backward pass adds up, alike for all states: each table's sum is known, so it is set right
+    # rounding in a long backward pass adds up, alike for all states; each table's sum is known, so it is corrected
     start, transition, emission = (
         _with_sum(table, expected)
         for table, expected in zip(found[:3], (sequences, places - sequences, places), strict=True)
@@ -91,8 +97,11 @@ def expect_fused(
     limit_bytes: int | None = None,
     count: CountRows = count_rows,
 ) -> Counts:
-    """`expect` for float32 parameters on a GPU. What the kernels do not do goes to `expect` itself: models with end
-    probabilities, sequences so long that not even one block of rows fits the memory, and rows that underflow."""
+    """`expect` for float32 parameters on a GPU.
+
+    `expect` itself takes what the kernels cannot: models with end probabilities, sequences so long that not even one
+    block of rows fits the memory, and rows that underflow.
+    """
     rows, length = tokens.shape
     limit = limit_bytes if limit_bytes is not None else free_bytes(parameters.device) // 2
     fitting = _fitting_rows(parameters, length, limit)
@@ -105,8 +114,8 @@ def expect_fused(
     total, again = zeros(parameters), []
     for picked in torch.arange(rows).split(min(chunk or rows, fitting)):
         block = slice(int(picked[0]), int(picked[-1]) + 1)
-        x = _filled_up(tokens[block], parameters.device, torch.int32)
-        size, w = (_filled_up(part[block], parameters.device) for part in (sizes, weight))
+        x = _padded(tokens[block], parameters.device, torch.int32)
+        size, w = (_padded(part[block], parameters.device) for part in (sizes, weight))
         found = count(parameters, x, size, w)
         some_impossible, not_finite = found.doubts.tolist()
         if not_finite:
@@ -115,7 +124,7 @@ def expect_fused(
         if some_impossible:
             again.append(picked[found.impossible[: len(picked)].cpu()])
         total = total.merge(found.counts)
-    if again:  # probabilities below the range of float32, or impossible indeed: float64 tells which
+    if again:  # either below the range of float32 or truly impossible: float64 tells which
         doubtful = torch.cat(again)
         exact = parameters.to(dtype=torch.float64)
         some = tokens[doubtful.to(tokens.device)]
@@ -123,31 +132,75 @@ def expect_fused(
     return total
 
 
-def _filled_up(part: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """On the device, with zeros up to a multiple of UNIT rows."""
+def _padded(part: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The rows on the device, padded with zeros to a multiple of UNIT."""
     rows = -(-len(part) // UNIT) * UNIT
-    found = torch.zeros((rows, *part.shape[1:]), device=device, dtype=dtype or part.dtype)
-    found[: len(part)] = part
-    return found
+    padded = torch.zeros((rows, *part.shape[1:]), device=device, dtype=dtype or part.dtype)
+    padded[: len(part)] = part
+    return padded
 
 
 def _with_sum(table: Tensor, expected: Tensor) -> Tensor:
-    found = table.sum()
-    return torch.where(found > 0, table * (expected / found), table)
+    total = table.sum()
+    return torch.where(total > 0, table * (expected / total), table)
 
 
 def _fitting_rows(parameters: Parameters, length: int, limit: int) -> int:
-    """Rows of a chunk within `limit` bytes: whole blocks, and whole waves of them where there are that many."""
+    """Rows of a chunk within `limit` bytes, in whole blocks, and in whole waves of blocks if there are enough."""
     s = tiles(parameters.states, 0).states
     fixed = (4 * parameters.symbols + 600 * s) * s * 4
     per_row = length * (8 * s + 48) + length * s * 12 // PIECE
-    found = max(0, limit - fixed) // per_row
-    block = max(UNIT, tiles(parameters.states, found).rows)
-    return found // (_WAVE * block) * (_WAVE * block) or found // block * block
+    rows = max(0, limit - fixed) // per_row
+    block = max(UNIT, tiles(parameters.states, rows).rows)
+    return rows // (_WAVE * block) * (_WAVE * block) or rows // block * block
 
 
-class Found(NamedTuple):
-    """What a chunk of rows gives; counts in float64."""
+class Recorder:
+    """`count_rows` as a recorded CUDA graph, with the same bits.
+
+    With few rows, the host takes about as long to launch the hundred kernels one by one as the GPU takes to run them.
+    """
+
+    def __init__(self) -> None:
+        self._recordings: dict[tuple[torch.Size, int, int], _Recording | None] = {}
+        """By shape, states and symbols; None for what cannot be recorded."""
+
+    def __call__(self, parameters: Parameters, tokens: Tensor, lengths: Tensor, weights: Tensor) -> Counted:
+        if tokens.numel() * parameters.states * 8 > RECORDED_BYTES:
+            return count_rows(parameters, tokens, lengths, weights)
+        kind = tokens.shape, parameters.states, parameters.symbols
+        recording = self._recordings.get(kind)
+        if recording is not None:
+            return recording.replay(parameters, tokens, lengths, weights)
+        counted = count_rows(parameters, tokens, lengths, weights)
+        if kind not in self._recordings:  # the kernels are compiled now, which cannot be recorded
+            if len(self._recordings) >= RECORDINGS:
+                del self._recordings[next(iter(self._recordings))]
+            try:
+                self._recordings[kind] = _Recording(parameters, tokens, lengths, weights)
+            except RuntimeError:  # also out of memory: there was enough for the counts above
+                self._recordings[kind] = None
+        return counted
+
+
+class _Recording:
+    """A graph for rows of one shape and parameters of one size. Its result is valid until the next replay."""
+
+    def __init__(self, parameters: Parameters, *rows: Tensor):
+        self._inputs = [part.clone() for part in (*parameters[:3], *rows)]
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._counted = count_rows(Parameters(*self._inputs[:3]), *self._inputs[3:])
+
+    def replay(self, parameters: Parameters, *rows: Tensor) -> Counted:
+        for kept, part in zip(self._inputs, (*parameters[:3], *rows), strict=True):
+            kept.copy_(part, non_blocking=True)
+        self._graph.replay()
+        return self._counted
+
+
+class ChunkCounts(NamedTuple):
+    """The counts of a chunk of rows, in float64, and its scales."""
 
     start: Tensor
     transition: Tensor
@@ -158,10 +211,10 @@ class Found(NamedTuple):
 
 def count_chunk(
     parameters: Parameters, tokens: Tensor, lengths: Tensor, weights: Tensor, half: torch.dtype = torch.bfloat16
-) -> Found:
-    """Expected counts of rows that all lie on the device: tokens (n, L), lengths (n,), weights (n,).
+) -> ChunkCounts:
+    """Expected counts of rows on the device: tokens (n, L), lengths (n,), weights (n,).
 
-    `half` is the type of the two halves of a number; with float32 the second one is empty, which checks everything but
+    `half` is the type of the two halves of a number. With float32 the second half is zero, which tests everything but
     the rounding.
     """
     shape = tiles(parameters.states, len(tokens))
@@ -194,11 +247,11 @@ def count_chunk(
         rows, length, **blocks, **launch,
     )  # fmt: skip
     emit = emission.double()[:, :states]
-    # posteriors are a w c / B: within one symbol the division comes after the sum, and where B is zero, so is a
+    # posteriors are a w c / B; within one symbol the division comes after the sum, and a is zero where B is
     summed = _by_symbol(x, a, w, scale, symbols)[:, :states]
     first = (a[0, 0].float() + a[1, 0].float()) * (w[0, 0].float() + w[1, 0].float())
     begun = first[:, :states].double() / emit[x[0].long()]
-    return Found(
+    return ChunkCounts(
         start=torch.where(first[:, :states] > 0, begun, 0.0).sum(0),
         transition=_transitions(a, w)[:states, :states] * parameters.transition.double(),
         emission=torch.where(emit > 0, summed / emit, 0.0).t(),
@@ -207,7 +260,7 @@ def count_chunk(
 
 
 def _by_symbol(x: Tensor, a: Tensor, w: Tensor, scale: Tensor, symbols: int) -> Tensor:
-    """Σ of a w c_{t-1} over the places of each symbol, (E, S) in float64, in a fixed order: always the same bits."""
+    """Σ of a w c_{t-1} over the places of each symbol, (E, S) in float64, in a fixed order for reproducible bits."""
     s = a.shape[-1]
     keys = x.flatten().to(torch.uint8) if symbols <= 256 else x.flatten()  # a byte is sorted in one pass
     flat, order = keys.sort(stable=True)
@@ -233,7 +286,7 @@ def _transitions(a: Tensor, w: Tensor) -> Tensor:
     k = (length - 1) * rows
     if k == 0:
         return torch.zeros((s, s), device=a.device, dtype=torch.float64)
-    assert k % UNIT == 0, "what lies beyond would be counted"
+    assert k % UNIT == 0, "rows beyond the last unit would be counted"
     block = min(s, 128)
     unit = UNIT * kernels.PROMOTE
     span = -(-k // (max(1, 2 * _WAVE // (s // block) ** 2) * unit)) * unit
@@ -247,6 +300,6 @@ def _transitions(a: Tensor, w: Tensor) -> Tensor:
 
 
 def _pair(x: Tensor, half: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A table as two halves that add up to it."""
+    """Two halves that add up to the table."""
     high = x.to(half)
     return high, (x - high.to(x.dtype)).to(half)

@@ -1,14 +1,13 @@
-"""Exact inference: filter, smoother, most likely path, likelihood and causal prediction.
+"""Exact inference: filter, causal prediction and most likely path.
 
-Shapes: N sequences (rows), L positions, H states, E symbols. Tables of states by position are (L, N, H), so that one
-position of all rows lies together; what is handed to people is (N, L, …).
+Shapes: N sequences (rows), L positions, H states, E symbols.
 
-All functions take tokens (N, L) of any integer type and, for rows of unequal length, `lengths` (N,): what lies beyond a
-row's length is ignored, whatever it is. They compute in the parameters' type and on their device.
+All functions take tokens (N, L) of any integer type and, for rows of unequal length, `lengths` (N,): whatever lies
+beyond a row's length is ignored. They compute in the parameters' type and on their device.
 
-A sequence of probability zero is *impossible*. It is flagged in `impossible` and its log-likelihood is -inf; nothing
-else is ever infinite, and nothing NaN. A probability of one token given those before it that is below the smallest
-normal number of the type counts as zero (1e-38 in float32).
+A sequence of probability zero is *impossible*. It is flagged in `impossible`; its log-probabilities may be -inf, but
+nothing else is ever infinite, and nothing is NaN. The probability of a token given those before it counts as zero if it
+is below the smallest normal number of the type (1e-38 in float32).
 """
 
 from __future__ import annotations
@@ -55,34 +54,22 @@ def check_tokens(tokens: Tensor, symbols: int, lengths: Tensor | None = None) ->
         raise HmmError(f"row {row}, position {position}: token {token} is not in the alphabet 0 … {symbols - 1}")
 
 
-class Forward(NamedTuple):
-    """The filter.
+class Step(NamedTuple):
+    """One position of the filter.
 
     Beyond the end of a row `alpha` repeats its last value and `scale` is 1. After a token of probability zero, `alpha`
-    goes on as if that token had not been seen.
+    continues as if that token had not been seen.
     """
 
-    alpha: Float[Tensor, "L N H"]
-    """p(state | tokens up to and with this one); sums to 1."""
-    scale: Float[Tensor, "L N"]
+    prior: Float[Tensor, "N H"]
+    """p(state | tokens before, and that there is another); sums to 1."""
+    alpha: Float[Tensor, "N H"]
+    """p(state | tokens up to and including this one); sums to 1."""
+    scale: Float[Tensor, " N"]
     """p(token, and that the chain did not stop before it | tokens before); 0 where that makes a row impossible."""
-    ending: Float[Tensor, " N"]
-    """p(stop after the last token | all tokens); 1 for a model without end probabilities."""
-    log_likelihood: Float[Tensor, " N"]
-    """In float64: the sum of the logarithms of `scale` and `ending`."""
-    impossible: Bool[Tensor, " N"]
-
-
-class Backward(NamedTuple):
-    beta: Float[Tensor, "L N H"]
-    """p(later tokens | state) / p(later tokens | tokens so far): alpha · beta is the posterior; 0 beyond a row."""
-
-
-class Smoothed(NamedTuple):
-    posterior: Float[Tensor, "N L H"]
-    """p(state | all tokens); sums to 1, or is 0 beyond a row's end and everywhere in an impossible row."""
-    log_likelihood: Float[Tensor, " N"]
-    impossible: Bool[Tensor, " N"]
+    chance: Float[Tensor, " N"]
+    """p(token | tokens before, and that there is another); `scale` where the model has no end."""
+    inside: Bool[Tensor, " N"]
 
 
 class Predicted(NamedTuple):
@@ -93,7 +80,7 @@ class Predicted(NamedTuple):
 
 class Scored(NamedTuple):
     log_probabilities: Float[Tensor, "N L"]
-    """The logarithm of what `predict` gives the token that came; -inf where that is 0, and 0 beyond a row's end."""
+    """The logarithm of the probability that `predict` gives to the token; -inf for 0, and 0 beyond a row's end."""
     impossible: Bool[Tensor, " N"]
 
 
@@ -105,62 +92,36 @@ class Path(NamedTuple):
     impossible: Bool[Tensor, " N"]
 
 
-def forward(parameters: Parameters, tokens: Tokens, lengths: Lengths = None) -> Forward:
-    """The scaled forward pass; keeps L × N × H numbers."""
-    check_tokens(tokens, parameters.symbols, lengths)
-    rows, positions = tokens.shape
-    alpha = parameters.emission.new_empty(positions, rows, parameters.states)
-    scale = parameters.emission.new_empty(positions, rows)
-    for t, step in enumerate(_filter(parameters, tokens, lengths)):
-        alpha[t], scale[t] = step.alpha, step.scale
-    ending = scale.new_ones(rows)
-    if parameters.end is not None and positions:
-        ending = _or_zero(alpha[-1] @ parameters.end)
-    log_likelihood = scale.double().log().sum(0) + ending.double().log()
-    return Forward(alpha, scale, ending, log_likelihood, log_likelihood.isneginf())
-
-
-def backward(parameters: Parameters, tokens: Tokens, filtered: Forward, lengths: Lengths = None) -> Backward:
-    """The backward pass in the scale of `filtered`, the forward pass over the same tokens."""
+def filter_rows(parameters: Parameters, tokens: Tokens, lengths: Lengths = None) -> Iterator[Step]:
+    """The forward loop, one position at a time, without storing earlier ones. The caller has checked the tokens."""
     tokens, inside = _prepare(parameters, tokens, lengths)
-    positions = tokens.shape[1]
-    emit, back = parameters.emission.t(), parameters.moves().t().contiguous()
-    ends = torch.ones_like(parameters.start) if parameters.end is None else parameters.end
-    # A state that the past rules out may explain the future so much better than the others that its beta overflows. Its
-    # posterior is zero all the same, so any finite number will do; see `_ceiling`.
-    ceiling = _ceiling(parameters.dtype)
-    last = (ends * _inverse(filtered.ending)[:, None]).clamp_max(ceiling)  # N H
-    inverse = _inverse(filtered.scale)  # L N
-    beta = torch.zeros_like(filtered.alpha)
-    for t in reversed(range(positions)):
-        follows = inside[t + 1] if t + 1 < positions else torch.zeros_like(inside[t])
-        later = torch.zeros_like(last)
-        if t + 1 < positions:
-            weight = emit[tokens[:, t + 1]] * beta[t + 1] * inverse[t + 1][:, None]
-            later = weight.clamp_max(ceiling) @ back
-        beta[t] = torch.where(follows[:, None], later, last) * inside[t][:, None]
-    return Backward(beta)
-
-
-def log_likelihood(parameters: Parameters, tokens: Tokens, lengths: Lengths = None) -> Float[Tensor, " N"]:
-    """log p(tokens), with the end if the model has one, in float64; -inf for an impossible row. Needs little memory."""
-    check_tokens(tokens, parameters.symbols, lengths)
-    total = parameters.emission.new_zeros(len(tokens), dtype=torch.float64)
-    step = None
-    for step in _filter(parameters, tokens, lengths):
-        total += step.scale.double().log()
-    if parameters.end is not None and step is not None:
-        total += _or_zero(step.alpha @ parameters.end).double().log()
-    return total
+    emit, moves = parameters.emission.t(), parameters.moves()
+    floor = torch.finfo(parameters.dtype).tiny
+    alpha = ahead = prior = parameters.start.expand(len(tokens), -1)
+    for t in range(tokens.shape[1]):
+        if t:
+            ahead = prior = alpha @ moves
+        emitted = emit[tokens[:, t]]
+        joint = ahead * emitted
+        scale = chance = _or_zero(joint.sum(1))
+        if parameters.end is not None and t:
+            continues = ahead.sum(1, keepdim=True)
+            # where the chain must have stopped, the next token is predicted as if it could not stop
+            prior = torch.where(continues < floor, alpha @ parameters.transition, ahead / continues.clamp_min(floor))
+            chance = _or_zero((prior * emitted).sum(1))
+        scale = torch.where(inside[t], scale, 1)
+        seen = torch.where((scale > 0)[:, None], joint / scale.clamp_min(floor)[:, None], prior)
+        alpha = torch.where(inside[t][:, None], seen, alpha)
+        yield Step(prior, alpha, scale, chance, inside[t])
 
 
 def predict(parameters: Parameters, tokens: Tokens, lengths: Lengths = None) -> Predicted:
-    """The distribution of every token given the past alone: what stands at a position and after it is not looked at."""
+    """The distribution of every token given only the tokens before it."""
     check_tokens(tokens, parameters.symbols, lengths)
     rows, positions = tokens.shape
     found = parameters.emission.new_empty(rows, positions, parameters.symbols)
     impossible = torch.zeros(rows, dtype=torch.bool, device=parameters.device)
-    for t, step in enumerate(_filter(parameters, tokens, lengths)):
+    for t, step in enumerate(filter_rows(parameters, tokens, lengths)):
         found[:, t] = (step.prior @ parameters.emission) * step.inside[:, None]
         impossible |= step.scale == 0
     return Predicted(found, impossible)
@@ -171,25 +132,16 @@ def token_log_probs(parameters: Parameters, tokens: Tokens, lengths: Lengths = N
     check_tokens(tokens, parameters.symbols, lengths)
     found = parameters.emission.new_empty(tokens.shape)
     impossible = torch.zeros(len(tokens), dtype=torch.bool, device=parameters.device)
-    for t, step in enumerate(_filter(parameters, tokens, lengths)):
+    for t, step in enumerate(filter_rows(parameters, tokens, lengths)):
         found[:, t] = torch.where(step.inside, step.chance.log(), 0)
         impossible |= step.scale == 0
     return Scored(found, impossible)
 
 
-def smooth(parameters: Parameters, tokens: Tokens, lengths: Lengths = None) -> Smoothed:
-    """The distribution of every state given the whole row."""
-    filtered = forward(parameters, tokens, lengths)
-    posterior = filtered.alpha * backward(parameters, tokens, filtered, lengths).beta
-    posterior *= _inverse(posterior.sum(-1, keepdim=True))
-    posterior.masked_fill_(filtered.impossible[:, None], 0)
-    return Smoothed(posterior.transpose(0, 1), filtered.log_likelihood, filtered.impossible)
-
-
 def viterbi(parameters: Parameters, tokens: Tokens, lengths: Lengths = None, limit_bytes: int = 2**26) -> Path:
     """The most likely path of every row, in log space.
 
-    Takes N × L × H short integers, and `limit_bytes` for the table of pairs of states of as many rows as that holds.
+    Memory: N × L × H short integers, and `limit_bytes` for the table of pairs of states of some rows at a time.
     """
     check_tokens(tokens, parameters.symbols, lengths)
     tokens, inside = _prepare(parameters, tokens, lengths)
@@ -218,43 +170,8 @@ def viterbi(parameters: Parameters, tokens: Tokens, lengths: Lengths = None, lim
     return Path(path.masked_fill(~inside.t() | impossible[:, None], -1), log_probability, impossible)
 
 
-class _Step(NamedTuple):
-    """One position of the filter."""
-
-    prior: Float[Tensor, "N H"]
-    """p(state | tokens before, and that there is another); sums to 1."""
-    alpha: Float[Tensor, "N H"]
-    scale: Float[Tensor, " N"]
-    chance: Float[Tensor, " N"]
-    """p(token | tokens before, and that there is another); `scale` where the model has no end."""
-    inside: Bool[Tensor, " N"]
-
-
-def _filter(parameters: Parameters, tokens: Tokens, lengths: Lengths) -> Iterator[_Step]:
-    """The one forward loop: position by position, keeping nothing."""
-    tokens, inside = _prepare(parameters, tokens, lengths)
-    emit, moves = parameters.emission.t(), parameters.moves()
-    floor = torch.finfo(parameters.dtype).tiny
-    alpha = ahead = prior = parameters.start.expand(len(tokens), -1)
-    for t in range(tokens.shape[1]):
-        if t:
-            ahead = prior = alpha @ moves
-        emitted = emit[tokens[:, t]]
-        joint = ahead * emitted
-        scale = chance = _or_zero(joint.sum(1))
-        if parameters.end is not None and t:
-            going_on = ahead.sum(1, keepdim=True)
-            # where the chain must have stopped, what comes next is predicted as if it could not
-            prior = torch.where(going_on < floor, alpha @ parameters.transition, ahead / going_on.clamp_min(floor))
-            chance = _or_zero((prior * emitted).sum(1))
-        scale = torch.where(inside[t], scale, 1)
-        seen = torch.where((scale > 0)[:, None], joint / scale.clamp_min(floor)[:, None], prior)
-        alpha = torch.where(inside[t][:, None], seen, alpha)
-        yield _Step(prior, alpha, scale, chance, inside[t])
-
-
 def _prepare(parameters: Parameters, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Tokens as indices on the parameters' device, 0 beyond the rows' ends, and which are inside, (L, N)."""
+    """Tokens as indices on the parameters' device, 0 beyond the rows' ends, and whether each is inside, (L, N)."""
     rows, positions = tokens.shape
     tokens = tokens.to(parameters.device).long()
     if lengths is None:
@@ -268,18 +185,5 @@ def _inside(positions: int, lengths: Tensor) -> Bool[Tensor, "L N"]:
 
 
 def _or_zero(values: Tensor) -> Tensor:
-    """The values, and 0 for those whose inverse would be infinite."""
+    """The values, with 0 for those whose inverse would be infinite."""
     return torch.where(values < torch.finfo(values.dtype).tiny, 0, values)
-
-
-def _inverse(values: Tensor) -> Tensor:
-    """1 / values, and 0 where that would be infinite."""
-    return torch.where(values < torch.finfo(values.dtype).tiny, 0, 1 / values)
-
-
-def _ceiling(dtype: torch.dtype) -> float:
-    """The most that beta may be: far above what a state of any weight has, and far below what overflows a sum.
-
-    A state whose alpha underflowed adds less than ceiling × tiny to a posterior: 1e-9 in float32, 1e-76 in float64.
-    """
-    return float(torch.finfo(dtype).max ** 0.75)

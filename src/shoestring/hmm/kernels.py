@@ -4,14 +4,14 @@ Shapes: N sequences (a multiple of BM; padding rows have length 0), L positions,
 with states of probability zero, E symbols. State tables are (L, N, S), tokens and scales (L, N), emissions (E, S).
 
 Precision: every product is taken three times on bf16 tensor cores, `x y ≈ xh yh + xl yh + xh yl` with `x = xh + xl`,
-each half bf16: sixteen bits of mantissa with the range of float32, so no scaling is needed. Tables are kept as such
-pairs, four bytes a number. Tensor cores add with truncation, so long sums are cut: those of the transitions are added
-to a second accumulator every PROMOTE products.
+each half bf16: sixteen bits of mantissa with the range of float32, so no scaling is needed. Tables are stored as such
+pairs, in four bytes per number. Tensor cores add with truncation, so long sums are split: those of the transitions are
+added to a second accumulator every PROMOTE products.
 
-One program owns BM sequences from their first position to their last: the state vectors it wrote for a position are
-read back for the next one from cache, and no program waits for another. What is stored for position t is *not*
-normalised: `a_t = ((a_{t-1} A) / c_{t-1}) ∘ B[x_t]` with `c_t = Σ a_t`. Dividing by the sum of the position before
-comes after the product, so the sum is known when it is needed.
+One program owns BM sequences from their first position to their last. It reads the state vectors of the position
+before back from cache, and no program waits for another. The vectors stored for position t are *not* normalised:
+`a_t = ((a_{t-1} A) / c_{t-1}) ∘ B[x_t]` with `c_t = Σ a_t`. The division by the sum of the position before comes after
+the product, so the sum is known when it is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _store_pair(high, low, at, x):
 def _product(
     high, low, table_high, table_low, columns, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):
-    """BM rows of a pair, from where `high` and `low` point, times some columns of an (S, S) pair."""
+    """BM rows of a pair, starting at `high` and `low`, times some columns of an (S, S) pair."""
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     row = tl.arange(0, BM)
     for k in range(0, S, BK):
@@ -55,7 +55,7 @@ def forward_kernel(
     tokens, lengths, start, emission, table_high, table_low, a_high, a_low, scale,
     N, L, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Writes a (L, N, S) as a pair and scale (L, N): c_t, or 1 beyond a row's end."""
+    """Write a (L, N, S) as a pair, and scale (L, N): c_t, or 1 beyond a row's end."""
     row = tl.arange(0, BM)
     mine = tl.program_id(0).to(tl.int64) * BM  # offsets into a state table need 64 bits, those within a block do not
     length = tl.load(lengths + mine + row)
@@ -92,10 +92,10 @@ def backward_kernel(
     tokens, lengths, weights, emission, table_high, table_low, scale, w_high, w_low,
     N, L, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Writes w (L, N, S) as a pair: w_t = B[x_t] ∘ β_t / (c_t c_{t-1}), with c_{-1} = 1; `table` is transposed.
+    """Write w (L, N, S) as a pair: w_t = B[x_t] ∘ β_t / (c_t c_{t-1}), with c_{-1} = 1; `table` is transposed.
 
     Both counts are sums of products with a: transitions from t are a_t × w_{t+1}, and the posterior of t is
-    a_t w_t c_{t-1} / B[x_t]. Everything is linear in β, so a row's weight stands in its last β alone.
+    a_t w_t c_{t-1} / B[x_t]. Everything is linear in β, so a row's weight is only in its last β.
     """
     row = tl.arange(0, BM)
     mine = tl.program_id(0).to(tl.int64) * BM

@@ -11,25 +11,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from shoestring.core.errors import Fault
 from shoestring.hmm.expect import Counts
-from shoestring.hmm.parameters import HmmError, Parameters
+from shoestring.hmm.parameters import TOLERANCE, HmmError, Parameters
 from shoestring.hmm.sampling import stationary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Priors:
-    """Pseudo-counts of a whole row of each table, spread evenly over its K cells.
+    """Pseudo-counts for a whole row of each table, spread evenly over its K cells.
 
-    Each cell gets value / K on top of what was counted, which makes the most likely row under Dirichlet(1 + value / K).
-    The defaults weigh as much as a thousandth of one visit to a state: they change nothing that was seen, and leave
-    nothing at probability zero. 0 is no prior: maximum likelihood.
+    Each cell gets value / K on top of its count, which gives the most likely row under Dirichlet(1 + value / K). The
+    defaults weigh as much as a thousandth of one visit to a state: they hardly change what was seen, and leave nothing
+    at probability zero. 0 means no prior: maximum likelihood.
     """
 
     start: float = 1e-3
     transition: float = 1e-3
     emission: float = 1e-3
     end: float = 1e-3
-    """Half for stopping, half for going on."""
+    """Half for stopping, half for continuing."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -37,29 +38,24 @@ class Priors:
                 raise HmmError(f"prior of {name} = {value}: a pseudo-count must be finite and not negative")
 
 
-FLAT = Priors(start=0.0, transition=0.0, emission=0.0, end=0.0)
-"""No prior."""
-
-
 def maximize(
     counts: Counts,
     priors: Priors = Priors(),  # noqa: B008  (frozen)
     old: Parameters | None = None,
     tied_start: bool = False,
-    dtype: torch.dtype | None = None,
 ) -> Parameters:
-    """The most likely parameters, normalised in float64 and then given in `dtype` (that of `old`, or float64).
+    """The most likely parameters, normalised in float64 and returned in the type of `old`, or in float64.
 
-    A state that was never visited gets the prior's mean, a uniform row; without a prior it keeps its row of `old`, and
-    gets the uniform row only where there is no `old`.
+    A state that was never visited gets the prior's mean, a uniform row. Without a prior it keeps its row of `old`, or
+    gets the uniform row where there is no `old`.
 
     `tied_start` makes the start distribution the stationary distribution of the new transitions, as for rows cut at
-    random from one long text. The start counts are not used then, so that a step need not raise the likelihood.
+    random from one long text. The start counts are then ignored, so a step may lower the likelihood.
     """
-    sums = torch.stack([table.sum() for table in counts if table is not None])  # a device is waited for once
+    sums = torch.stack([table.sum() for table in counts if table is not None])  # waits for the device only once
     if not bool(sums.isfinite().all()):
         raise HmmError("the counts hold a number that is not finite")
-    dtype = dtype or (torch.float64 if old is None else old.dtype)
+    dtype = torch.float64 if old is None else old.dtype
     transition = _rows(counts.transition, priors.transition, None if old is None else old.transition)
     emission = _rows(counts.emission, priors.emission, None if old is None else old.emission)
     if tied_start:
@@ -76,7 +72,7 @@ def maximize(
 
 
 def log_prior(parameters: Parameters, priors: Priors) -> Float[Tensor, ""]:
-    """The logarithm of the prior, less a constant: its sum with the log-likelihood is what EM never lowers."""
+    """The logarithm of the prior, up to a constant. EM never lowers its sum with the log-likelihood."""
     terms = {"start": parameters.start, "transition": parameters.transition, "emission": parameters.emission}
     if parameters.end is not None:
         terms["end"] = torch.stack((parameters.end, 1 - parameters.end), 1)
@@ -97,6 +93,23 @@ def _rows(
 
 
 def _as(table: Tensor, dtype: torch.dtype) -> Tensor:
-    """In another type; what only a subnormal number could hold, which some processors are very slow with, as 0."""
+    """The table in another type, with 0 for subnormal numbers, which are very slow on some processors."""
     found = table.to(dtype)
     return torch.where(found < torch.finfo(dtype).tiny, 0, found).contiguous()
+
+
+def check_tables(parameters: Parameters) -> None:
+    """Raise Fault unless the M-step gave distributions: finite, not negative, and with sums of 1."""
+    off = [(table.double().sum(-1) - 1).abs().max() for table in parameters[:3]]
+    low = [table.min() for table in parameters if table is not None]
+    high = [] if parameters.end is None else [parameters.end.max() - 1]
+    worst, lowest = numbers(torch.stack([*off, *high]).max(), torch.stack(low).min())
+    if not (worst <= TOLERANCE and lowest >= 0):  # false for NaN, too
+        raise Fault(f"the M-step gave tables that are no distributions: a row's sum is {worst:g} away from 1, "
+                    f"the lowest cell {lowest:g}")  # fmt: skip
+
+
+def numbers(*values: Tensor) -> list[float]:
+    """Several numbers with one wait for the device."""
+    found: list[float] = torch.stack([value.double() for value in values]).tolist()
+    return found

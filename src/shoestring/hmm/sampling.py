@@ -1,10 +1,11 @@
-"""Sequences drawn from a model, the plain way, and the distribution that a chain settles to.
+"""Sequences drawn from a model, and the stationary distribution of a chain.
 
 Shapes: N sequences, L positions, H states, E symbols.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,13 +22,13 @@ class Samples(NamedTuple):
     states: Int[Tensor, "N L"]
     """-1 beyond a row's length."""
     lengths: Int[Tensor, " N"] | None
-    """For a model with end probabilities: where each row stopped, or was cut at L. None for one without."""
+    """Where each row stopped or was cut at L; None for a model without end probabilities."""
 
 
 def sample(parameters: Parameters, sequences: int, length: int, seed: int) -> Samples:
-    """Draw sequences of `length` tokens, or fewer if the model stops before.
+    """Draw sequences of `length` tokens, or fewer if the model stops earlier.
 
-    All draws are made on the CPU in float64, so that a seed gives the same rows for every device and type.
+    Draws on the CPU in float64, so that a seed gives the same rows for every device and type.
     """
     if sequences < 0 or length < 1:
         raise HmmError(f"cannot draw {sequences} sequences of {length} tokens")
@@ -55,27 +56,41 @@ def sample(parameters: Parameters, sequences: int, length: int, seed: int) -> Sa
     return Samples(tokens.to(device), states.to(device), None if ends is None else lengths.to(device))
 
 
-def stationary(transition: Float[Tensor, "H H"]) -> Float[Tensor, " H"]:
-    """The long-run share of time in each state, in float64, for a chain that starts anywhere with equal chance.
+def continue_rows(
+    parameters: Parameters, begun: Sequence[int], sequences: int, tokens: int, seed: int
+) -> Int[Tensor, "N more"]:
+    """Sequences that all begin with the tokens `begun`, each followed by `tokens` more that are drawn given these."""
+    start, moves, emit = (table.double().cpu() for table in parameters[:3])
+    for token in begun:
+        seen = start * emit[:, token]
+        if not seen.sum() > 0:
+            raise HmmError("the model rules out the beginning: its probability is zero")
+        start = seen / seen.sum() @ moves
+    drawn = sample(parameters.to("cpu", torch.float64)._replace(start=start), sequences, tokens, seed).tokens
+    return torch.cat([torch.tensor(begun, dtype=torch.int64).repeat(sequences, 1), drawn], dim=1)
 
-    It solves p = p A. Where several p do (a chain of separate parts), it is the one that the equal start leads to; a
-    chain that goes round in a cycle is averaged over the cycle.
+
+def stationary(transition: Float[Tensor, "H H"]) -> Float[Tensor, " H"]:
+    """The long-run share of time in each state, in float64, for a chain with a uniform start.
+
+    It solves p = p A. Where there are several solutions (a chain of separate parts), it is the one that the uniform
+    start leads to. A periodic chain is averaged over its period.
     """
     states = transition.shape[0]
-    # to stay half of the time changes no stationary distribution, and breaks every cycle
+    # staying half of the time changes no stationary distribution, and breaks every cycle
     power = (transition.double() + torch.eye(states, dtype=torch.float64, device=transition.device)) / 2
     for _ in range(64):
         squared = power @ power
         squared /= squared.sum(1, keepdim=True)
-        settled = bool((squared - power).abs().max() < 1e-15)
+        converged = bool((squared - power).abs().max() < 1e-15)
         power = squared
-        if settled:
+        if converged:
             break
-    found = power.mean(0)
-    return found / found.sum()
+    shares = power.mean(0)
+    return shares / shares.sum()
 
 
 def _cumulated(table: Float[Tensor, "*rows cells"]) -> Float[Tensor, "*rows cells"]:
-    """Running sums of the rows; the last cell that can be drawn, and all after it, at exactly 1."""
+    """Running sums of the rows, exactly 1 from the last cell that can be drawn."""
     sums = table.cumsum(-1)
     return sums / sums[..., -1:]

@@ -1,7 +1,7 @@
-"""When a fit updates its parameters: settings, order of the sequences, the step of every update, who counts.
+"""When a fit updates its parameters: settings, order of the sequences, step size, share of each process.
 
-All of it is a function of the settings and of where a fit stands, so that resuming is an index and any number of
-processes sees the same updates.
+All of it is a function of the settings and of the fit's progress. So resuming needs only an index, and any number of
+processes makes the same updates.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shoestring.core.seeds import derive
 from shoestring.hmm.expect import Counts
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import HmmError
-from shoestring.parallel.team import Team
+from shoestring.parallel.process_group import ProcessGroup
 
 Update = Literal["all", "every", "online"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings:
-    """How a model is fitted: what its parameters depend on, beside the data.
+    """How a model is fitted: everything that its parameters depend on besides the data.
 
-    - "all": one update an epoch, from all sequences. Exact expectation maximisation: the likelihood never falls.
-    - "every": an update after every `update_every` sequences, from them alone. Fast at first, and then the noise of a
-      few sequences stays in the parameters.
-    - "online": an update as often, from running statistics of which each update replaces a share: all at first, then
+    - "all": one update per epoch, from all sequences. Exact expectation maximisation: the likelihood never falls.
+    - "every": an update after every `update_every` sequences, from only these. Fast at first, but the noise of few
+      sequences stays in the parameters.
+    - "online": equally many updates, from running statistics. Each update replaces a share of them: all at first, then
       less and less (see `step`). As fast at first, without the noise at the end.
     """
 
@@ -40,24 +40,24 @@ class FitSettings:
     """Passes over the data."""
     update: Update = "online"
     update_every: int = 256
-    """Sequences to an update, at most: an epoch is cut into updates of equal size."""
+    """Sequences per update, at most: an epoch is divided into updates of equal size."""
     hold: float = 0.8
-    """Fraction of the epochs in which an online update keeps nothing of those before it."""
+    """Fraction of the epochs in which an online update replaces all statistics."""
     offset: float = 1.0
     decay: float = 0.6
-    """The share that online update k after that replaces is (k + offset) ** -decay."""
-    priors: Priors = Priors()  # noqa: RUF009  (frozen)
+    """After that, online update k replaces the share (k + offset) ** -decay."""
+    priors: Priors = Priors()
     restarts: int = 1
-    """Random starts; the best by likelihood and prior after `restart_epochs` epochs is the one that goes on."""
+    """Random starts; the best by likelihood and prior after `restart_epochs` epochs continues."""
     restart_epochs: int = 3
     concentration: float = 1.0
-    """Of the Dirichlet distribution that the rows of a random start are drawn from."""
+    """Concentration of the Dirichlet distribution of a random start's rows."""
     tied_start: bool = False
-    """Make the start distribution the stationary one of the transitions, as for rows cut from one long text."""
+    """Use the stationary distribution of the transitions as start, as for rows cut from one long text."""
     end: bool = False
     """Learn where sequences end."""
     tolerance: float | None = None
-    """Stop when an epoch improves likelihood and prior per token by less than this fraction (online, only once `hold`
+    """Stop when an epoch improves likelihood and prior per token by less than this fraction (online: only once `hold`
     is over). None: never."""
     seed: int = 0
 
@@ -96,19 +96,19 @@ def updates_per_epoch(settings: FitSettings, rows: int) -> int:
 
 
 def step(settings: FitSettings, done: int, per_epoch: int) -> float:
-    """The share of the running statistics that an update replaces, when `done` updates are behind.
+    """The share of the running statistics that an update replaces, after `done` updates.
 
-    All of them during the first `hold` of the epochs: the parameters still move, and what was counted under older ones
-    holds them back. From then on (k + offset) ** -decay, k updates later: the parameters move little, and the noise of
-    few sequences averages out. Never below 1 / `per_epoch`, where the statistics span about one epoch: older ones are
-    of sequences that were counted again since. So with one update an epoch this is plain EM.
+    During the first `hold` of the epochs it is 1: the parameters still move, and old counts would hold them back. k
+    updates after that it is (k + offset) ** -decay: the parameters move little, and the noise of few sequences averages
+    out. It is never below 1 / `per_epoch`, where the statistics span about one epoch: the sequences of older counts
+    have been counted again since. So with one update per epoch this is plain EM.
     """
     k = done - settings.hold * settings.epochs * per_epoch
     return 1.0 if k < 0 else max((k + settings.offset) ** -settings.decay, 1 / per_epoch)
 
 
 def share(rows: int, updates: int, update: int, rank: int, world: int) -> slice:
-    """Which places of an epoch's order one process counts for one update: contiguous, as equal as can be."""
+    """The places of an epoch's order that one process counts for one update: contiguous, of nearly equal size."""
     first, past = rows * update // updates, rows * (update + 1) // updates
     size = past - first
     return slice(first + size * rank // world, first + size * (rank + 1) // world)
@@ -116,24 +116,24 @@ def share(rows: int, updates: int, update: int, rank: int, world: int) -> slice:
 
 @lru_cache(maxsize=1)
 def order(rows: int, seed: int, epoch: int) -> Int[Tensor, " rows"]:
-    """The sequences in the order of an epoch, on the CPU: a permutation that depends on these three alone."""
+    """The order of the sequences in an epoch, on the CPU: a permutation that depends only on the arguments."""
     return torch.randperm(rows, generator=torch.Generator().manual_seed(derive(seed, "hmm", "order", epoch)))
 
 
 def blend(
     statistics: Counts | None, counts: Counts, counted: float, rate: float, tokens: float
 ) -> tuple[Counts, Counts]:
-    """Running counts per token, of which those of `counted` tokens replace the share `rate`; and as many of them as
-    `tokens` give, the whole data's, so that the priors weigh what they would with all of it."""
+    """Running counts per token, after counts of `counted` tokens replaced the share `rate` of them; and the same scaled
+    to the `tokens` of the whole data, so that the priors weigh as much as in a full batch."""
     fresh = counts.scaled(1 / counted)
     running = fresh if statistics is None else statistics.scaled(1 - rate).merge(fresh.scaled(rate))
     return running, running.scaled(tokens)
 
 
-def summed(counts: Counts, team: Team) -> Counts:
+def summed(counts: Counts, group: ProcessGroup) -> Counts:
     """The counts of all processes added up, in float64."""
-    if team.world == 1:
+    if group.world == 1:
         return counts
-    found = [None if table is None else table.double().clone() for table in counts]
-    team.add_up([table for table in found if table is not None])
-    return Counts(*found)  # type: ignore[arg-type]
+    tables = [None if table is None else table.double().clone() for table in counts]
+    group.all_reduce([table for table in tables if table is not None])
+    return Counts(*tables)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""What a model has learned, for people: its states by their words and moves, sentences it makes, and paths it takes.
+"""What a model has learned, for people: the words and moves of its states, sampled sentences, and most likely paths.
 
-Plain data first; `lines()` and `explanation_lines` turn them to text without colour or mark-up.
+`lines()` and `explanation_lines` turn these data into plain text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A state that another leads to."""
+    """A state that the chain may move to."""
 
     state: int
     probability: float
@@ -36,17 +36,17 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """One state. Words and moves are the most likely ones, those of probability zero left out."""
+    """One state, with its most likely words and moves, without those of probability zero."""
 
     state: int
     """Its number in the tables of the model."""
     stationary: float
-    """The share of time that is spent in it in the long run."""
+    """The long-run share of time in this state."""
     start: float
     end: float | None
     words: tuple[Word, ...]
     moves: tuple[Move, ...]
-    """Where the chain goes if it does not stop; a state can lead to itself."""
+    """Where the chain moves if it does not stop; it may stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Description:
     """Drawn from the model, words separated by spaces."""
 
     def lines(self) -> list[str]:
-        """The description as text: a line with its words and one with its moves for every state, then the sentences."""
+        """The description as text: for every state a line of words and a line of moves, then the sentences."""
         wide = len(str(max(state.state for state in self.states)))
         found = [f"{len(self.states)} states over {self.symbols} words, the most visited first"]
         for state in self.states:
@@ -73,12 +73,12 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One word of a sentence on the most likely path through the states."""
+    """One word of a sentence, with its state on the most likely path."""
 
     word: str
     state: int
     probability: float
-    """Of the word, in that state."""
+    """Of the word in this state."""
     words: tuple[Word, ...]
     """What the state emits most."""
 
@@ -86,10 +86,10 @@ class Step:
 def describe(
     parameters: Parameters, alphabet: Sequence[str], top: int = 8, sentences: int = 5, length: int = 20, seed: int = 0
 ) -> Description:
-    """The states with their `top` words and moves, and `sentences` drawn, of `length` words or as the model ends them.
+    """The states with their `top` words and moves, and some sampled sentences of at most `length` words.
 
-    The stationary distribution of a model with end probabilities is that of sequence after sequence, each from a new
-    start.
+    For a model with end probabilities, the stationary distribution is that of one sequence after another, each from a
+    new start.
     """
     _check(parameters, alphabet, top)
     exact = parameters.to("cpu", torch.float64)
@@ -113,7 +113,7 @@ def describe(
 
 
 def find_words(words: Sequence[str], alphabet: Sequence[str]) -> list[int]:
-    """The ids of words; one that is not in the alphabet is an error that names the nearest that is."""
+    """The ids of words; raises HmmError for a word that is not in the alphabet, and names the nearest one."""
     ids = {word: index for index, word in enumerate(alphabet)}
     for position, word in enumerate(words):
         if word not in ids:
@@ -124,7 +124,7 @@ def find_words(words: Sequence[str], alphabet: Sequence[str]) -> list[int]:
 
 
 def explain(parameters: Parameters, alphabet: Sequence[str], text_ids: Sequence[int], top: int = 4) -> list[Step]:
-    """The most likely path through a sentence, given by its ids (`find_words`), with what each state on it means."""
+    """The most likely path through a sentence of word ids (from `find_words`), with the words of each state."""
     _check(parameters, alphabet, top)
     exact = parameters.to("cpu", torch.float64)
     tokens = torch.tensor([list(text_ids)], dtype=torch.int64)
@@ -143,7 +143,7 @@ def explain(parameters: Parameters, alphabet: Sequence[str], text_ids: Sequence[
 
 
 def explanation_lines(steps: Sequence[Step]) -> list[str]:
-    """A line for every word: the word, its state and probability in it, and what the state emits most."""
+    """A line for every word: the word, its state, its probability there, and the state's most likely words."""
     word = max((len(step.word) for step in steps), default=0)
     wide = max((len(str(step.state)) for step in steps), default=0)
     return [f"{s.word:<{word}}  state {s.state:>{wide}}  {s.probability:.3f}  {_words(s.words)}" for s in steps]
@@ -158,7 +158,7 @@ def _check(parameters: Parameters, alphabet: Sequence[str], top: int) -> None:
 
 def _impossible(parameters: Parameters, alphabet: Sequence[str], tokens: Tensor) -> str:
     ruled_out = token_log_probs(parameters, tokens).log_probabilities[0].isneginf().nonzero()
-    if not len(ruled_out):  # every word is possible, only not an end after the last, or going on after one of them
+    if not len(ruled_out):  # every word is possible, but not to stop after the last, or to continue after another
         return "the model gives this sentence probability zero: it does not end where the sentence does"
     at = int(ruled_out[0])
     word = alphabet[int(tokens[0, at])]
@@ -170,7 +170,7 @@ def _top_words(row: Float[Tensor, " E"], alphabet: Sequence[str], top: int) -> t
 
 
 def _most(row: Float[Tensor, " cells"], top: int) -> list[tuple[int, float]]:
-    """The largest cells above zero with their place, ties to the lower place."""
+    """The largest cells above zero with their places; of equal cells, the lower place first."""
     values, places = row.sort(descending=True, stable=True)
     return [(place, p) for place, p in zip(places[:top].tolist(), values[:top].tolist()) if p > 0]
 

@@ -1,12 +1,12 @@
-"""Local minima of the law E + A/N^α + B/D^β, of many weightings of the same points or from many starts at once.
+"""Local minima of the law E + A/N^α + B/D^β, for many weightings of the same points or many starts at once.
 
-Shapes: R problems side by side, n points, 5 coefficients. Coefficients are a row (a, b, e, α, β) in centred form,
+Shapes: R problems, n points, 5 coefficients. Coefficients are a row (a, b, e, α, β) in centred form,
 
     prediction = e + a exp(-α u) + b exp(-β v)
 
-where u and v are ln N and ln D less their means, and losses are divided by their geometric mean, which keeps a, b and e
-near 1 whatever the units. Bounds: a, b, e ≥ 0 and 0 ≤ α, β ≤ STEEPEST. In linear coefficients a
-term that is absent is a point on the boundary and not a limit, so that it is reached exactly.
+where u and v are ln N and ln D minus their means. Losses are divided by their geometric mean, which keeps a, b and e
+near 1 in any units. Bounds: a, b, e ≥ 0 and 0 ≤ α, β ≤ STEEPEST. The coefficients are linear, so an absent term is a
+point on the boundary that is reached exactly.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 STEEPEST = 10.0
-"""Largest exponent: beyond it a term is a step between two neighbouring sizes, and no law."""
+"""Largest exponent: beyond it a term is a step between two neighbouring sizes, not a law."""
 LOWER = np.zeros(5)
 UPPER = np.array([np.inf, np.inf, np.inf, STEEPEST, STEEPEST])
 
-_TOLERANCE = 1e-11  # of the objective: the decrease that a step still promises where a descent ends
-_NOISE = 1e-26  # of the weights: squares of residuals that are rounding
+_TOLERANCE = 1e-11  # of the objective: a descent ends when a step promises a smaller decrease
+_NOISE = 1e-26  # of the weights: squared residuals below it are rounding
 _SMALL = 1e-9  # exponents below it are zero
 _TINY = 1e-300
-_BLOCK = 1 << 17  # numbers in an array of a block: large beside the cost of a call, small beside memory
+_BLOCK = 1 << 17  # numbers per array: many enough to hide the cost of a call
 
 
 class Centred(NamedTuple):
-    """The points in centred form, with what leads back."""
+    """The points in centred form, with the means to undo the centring."""
 
     u: Floats  # [n]
     v: Floats  # [n]
-    y: Floats  # [n] ln loss less its mean
+    y: Floats  # [n] ln loss minus its mean
     mean: Floats  # [3] of ln N, ln D, ln loss
 
     def outward(self, rows: Floats) -> Floats:
@@ -69,12 +69,12 @@ def penalties(residuals: Floats, delta: float) -> Floats:
 
 
 def reweighting(size: Floats, delta: float) -> Floats:
-    """The weights with which squares of residuals of this size are as steep as their penalties."""
+    """The weights with which squared residuals of this size have the slope of their penalties."""
     return np.minimum(delta / np.maximum(size, _TINY), 1.0)
 
 
 class Values(NamedTuple):
-    """A law at all points: the two powers over the prediction, its inverse, and the log residuals. Each [R, n]."""
+    """A law at all points, each [R, n]: the two powers / prediction, 1 / prediction, and the log residuals."""
 
     p: Floats
     q: Floats
@@ -85,7 +85,7 @@ class Values(NamedTuple):
 def evaluate(points: Centred, rows: Floats) -> Values:
     a, b, e, alpha, beta = rows.T[:, :, None]
     p, q = np.exp(-alpha * points.u), np.exp(-beta * points.v)
-    prediction = np.maximum(e + a * p + b * q, 1e-60)  # a row of zeros is far from everything, and finite
+    prediction = np.maximum(e + a * p + b * q, 1e-60)  # keeps a row of zeros finite
     inverse = 1 / prediction
     return Values(p * inverse, q * inverse, inverse, np.log(prediction) - points.y)
 
@@ -99,20 +99,21 @@ class Descent(NamedTuple):
 def descend(points: Centred, weights: Floats, starts: Floats, delta: float, limit: int = 100) -> Descent:
     """From each row of `starts` [R, 5] to a minimum under its row of `weights` [R, n], or [1, n] for all."""
     block = max(1, _BLOCK // len(points.u))
-    pieces = []
-    for first in range(0, len(starts), block):
-        part = slice(first, first + block)
-        with np.errstate(over="ignore"):  # a bound that is infinitely far, a step that is refused
-            piece = _descend(points, weights if len(weights) == 1 else weights[part], starts[part], delta, limit)
-        pieces.append(piece)
+    parts = [slice(first, first + block) for first in range(0, len(starts), block)]
+    with np.errstate(over="ignore"):  # an infinite bound, a rejected step
+        pieces = [
+            _descend(points, weights if len(weights) == 1 else weights[part], starts[part], delta, limit)
+            for part in parts
+        ]
     return Descent(*(np.concatenate(parts) for parts in zip(*pieces)))
 
 
 def _descend(points: Centred, weights: Floats, starts: Floats, delta: float, limit: int) -> Descent:
     """Newton's method within bounds, damped by the Hessian of the reweighted squares.
 
-    The true Hessian of Huber's penalty sees the few points within `delta` only; that of the reweighted squares sees all
-    and never underestimates the penalty. Their mixture falls steadily far away and ends with Newton's steps.
+    The true Hessian of Huber's penalty depends only on the few points within `delta`. That of the reweighted squares
+    depends on all points and never underestimates the penalty. Their mixture descends steadily from far away and ends
+    with Newton's steps.
     """
     rows, weights = starts.copy(), np.broadcast_to(weights, (len(starts), len(points.u)))
     final = Descent(rows.copy(), np.full(len(rows), np.inf), np.zeros(len(rows), bool))
@@ -144,7 +145,7 @@ def _descend(points: Centred, weights: Floats, starts: Floats, delta: float, lim
 
 
 class Slopes(NamedTuple):
-    """The derivatives of R objectives, by rows whose a and b are the terms' values at (u, v) = `centres`."""
+    """The derivatives of R objectives by rows whose a and b are the terms' values at (u, v) = `centres`."""
 
     rows: Floats  # [R, 5]
     centres: Floats  # [R, 2]
@@ -153,13 +154,13 @@ class Slopes(NamedTuple):
 
 
 def _slopes(points: Centred, weights: Floats, rows: Floats, now: Values, delta: float, damping: Floats) -> Slopes:
-    """The centres are where a term weighs most: far from there, a steep term's size and exponent are hard to part."""
+    """The centres are where a term weighs most; elsewhere a steep term's size and exponent are strongly correlated."""
     u, v = points.u, points.v
     size = np.abs(now.residuals)
     near = np.minimum(size, delta)
     slope = weights * np.copysign(near, now.residuals)
     reweighted = weights * reweighting(size, delta)
-    bend = weights * (size <= delta) - slope + damping[:, None] * reweighted  # of a product of two first derivatives
+    bend = weights * (size <= delta) - slope + damping[:, None] * reweighted  # times two first derivatives
 
     one = np.ones_like(u)
     of_u, of_v = np.stack((one, u, u * u), 1), np.stack((one, v, v * v), 1)
@@ -210,10 +211,10 @@ def _moved(moments: Floats, centre: Floats) -> Floats:
 
 
 def _trial(slopes: Slopes) -> tuple[Floats, Floats]:
-    """Where each row goes next [R, 5], and the decrease of the objective that the slope promises [R].
+    """The next row of each problem [R, 5], and the decrease of the objective that the slope promises [R].
 
-    Where e > 0, the step is made in level a + b + e, slopes aα and bβ, α and β: what the points determine well stays as
-    it is while α changes, whereas in (a, e, α) the floor of the valley is bent.
+    Where e > 0, the step is made in the level a + b + e, the slopes aα and bβ, α and β. The points determine the level
+    and the slopes well, so these stay constant while α changes; in (a, e, α) the valley is curved.
     """
     rows, centres, gradient, hessian = slopes
     trial, promise = np.empty_like(rows), np.empty(len(rows))
@@ -231,7 +232,7 @@ def _trial(slopes: Slopes) -> tuple[Floats, Floats]:
 
 
 def _straight_trial(rows: Floats, gradient: Floats, hessian: Floats) -> tuple[Floats, Floats]:
-    """As `_trial`, by a step in (level, aα, bβ, α, β); e may come out below its bound."""
+    """The result of `_trial` by a step in (level, aα, bβ, α, β); e may end below its bound."""
     a, b, e, alpha, beta = rows.T
     jacobian = np.zeros_like(hessian)  # of (a, b, e, α, β) by the new coordinates
     jacobian[:, 0, 1], jacobian[:, 0, 3] = 1 / alpha, -a / alpha
@@ -254,10 +255,10 @@ def _straight_trial(rows: Floats, gradient: Floats, hessian: Floats) -> tuple[Fl
 
 
 def _within(rows: Floats, gradient: Floats, hessian: Floats, lower: Floats) -> tuple[Floats, Floats]:
-    """Newton's step [R, 5] to the first bound that it meets, and the decrease that its slope promises [R].
+    """Newton's step [R, 5], cut at the first bound, and the decrease that its slope promises [R].
 
-    A coefficient that is at its bound and would leave it is held, and the step is found anew for the others. A step is
-    cut as a whole: moving one coefficient back to its bound alone would leave the valley that the others follow.
+    A coefficient at its bound that would cross it is held, and the step is solved again for the others. A step is
+    shortened as a whole: clipping a single coefficient would leave the valley.
     """
     low, high = rows <= lower, rows >= UPPER
     held = (low & (gradient >= 0)) | (high & (gradient <= 0))
@@ -282,7 +283,7 @@ def _solve(gradient: Floats, hessian: Floats, held: Flags) -> tuple[Floats, Floa
     diagonal += np.where(held, 1, 1e-13)
     step = -np.linalg.solve(hessian, (gradient / scale)[:, :, None])[:, :, 0] / scale
     promise = -np.einsum("ri,ri->r", gradient, step)
-    uphill = promise < 0  # an indefinite Hessian: go along the gradient instead, and damp more if that is too far
+    uphill = promise < 0  # an indefinite Hessian: follow the gradient; damping rises if that is too far
     step[uphill] = -(gradient / scale**2)[uphill]
     promise[uphill] = np.inf
     return step, promise

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError
 from shoestring.core.seeds import derive
@@ -28,13 +27,11 @@ class Curve:
 
 
 class Minimum(NamedTuple):
-    """Where a curve is the lowest of all: the middle, in ln C, of the computes at which it is."""
+    """Where a size has the lowest loss of all: the middle, in ln C, of the range of compute in which it does."""
 
     flops: float
     params: float
     tokens: float
-    loss: float
-    curve: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +40,25 @@ class Envelope:
 
     flops: Floats
     loss: Floats
-    which: NDArray[np.intp]
-    """The curve that is lowest at each of `flops`."""
     minima: tuple[Minimum, ...]
-    """One for each size that is lowest somewhere. The smallest and the largest of them are lowest up to the end of the
-    data, so that their middles are not where they would be best; they are left out where three or more remain."""
+    """One for each size that is lowest somewhere. The smallest and the largest size are lowest up to the end of the
+    data, so their middles are not where they would be best; they are left out if three or more sizes remain."""
     params_law: PowerLaw
     tokens_law: PowerLaw
 
 
-def fit_envelope(
-    curves: Sequence[Curve], budgets: int = 200, smooth: int = 1, per_token: float = PER_TOKEN
-) -> Envelope:
-    """On a grid of `budgets` computes, evenly in ln C; `smooth` is how many points of a curve are averaged."""
-    grid, table = _table(curves, budgets, smooth, per_token)
-    which, minima = _lowest(curves, grid, table, per_token)
+def fit_envelope(curves: Sequence[Curve], budgets: int = 200, per_token: float = PER_TOKEN) -> Envelope:
+    """The envelope on a grid of `budgets` values of compute, evenly spaced in ln C."""
+    grid, table = _table(curves, budgets, per_token)
+    minima = _minima(curves, grid, table, per_token)
     if len({one.params for one in minima}) < 2:
         raise UserError(
-            f"{len(curves)} curves, of which {len(minima)} are lowest somewhere; a power law needs two sizes or more"
+            f"{len(curves)} curves, and {len(minima)} are lowest somewhere; a power law needs two sizes or more"
         )
-    flops, params, tokens = _columns(minima)
+    flops, params, tokens = np.array(minima).T
     return Envelope(
         flops=np.exp(grid),
-        loss=table[which, np.arange(len(grid))],
-        which=which,
+        loss=table.min(0),
         minima=tuple(minima),
         params_law=fit_power(flops, params),
         tokens_law=fit_power(flops, tokens),
@@ -74,28 +66,23 @@ def fit_envelope(
 
 
 def bootstrap_envelope(
-    curves: Sequence[Curve],
-    resamples: int = 1000,
-    seed: int = 0,
-    budgets: int = 200,
-    smooth: int = 1,
-    per_token: float = PER_TOKEN,
+    curves: Sequence[Curve], resamples: int = 1000, seed: int = 0, budgets: int = 200, per_token: float = PER_TOKEN
 ) -> tuple[PowerBootstrap, PowerBootstrap]:
-    """The laws of N and of D when curves are drawn again, with replacement; NaN where fewer than two sizes win."""
-    grid, table = _table(curves, budgets, smooth, per_token)
+    """The laws of N and of D for curves drawn with replacement; NaN where fewer than two sizes are lowest."""
+    grid, table = _table(curves, budgets, per_token)
     generator = np.random.default_rng(derive(seed, "bootstrap"))
     found = np.full((resamples, 4), np.nan)
     for row in found:
         drawn = np.unique(generator.integers(len(curves), size=len(curves)))
-        _, minima = _lowest([curves[index] for index in drawn], grid, table[drawn], per_token)
+        minima = _minima([curves[index] for index in drawn], grid, table[drawn], per_token)
         if len({one.params for one in minima}) >= 2:
-            flops, params, tokens = _columns(minima)
+            flops, params, tokens = np.array(minima).T
             row[:] = [*fit_power(flops, params), *fit_power(flops, tokens)]
     return PowerBootstrap(k=found[:, 0], a=found[:, 1]), PowerBootstrap(k=found[:, 2], a=found[:, 3])
 
 
-def _table(curves: Sequence[Curve], budgets: int, smooth: int, per_token: float) -> tuple[Floats, Floats]:
-    """ln C of the grid [G], and the loss of each curve there [curves, G], infinite outside what it covers."""
+def _table(curves: Sequence[Curve], budgets: int, per_token: float) -> tuple[Floats, Floats]:
+    """ln C of the grid [G], and the loss of each curve there [curves, G], infinite outside the curve's own range."""
     if len(curves) < 2:
         raise UserError(f"{len(curves)} curve; an envelope needs two or more")
     logs = []
@@ -105,42 +92,20 @@ def _table(curves: Sequence[Curve], budgets: int, smooth: int, per_token: float)
             raise UserError(f"{name}: {curve.tokens.shape} tokens and {curve.loss.shape} losses; give as many of both")
         numbers = np.concatenate((curve.tokens, curve.loss, [curve.params]))
         if not (np.isfinite(numbers) & (numbers > 0)).all() or (np.diff(curve.tokens) <= 0).any():
-            raise UserError(f"{name}: tokens must ascend, and all numbers be finite and above 0")
+            raise UserError(f"{name}: tokens must ascend, and all numbers must be finite and above 0")
         logs.append(np.log(per_token * curve.params * curve.tokens))
     grid = np.linspace(min(log[0] for log in logs), max(log[-1] for log in logs), budgets)
-    table = [
-        np.interp(grid, log, _smoothed(curve.loss, smooth), left=np.inf, right=np.inf)
-        for curve, log in zip(curves, logs, strict=True)
-    ]
-    return grid, np.array(table)
+    losses = [np.interp(grid, log, curve.loss, left=np.inf, right=np.inf) for curve, log in zip(curves, logs)]
+    return grid, np.array(losses)
 
 
-def _smoothed(loss: Floats, smooth: int) -> Floats:
-    """The mean of `smooth` neighbours, fewer of them toward the ends, so that nothing is moved."""
-    if smooth <= 1:
-        return loss
-    reach = np.minimum(np.minimum(np.arange(len(loss)), np.arange(len(loss))[::-1]), smooth // 2)
-    sums = np.concatenate(([0.0], np.cumsum(loss)))
-    place = np.arange(len(loss))
-    return np.asarray((sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1))
-
-
-def _lowest(
-    curves: Sequence[Curve], grid: Floats, table: Floats, per_token: float
-) -> tuple[NDArray[np.intp], list[Minimum]]:
-    which = table.argmin(0)
-    covered = np.isfinite(table[which, np.arange(len(grid))])
-    sizes = np.array([curve.params for curve in curves])[which]
+def _minima(curves: Sequence[Curve], grid: Floats, table: Floats, per_token: float) -> list[Minimum]:
+    covered = np.isfinite(table.min(0))
+    sizes = np.array([curve.params for curve in curves])[table.argmin(0)]
     minima = []
     for size in np.unique(sizes[covered]):
         (places,) = np.nonzero(covered & (sizes == size))
         middle = int(places[np.abs(grid[places] - grid[places].mean()).argmin()])
         flops = float(np.exp(grid[middle]))
-        curve = int(which[middle])
-        minima.append(Minimum(flops, float(size), flops / per_token / float(size), float(table[curve, middle]), curve))
-    minima.sort(key=lambda one: one.params)
-    return which, minima[1:-1] if len(minima) >= 5 else minima
-
-
-def _columns(minima: Sequence[Minimum]) -> Floats:
-    return np.array([(one.flops, one.params, one.tokens) for one in minima]).T
+        minima.append(Minimum(flops, float(size), flops / per_token / float(size)))
+    return minima[1:-1] if len(minima) >= 5 else minima

@@ -1,4 +1,4 @@
-"""The form of a law, E + A/N^α + B/D^β, and its optimum. Without numpy: a plan asks, and answers at once."""
+"""The form of a law, E + A/N^α + B/D^β, and its optimum. Without numpy, so that a plan can use it at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from shoestring.core.errors import UserError
 
 PER_TOKEN = 6.0
-"""FLOPs of training for each parameter and token: C = 6 N D."""
+"""Training FLOPs per parameter and token: C = 6 N D."""
 
 
 class Surface(NamedTuple):
@@ -24,7 +24,7 @@ class Surface(NamedTuple):
 
     @property
     def a_opt(self) -> float:
-        """The exponent with which the best N grows with compute, β/(α+β); that of the best D is 1 less it."""
+        """The best N grows as compute to this exponent, β/(α+β); the best D as compute to 1 - a_opt."""
         self._check()
         return self.beta / (self.alpha + self.beta)
 
@@ -38,9 +38,10 @@ class Surface(NamedTuple):
         return params, product / params, self.loss(params, product / params)
 
     def _check(self) -> None:
-        absent = [name for name, value in zip(("A", "B"), (self.A * self.alpha, self.B * self.beta)) if value <= 0]
+        terms = {"A": ("parameters", self.A * self.alpha), "B": ("tokens", self.B * self.beta)}
+        absent = {name: what for name, (what, size) in terms.items() if size <= 0}
         if absent:
-            more = " and ".join({"A": "parameters", "B": "tokens"}[name] for name in absent)
+            more = " and ".join(absent.values())
             raise UserError(
                 f"this law has {' = '.join(absent)} = 0: more {more} gain nothing, so no size is best; "
                 f"fit points with a wider range of {more}"

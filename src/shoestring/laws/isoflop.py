@@ -1,8 +1,7 @@
-"""Approach 2: among models of equal compute a parabola of the loss in ln N, and power laws through the minima."""
+"""Approach 2: a parabola of the loss in ln N among models of equal compute, and power laws through the minima."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,27 +13,28 @@ from shoestring.laws.points import Points
 from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, fit_rows
 from shoestring.laws.resampling import draw_counts
 
+_TOLERANCE = 0.1  # of ln C within a group
+
 
 class GroupOptimum(NamedTuple):
     """The best model of one budget."""
 
     flops: float
-    """The geometric mean of the group, or the budget given."""
     params: float
     tokens: float
     loss: float
-    points: int
 
 
 class Group(NamedTuple):
     """Models of equal compute."""
 
     flops: float
+    """Geometric mean."""
     points: Points
 
     @property
     def log_product(self) -> float:
-        """ln N D, the mean of the group: tokens of a size are what it leaves."""
+        """Mean of ln N D over the group; minus ln N, it gives the ln D of a size."""
         return float(np.log(self.points.params * self.points.tokens).mean())
 
 
@@ -46,16 +46,15 @@ class IsoFlop:
     groups: tuple[Group, ...]
     """Those of the optima."""
     left_out: tuple[str, ...]
-    """Groups and points without an optimum, and why."""
+    """Groups without an optimum, each with the reason."""
     params_law: PowerLaw
     tokens_law: PowerLaw
 
 
-def fit_isoflop(points: Points, budgets: Sequence[float] | None = None, tolerance: float = 0.1) -> IsoFlop:
-    """`budgets` are the FLOPs of the groups; None finds them. FLOPs in one differ by `tolerance` at most, in ln."""
-    groups, left_out = _group(points, budgets, tolerance)
-    kept, optima = [], []
-    for group in groups:
+def fit_isoflop(points: Points) -> IsoFlop:
+    """The optimum of each group of points whose FLOPs differ by at most 10 %, and the laws through the optima."""
+    kept, optima, left_out = [], [], []
+    for group in _groups(points):
         found = _optimum(group)
         if isinstance(found, str):
             left_out.append(f"{group.flops:.3g} FLOP, {len(group.points)} points: {found}")
@@ -63,8 +62,8 @@ def fit_isoflop(points: Points, budgets: Sequence[float] | None = None, toleranc
             kept.append(group)
             optima.append(found)
     if len(optima) < 2:
-        told = "".join(f"\n  {line}" for line in left_out[:10])
-        raise UserError(f"{len(optima)} budgets have an optimum; a power law needs two or more{told}")
+        reasons = "".join(f"\n  {line}" for line in left_out[:10])
+        raise UserError(f"{len(optima)} budgets have an optimum; a power law needs two or more{reasons}")
     flops, params, tokens = (np.array([getattr(one, name) for one in optima]) for name in ("flops", "params", "tokens"))
     return IsoFlop(
         optima=tuple(optima),
@@ -76,46 +75,37 @@ def fit_isoflop(points: Points, budgets: Sequence[float] | None = None, toleranc
 
 
 def bootstrap_isoflop(fit: IsoFlop, resamples: int = 1000, seed: int = 0) -> tuple[PowerBootstrap, PowerBootstrap]:
-    """The laws of N and of D when the points of each group are drawn again, with replacement.
+    """The laws of N and of D when the points of each group are drawn with replacement.
 
-    A group without an optimum in a resample is left out of it; one with fewer than two groups left fails.
+    A resample leaves out the groups in which it has no optimum, and fails with fewer than two groups.
     """
     logs = np.empty((resamples, len(fit.groups)))
     for index, group in enumerate(fit.groups):
         weights = draw_counts(len(group.points), resamples, seed, index)
         logs[:, index], _ = _minima(np.log(group.points.params), group.points.loss, weights)
     usable = np.isfinite(logs)
-    flops = np.array([group.flops for group in fit.groups])
+    log_flops = np.log(np.array([group.flops for group in fit.groups]))
     products = np.array([group.log_product for group in fit.groups])
-    log_params = np.where(usable, logs, 0)
-    laws = []
-    for values in (log_params, products - log_params):
-        k, a = fit_rows(np.log(flops), values, usable.astype(np.float64))
-        laws.append(PowerBootstrap(k=k, a=a))
-    return laws[0], laws[1]
+    log_params, weights = np.where(usable, logs, 0), usable.astype(np.float64)
+    (k_params, a_params), (k_tokens, a_tokens) = (
+        fit_rows(log_flops, values, weights) for values in (log_params, products - log_params)
+    )
+    return PowerBootstrap(k=k_params, a=a_params), PowerBootstrap(k=k_tokens, a=a_tokens)
 
 
-def _group(points: Points, budgets: Sequence[float] | None, tolerance: float) -> tuple[list[Group], list[str]]:
+def _groups(points: Points) -> list[Group]:
     logs = np.log(points.flops)
-    if budgets is None:
-        order = logs.argsort(kind="stable")
-        starts = [0]
-        for place in range(1, len(order)):
-            if logs[order[place]] - logs[order[starts[-1]]] > tolerance:
-                starts.append(place)
-        parts = np.split(order, starts[1:])
-        return [Group(float(np.exp(logs[part].mean())), points.take(np.sort(part))) for part in parts], []
-    wanted = np.log(np.sort(np.asarray(budgets, np.float64)))
-    distance = np.abs(logs[:, None] - wanted)
-    which = distance.argmin(1)
-    far = distance.min(1) > tolerance
-    told = [f"{flops:.3g} FLOP: not within {tolerance:.0%} of a budget" for flops in points.flops[far]]
-    members = [np.flatnonzero((which == index) & ~far) for index in range(len(wanted))]
-    return [Group(float(np.exp(log)), points.take(part)) for log, part in zip(wanted, members) if len(part)], told
+    order = logs.argsort(kind="stable")
+    starts = [0]
+    for place in range(1, len(order)):
+        if logs[order[place]] - logs[order[starts[-1]]] > _TOLERANCE:
+            starts.append(place)
+    parts = np.split(order, starts[1:])
+    return [Group(float(np.exp(logs[part].mean())), points.take(np.sort(part))) for part in parts]
 
 
 def _optimum(group: Group) -> GroupOptimum | str:
-    """The minimum of the group's parabola, or why there is none."""
+    """The minimum of the group's parabola, or the reason why there is none."""
     logs = np.log(group.points.params)
     sizes = len(np.unique(logs))
     if sizes < 3:
@@ -129,14 +119,13 @@ def _optimum(group: Group) -> GroupOptimum | str:
             f"{np.exp(logs.min()):.3g} to {np.exp(logs.max()):.3g}"
         )
     params = float(np.exp(best[0]))
-    tokens = float(np.exp(group.log_product)) / params
-    return GroupOptimum(group.flops, params, tokens, float(lowest[0]), len(logs))
+    return GroupOptimum(group.flops, params, float(np.exp(group.log_product)) / params, float(lowest[0]))
 
 
 def _minima(logs: Floats, loss: Floats, weights: Floats, inside: bool = True) -> tuple[Floats, Floats]:
-    """ln N [R] at the minimum of a parabola under each row of weights [R, n], and its height; NaN where there is none.
+    """ln N [R] at the minimum of the parabola under each row of weights [R, n], and its height; NaN without a minimum.
 
-    With `inside`, a minimum outside the sizes that have a weight is none.
+    With `inside`, a minimum outside the range of the weighted sizes does not count.
     """
     middle, reach = logs.mean(), max(float(np.ptp(logs)), 1e-12)
     x = (logs - middle) / reach

@@ -1,4 +1,4 @@
-"""The best model for a budget of FLOPs or of time, and what another size costs."""
+"""The best model for a budget of FLOPs or of time, and the cost of another size."""
 
 from __future__ import annotations
 
@@ -11,45 +11,42 @@ import numpy as np
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN, Surface
-from shoestring.laws.search import lowest
-from shoestring.laws.surface import SurfaceBootstrap, interval
+from shoestring.laws.resampling import interval
+from shoestring.laws.surface import SurfaceBootstrap
 
 Intervals = dict[str, tuple[float, float]]
+_ROUNDS = 7  # of refining a grid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
-    """The size with the lowest loss within a budget, and the tokens that it is trained on."""
+class SurfaceOptimum:
+    """The size with the lowest loss within a budget, and the tokens it is trained on."""
 
     params: float
     tokens: float
     loss: float
     at_edge: str | None = None
-    """ "smallest" or "largest" where it is the end of the range looked at: the best size is likely beyond."""
+    """ "smallest" or "largest" where it is an end of the range searched: the best size is likely beyond."""
     extrapolated: bool = False
     """Whether the speed at this size lies outside the sizes measured."""
     intervals: Intervals = field(default_factory=dict)
-    """Of "params", "tokens" and "loss", where a bootstrap was given."""
+    """Of "params", "tokens" and "loss"; empty without a bootstrap."""
 
 
-def best_for_flops(
-    surface: Surface,
-    flops: float,
-    bootstrap: SurfaceBootstrap | None = None,
-    level: float = 0.95,
-    per_token: float = PER_TOKEN,
-) -> Best:
+def optimum_for_flops(
+    surface: Surface, flops: float, bootstrap: SurfaceBootstrap | None = None, per_token: float = PER_TOKEN
+) -> SurfaceOptimum:
     _check_budget("flops", flops)
     params, tokens, loss = surface.optimum(flops, per_token)
-    intervals = bootstrap.optimum_interval(flops, level, per_token) if bootstrap else {}
-    return Best(params=params, tokens=tokens, loss=loss, intervals=intervals)
+    intervals = bootstrap.optimum_interval(flops, per_token) if bootstrap else {}
+    return SurfaceOptimum(params=params, tokens=tokens, loss=loss, intervals=intervals)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Tokens a second by model size: straight lines in logarithms between measured sizes, and on beyond the ends.
+    """Tokens per second by model size: straight lines in logarithms between measured sizes, extended beyond the ends.
 
-    Beyond the ends a larger model is never faster: where noise says so, the speed stays as it is.
+    Beyond the ends a larger model is never faster: where noise suggests it, the speed stays constant.
     """
 
     log_params: Floats
@@ -64,13 +61,13 @@ class Speed:
         return np.exp(inside + slopes[0] * below + slopes[-1] * above)
 
     def extrapolated(self, params: float) -> bool:
-        """Whether a size is outside those measured, rounding apart."""
+        """Whether a size is outside those measured, by more than rounding."""
         u = np.log(params)
         return bool(u < self.log_params[0] - 1e-9 or u > self.log_params[-1] + 1e-9)
 
 
 def fit_speed(params: Floats, tokens_per_second: Floats) -> Speed:
-    """From measured sizes, two or more; several rates of one size count as their geometric mean."""
+    """The speed by size from two or more measured sizes; several rates of one size are averaged geometrically."""
     sizes, rates = np.asarray(params, np.float64), np.asarray(tokens_per_second, np.float64)
     if sizes.shape != rates.shape or sizes.ndim != 1:
         raise UserError(f"{sizes.shape} sizes and {rates.shape} speeds; give one speed for each size")
@@ -85,17 +82,17 @@ def fit_speed(params: Floats, tokens_per_second: Floats) -> Speed:
     return Speed(log_params=log_sizes, log_rates=log_rates)
 
 
-def best_for_time(
+def optimum_for_time(
     surface: Surface,
     seconds: float,
     speed: Callable[[Any], Any],
     sizes: tuple[float, float],
     bootstrap: SurfaceBootstrap | None = None,
     level: float = 0.95,
-) -> Best:
-    """The best size from `sizes[0]` to `sizes[1]` where N parameters see speed(N) · seconds tokens.
+) -> SurfaceOptimum:
+    """The best size from `sizes[0]` to `sizes[1]` if N parameters are trained on speed(N) · seconds tokens.
 
-    `speed` takes arrays of sizes. The intervals are those of the law: the speed is taken as known.
+    `speed` takes arrays of sizes. The intervals are those of the law; the speed is taken as exact.
     """
     _check_budget("seconds", seconds)
     if not 0 < sizes[0] < sizes[1] < np.inf:
@@ -112,7 +109,7 @@ def best_for_time(
         losses = Surface(*samples.T).loss(best, seen)
         columns = {"params": best, "tokens": seen, "loss": losses}
         intervals = {name: interval(values, level) for name, values in columns.items()}
-    return Best(
+    return SurfaceOptimum(
         params=float(params),
         tokens=tokens,
         loss=float(surface.loss(params, tokens)),
@@ -133,8 +130,23 @@ def _best_sizes(samples: Floats, seconds: float, speed: Callable[[Any], Any], si
     return np.exp(lowest(losses, float(np.log(sizes[0])), float(np.log(sizes[1])), len(samples)))
 
 
+def lowest(function: Callable[[Floats], Floats], low: float, high: float, count: int = 1, grid: int = 65) -> Floats:
+    """x [count] in [low, high] where each of `count` functions is lowest; `function` maps [count, grid] to the same.
+
+    It may miss a minimum that is narrower than the range / `grid`, or barely lower than another. The place is accurate
+    to about 1e-8 of the range, where the values no longer differ.
+    """
+    lows, highs = np.full(count, low), np.full(count, high)
+    rows = np.arange(count)
+    for _ in range(_ROUNDS):
+        places = np.linspace(lows, highs, grid, axis=1)
+        best = function(places).argmin(1)
+        lows, highs = places[rows, np.maximum(best - 1, 0)], places[rows, np.minimum(best + 1, grid - 1)]
+    return np.asarray(places[rows, best])
+
+
 class SizeCost(NamedTuple):
-    """What it costs to train a size that is not the best, at equal compute."""
+    """The cost of training a size that is not the best, at equal compute."""
 
     params: float
     tokens: float
@@ -143,8 +155,6 @@ class SizeCost(NamedTuple):
     """Above the loss of the best size."""
     extra_compute: float
     """Further compute, as a fraction, with which this size reaches the loss of the best; inf where it never does."""
-    wasted_compute: float
-    """The fraction of the budget that the best size for less compute saves at this loss."""
 
 
 def cost_of_size(surface: Surface, flops: float, factor: float, per_token: float = PER_TOKEN) -> SizeCost:
@@ -157,22 +167,18 @@ def cost_of_size(surface: Surface, flops: float, factor: float, per_token: float
     loss = surface.loss(params, tokens)
     left = best_loss - surface.E - surface.A * params**-surface.alpha  # for the term of tokens
     needed = (surface.B / left) ** (1 / surface.beta) if left > 0 else np.inf
-    falls = surface.alpha * surface.beta / (surface.alpha + surface.beta)  # loss - E of the best models ~ C^-falls
-    share = ((best_loss - surface.E) / (loss - surface.E)) ** (1 / falls)
-    return SizeCost(params, tokens, loss, loss - best_loss, max(needed / tokens - 1, 0.0), max(1 - share, 0.0))
+    return SizeCost(params, tokens, loss, loss - best_loss, max(needed / tokens - 1, 0.0))
 
 
-def cost_interval(
-    bootstrap: SurfaceBootstrap, flops: float, params: float, level: float = 0.95, per_token: float = PER_TOKEN
-) -> Intervals:
-    """Percentile intervals of what it costs to train `params` parameters, by the names of `SizeCost`.
+def cost_interval(bootstrap: SurfaceBootstrap, flops: float, params: float, per_token: float = PER_TOKEN) -> Intervals:
+    """95 % percentile intervals of the cost of training `params` parameters, by the field names of `SizeCost`.
 
-    Under each law of the bootstrap another size is best, and this one off by another factor.
+    Each law of the bootstrap has another best size, so `params` is off by another factor.
     """
     laws = [one for one in bootstrap.surfaces if min(one[1:]) > 0]
     costs = [cost_of_size(one, flops, params / one.optimum(flops, per_token)[0], per_token) for one in laws]
     table = np.array(costs).reshape(-1, len(SizeCost._fields))
-    return {name: interval(column, level) for name, column in zip(SizeCost._fields, table.T) if name != "params"}
+    return {name: interval(column) for name, column in zip(SizeCost._fields, table.T) if name != "params"}
 
 
 def _check_budget(name: str, value: float) -> None:

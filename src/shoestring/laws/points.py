@@ -1,4 +1,4 @@
-"""The points of a scaling law: parameters, tokens and the loss that a training run reached, read from a table."""
+"""The points of a scaling law: parameters, tokens and final loss of training runs, read from a table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoestring.core.errors import UserError, storage_error
-from shoestring.core.schema import nearest
+from shoestring.core.errors import UserError, nearest, storage_error
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
 
@@ -21,13 +20,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """Finished training runs, one in each place: all numbers are finite and above zero."""
+    """Finished training runs, one per index; all numbers are finite and above zero."""
 
     params: Floats
     tokens: Floats
     loss: Floats
     given_flops: Floats | None = None
-    """What the runs cost by their own count; None is 6 N D."""
+    """FLOPs by the runs' own count; None: 6 N D."""
     names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class Points:
             if values is None:
                 continue
             if values.shape != (len(self),):
-                raise UserError(f"{name} has shape {values.shape}, params {self.params.shape}; give one number a point")
+                raise UserError(f"{name} has shape {values.shape}, params {self.params.shape}; one number per point")
             bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
             if len(bad):
                 raise UserError(f"{name} of point {bad[0]} is {values[bad[0]]}; it must be finite and above 0")
@@ -49,7 +48,7 @@ class Points:
         return PER_TOKEN * self.params * self.tokens if self.given_flops is None else self.given_flops
 
     def take(self, index: Any) -> Points:
-        """Some of the points, by anything that indexes an array."""
+        """The points at `index`, which is anything that indexes an array."""
         given = None if self.given_flops is None else self.given_flops[index]
         names = None if self.names is None else tuple(np.array(self.names, object)[index])
         return Points(
@@ -69,18 +68,18 @@ def read_points(
     where: Sequence[str] = (),
     at_least: int = 5,
 ) -> tuple[Points, list[str]]:
-    """The points in the named columns of a CSV file, or fields of a .jsonl file, and a line on each row left out.
+    """The points in the named columns of a CSV file or fields of a .jsonl file, and a message per unusable number.
 
     Two of `params`, `tokens` and `flops` give the third by C = 6 N D. `where` keeps the rows in which each
-    "column=value" holds: equal as text, or as numbers. `at_least` is how many coefficients are to be fitted.
+    "column=value" holds, as text or as numbers. `at_least` is the number of coefficients to fit.
     """
     path = Path(path)
     if sum(column is not None for column in (params, tokens, flops)) < 2:
         raise UserError(f"{path}: name the columns of two of params, tokens and flops; C = 6 N D gives the third")
-    wanted = {"params": params, "tokens": tokens, "flops": flops, "loss": loss}
-    columns = {role: column for role, column in wanted.items() if column is not None}
+    roles = {"params": params, "tokens": tokens, "flops": flops, "loss": loss}
+    columns = {role: column for role, column in roles.items() if column is not None}
     conditions = [_condition(text) for text in where]
-    found: dict[str, list[float]] = {role: [] for role in columns}
+    kept: list[dict[str, float]] = []
     labels: list[str] = []
     problems: list[str] = []
     rows = 0
@@ -89,46 +88,37 @@ def read_points(
         if not all(_equal(row.get(column), value) for column, value in conditions):
             continue
         rows += 1
-        values = {role: _number(row.get(column)) for role, column in columns.items()}
-        wrong = [
-            f'line {line}, column "{columns[role]}": {_shown(row.get(columns[role]))}'
-            for role, value in values.items()
-            if value is None
-        ]
-        problems += wrong
-        if not wrong:
-            for role, value in values.items():
-                assert value is not None
-                found[role].append(value)
+        numbers = {role: _number(row.get(column)) for role, column in columns.items()}
+        values = {role: number for role, number in numbers.items() if number is not None}
+        bad = [column for role, column in columns.items() if role not in values]
+        problems += [f'line {line}, column "{column}": {_shown(row.get(column))}' for column in bad]
+        if not bad:
+            kept.append(values)
             labels.append(str(row.get(names)) if names else "")
     if problems and not skip_bad:
         more = [f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-        told = "\n".join(f"  {text}" for text in [*problems[:_SHOWN], *more])
+        shown = "\n".join(f"  {text}" for text in [*problems[:_SHOWN], *more])
         raise UserError(
-            f"{path}: {len(problems)} numbers cannot be used; mend them, or leave their rows out with --skip-bad\n"
-            f"{told}"
+            f"{path}: {len(problems)} numbers cannot be used; correct them, or leave their rows out with --skip-bad\n"
+            f"{shown}"
         )
-    if len(labels) < at_least:
-        kept = f"{len(labels)} of its {rows} rows" if len(labels) < rows else f"{rows} row{'s' * (rows != 1)}"
-        asked = f" where {' and '.join(where)}" if where else ""
-        raise UserError(f"{path}{asked}: {kept} can be used; a fit of {at_least} coefficients needs {at_least} or more")
-    arrays = {role: np.array(values) for role, values in found.items()}
+    if len(kept) < at_least:
+        usable = f"{len(kept)} of its {rows} rows" if len(kept) < rows else f"{rows} row{'s' * (rows != 1)}"
+        only = f" where {' and '.join(where)}" if where else ""
+        raise UserError(
+            f"{path}{only}: {usable} can be used; a fit of {at_least} coefficients needs {at_least} or more"
+        )
+    arrays = {role: np.array([values[role] for values in kept]) for role in columns}
     if params is None:
         arrays["params"] = arrays["flops"] / PER_TOKEN / arrays["tokens"]
     if tokens is None:
         arrays["tokens"] = arrays["flops"] / PER_TOKEN / arrays["params"]
-    points = Points(
-        params=arrays["params"],
-        tokens=arrays["tokens"],
-        loss=arrays["loss"],
-        given_flops=arrays.get("flops"),
-        names=tuple(labels) if names else None,
-    )
-    return points, problems
+    given = arrays.pop("flops", None)
+    return Points(**arrays, given_flops=given, names=tuple(labels) if names else None), problems
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row with its line number; a column that no row has is an error."""
+    """Each row with its line number; an unknown column is an error."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, file, columns)
@@ -174,8 +164,7 @@ def _json_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[
 
 
 def _check_columns(path: Path, known: list[str], columns: Sequence[str]) -> None:
-    unknown = [f'no column "{column}"; {nearest(column, known)}' for column in columns if column not in known]
-    if unknown:
+    if unknown := [f'no column "{column}"; {nearest(column, known)}' for column in columns if column not in known]:
         raise UserError(f"{path}: " + "; ".join(unknown))
 
 
@@ -196,7 +185,7 @@ def _equal(found: Any, value: str) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A number that is finite and above zero."""
+    """The value as a number; None unless it is finite and above zero."""
     try:
         number = float(value) if not isinstance(value, bool) else -1.0
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Where to begin a descent: a grid over the two exponents, with the best coefficients A, B, E ≥ 0 in each cell."""
+"""Starts for a descent: a grid over the two exponents, with the best coefficients A, B, E ≥ 0 in each cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CELLS = 1 << 17  # numbers in an array of cells × points
 
 
 def nonnegative(gram: Floats, right: Floats) -> Floats:
-    """x ≥ 0 [..., 3] that minimises x·Gx/2 - r·x for G [..., 3, 3] and r [..., 3], by looking at all seven supports."""
+    """x ≥ 0 [..., 3] that minimises x·Gx/2 - r·x for G [..., 3, 3] and r [..., 3], by trying all seven supports."""
     scale = np.sqrt(np.maximum(np.einsum("...ii->...i", gram), 1e-300))
     g, r = gram / (scale[..., :, None] * scale[..., None, :]), right / scale
     best, gain = np.zeros_like(r), np.zeros(r.shape[:-1])
@@ -47,9 +47,9 @@ def nonnegative(gram: Floats, right: Floats) -> Floats:
 
 
 def grid_starts(points: Centred, delta: float) -> Floats:
-    """Rows (a, b, e, α, β) [S, 5] from which the global minimum is reached: the hollows of a grid, the best first.
+    """Rows (a, b, e, α, β) [S, 5] to start from, the best first: the lowest cell of each row and column of the grid.
 
-    Besides the hollows, the best cell of each kind: no term absent, one absent, two.
+    The best cell with each set of absent terms is added.
     """
     count = len(EXPONENTS)
     of_params, of_tokens = np.exp(-EXPONENTS[:, None] * points.u), np.exp(-EXPONENTS[:, None] * points.v)
@@ -73,7 +73,7 @@ def _improved(points: Centred, p: Floats, q: Floats, delta: float) -> tuple[Floa
     once = np.broadcast_to(np.exp(-points.y), p.shape)
     target, twice = once, once * once
     for last in range(_PASSES, 0, -1):
-        tp, tq = twice * p, twice * q  # the design is p, q and 1 over the prediction, which goes with the weights
+        tp, tq = twice * p, twice * q  # the design is (p, q, 1) / prediction; the weights contain the division
         gram, right = np.empty((len(p), 3, 3)), np.empty((len(p), 3))
         gram[:, 0, 0], gram[:, 1, 1], gram[:, 2, 2] = _sums(tp, p), _sums(tq, q), twice.sum(1)
         for i, j, product in ((0, 1, _sums(tp, q)), (0, 2, tp.sum(1)), (1, 2, tq.sum(1))):

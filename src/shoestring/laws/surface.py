@@ -1,14 +1,14 @@
-"""The loss as a surface over parameters and tokens, E + A/N^α + B/D^β (approach 3), and how sure its fit is.
+"""Approach 3: the loss as a surface over parameters and tokens, E + A/N^α + B/D^β, and the uncertainty of its fit.
 
 A fit minimises the sum of penalties of log residuals, r = ln prediction - ln loss, over E, A, B ≥ 0 and exponents from
-0 to `descent.STEEPEST`. Rows of coefficients stand in the order E, A, B, α, β.
+0 to `descent.STEEPEST`. Rows of coefficients are in the order E, A, B, α, β.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -16,26 +16,26 @@ from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
 from shoestring.laws.form import PER_TOKEN, Surface
 from shoestring.laws.points import Points
-from shoestring.laws.resampling import draw_counts
+from shoestring.laws.resampling import draw_counts, interval
 from shoestring.laws.starts import grid_starts
 
 Penalty = Literal["huber", "l1", "squares"]
 
 COEFFICIENTS = 5
 _FIRST = 8  # steps from every start
-_KEPT = 10  # starts that go on to the end
+_KEPT = 10  # starts that continue to the end
 _LIMIT = 300
-_SAME = 1e-6  # objectives that differ by less are of one minimum
-_ROUNDING = 1e-24  # penalties of a point that are rounding
-_CHECKED = 500  # resamples that begin elsewhere too
-_PART = 1000  # resamples that a thread takes at once
+_SAME = 1e-6  # relative difference below which two objectives are one minimum
+_ROUNDING = 1e-24  # penalty of a point that is rounding error
+_CHECKED = 500  # resamples that are also started elsewhere
+_PART = 1000  # resamples per thread and call
 _ABSOLUTE = tuple(10.0**-power for power in range(3, 12))  # Huber's penalty over δ is |r| less δ/2 at most
-_STRAIGHT = 1e-3  # ln D that follows a line in ln N this closely
+_STRAIGHT = 1e-3  # deviation of ln D from a line in ln N
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurfaceFit:
-    """The global minimum, and how it was reached."""
+    """The global minimum, and how the search for it went."""
 
     surface: Surface
     objective: float
@@ -46,15 +46,14 @@ class SurfaceFit:
     delta: float
     starts: int
     failed: int
-    """Starts that ended above the best: in another minimum, or given up on the way."""
+    """Starts that ended above the best: in another minimum, or not pursued."""
     boundary: tuple[str, ...]
-    """Coefficients at the end of their range: "E", "A", "B" at 0; "alpha", "beta" at STEEPEST. Without a term, its
-    exponent means nothing and is given as 0."""
+    """Coefficients at a bound: "E", "A", "B" at 0; "alpha", "beta" at STEEPEST. An absent term has exponent 0."""
     converged: bool
 
 
 def fit_surface(points: Points, penalty: Penalty = "huber", delta: float = 1e-3) -> SurfaceFit:
-    """The law that lies closest to the points. Some 50 ms for 240 of them."""
+    """The law that lies closest to the points; about 50 ms for 240 of them."""
     check_identified(points)
     if penalty not in get_args(Penalty):
         raise UserError(f'penalty = "{penalty}": must be {", ".join(get_args(Penalty))}')
@@ -88,7 +87,7 @@ def fit_surface(points: Points, penalty: Penalty = "huber", delta: float = 1e-3)
 
 
 def check_identified(points: Points) -> None:
-    """Raise UserError where no data of this form can tell the five coefficients apart."""
+    """Raise UserError for points that cannot determine the five coefficients."""
     if len(points) < COEFFICIENTS:
         raise UserError(f"{len(points)} points; a law of {COEFFICIENTS} coefficients needs {COEFFICIENTS} or more")
     logs = {"params": np.log(points.params), "tokens": np.log(points.tokens)}
@@ -96,25 +95,25 @@ def check_identified(points: Points) -> None:
         distinct = 1 + int((np.diff(np.sort(values)) > _STRAIGHT).sum())
         if distinct < 3:
             raise UserError(
-                f"{name} take {distinct} different value{'s' * (distinct > 1)}: their term cannot be told from E; "
+                f"{name} take {distinct} different value{'s' * (distinct > 1)}: their term cannot be separated from E; "
                 "add points with 3 or more"
             )
     u, v = (values - values.mean() for values in logs.values())
     slope = float(u @ v / (u @ u))
     if np.sqrt(np.mean((v - slope * u) ** 2)) < _STRAIGHT:
         raise UserError(
-            f"tokens are proportional to params^{slope:.3g} in all points, so that the two terms cannot be told apart; "
+            f"tokens are proportional to params^{slope:.3g} in all points, so the two terms cannot be separated; "
             "add points with another ratio of tokens to parameters"
         )
 
 
 def _smooth(penalty: Penalty, delta: float) -> float:
-    """δ of the Huber penalty that a fit begins with."""
+    """δ of the Huber penalty that a fit starts with."""
     return {"huber": delta, "l1": _ABSOLUTE[0], "squares": np.inf}[penalty]
 
 
 def _absolute(centred: Centred, weights: Floats, found: Descent) -> Descent:
-    """From minima of Huber's penalty to those of Σ|r|, by δ → 0: at the last δ the sum is n δ/2 too high at most."""
+    """Minima of Σ|r| from minima of Huber's penalty, by δ → 0: at the last δ the sum is at most n δ/2 too high."""
     for delta in _ABSOLUTE[1:]:
         found = descend(centred, weights, found.rows, delta)
     size = np.abs(evaluate(centred, found.rows).residuals)
@@ -122,7 +121,7 @@ def _absolute(centred: Centred, weights: Floats, found: Descent) -> Descent:
 
 
 def _canonical(rows: Floats) -> tuple[Floats, tuple[str, ...]]:
-    """Centred rows with one form for a term that is absent, and what is at its bound in the first."""
+    """Centred rows with absent terms in one form, and the coefficients of the first row that are at a bound."""
     rows = rows.copy()
     for size, exponent in ((0, 3), (1, 4)):
         flat = rows[:, exponent] <= 1e-9
@@ -136,16 +135,16 @@ def _canonical(rows: Floats) -> tuple[Floats, tuple[str, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class SurfaceBootstrap:
-    """Fits of resamples: their spread is how sure the fit is."""
+    """Fits of resamples: their spread is the uncertainty of the fit."""
 
     samples: Floats
     """[R, 5] E, A, B, α, β."""
     converged: Flags
-    """[R]; the others are left out of everything below."""
+    """[R]; fits that did not converge are left out of everything below."""
     checked: int
-    """Resamples that were also begun elsewhere: a part, or all where one of these moved."""
+    """Resamples that were also started elsewhere: some, or all if one of these moved."""
     moved: int
-    """Those whose lowest minimum was not the one next to the fit of all points, but found from the other start."""
+    """Resamples whose lowest minimum was found from the other start, not from the fit of all points."""
 
     @property
     def failed(self) -> int:
@@ -156,7 +155,7 @@ class SurfaceBootstrap:
         return [Surface(*map(float, row)) for row in self.samples[self.converged]]
 
     def values(self) -> dict[str, Floats]:
-        """Each coefficient and a_opt, in all resamples that converged; a_opt is NaN where a term is absent."""
+        """Each coefficient and a_opt in the resamples that converged; a_opt is NaN where a term is absent."""
         columns = dict(zip(Surface._fields, self.samples[self.converged].T, strict=True))
         alpha, beta = columns["alpha"], columns["beta"]
         both = (columns["A"] * alpha > 0) & (columns["B"] * beta > 0)
@@ -164,41 +163,25 @@ class SurfaceBootstrap:
         return columns
 
     def optima(self, flops: float, per_token: float = PER_TOKEN) -> Floats:
-        """[R', 3] N, D and loss of the best model, in all resamples with an optimum."""
+        """[R', 3] N, D and loss of the best model in each resample that has one."""
         found = [one.optimum(flops, per_token) for one in self.surfaces if min(one[1:]) > 0]
         return np.array(found).reshape(-1, 3)
-
-    @property
-    def standard_errors(self) -> dict[str, float]:
-        return {name: float(np.nanstd(values, ddof=1)) for name, values in self.values().items()}
 
     def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """Percentile intervals of each coefficient and of a_opt."""
         return {name: interval(values, level) for name, values in self.values().items()}
 
-    def optimum_interval(
-        self, flops: float, level: float = 0.95, per_token: float = PER_TOKEN
-    ) -> dict[str, tuple[float, float]]:
-        """Percentile intervals of the best "params" and "tokens" for a budget, and of the "loss" there."""
+    def optimum_interval(self, flops: float, per_token: float = PER_TOKEN) -> dict[str, tuple[float, float]]:
+        """95 % percentile intervals of the best "params" and "tokens" for a budget, and of the "loss" there."""
         optima = self.optima(flops, per_token)
-        return {name: interval(values, level) for name, values in zip(("params", "tokens", "loss"), optima.T)}
-
-
-def interval(values: Floats, level: float = 0.95) -> tuple[float, float]:
-    """The middle `level` of the values, without those that are NaN; NaN where there are none."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return float("nan"), float("nan")
-    method: Any = "linear" if np.isfinite(values).all() else "nearest"  # nothing lies between a number and infinity
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], method=method)
-    return float(low), float(high)
+        return {name: interval(values) for name, values in zip(("params", "tokens", "loss"), optima.T)}
 
 
 def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceBootstrap:
-    """Fit `resamples` draws of as many points, with replacement. About 1 s for 4,000 of 240 points.
+    """Fit `resamples` draws of the points with replacement; about 1 s for 4,000 draws of 240 points.
 
-    Each begins at the fit of all points. To see whether its minimum is elsewhere, a part of them begin again in that
-    cell of a grid, away from the fit, which is best for the resample; all do where this finds a lower minimum for any.
+    Each fit starts at the fit of all points. To find minima elsewhere, some resamples start again from their best grid
+    cell away from that fit. If one of them finds a lower minimum there, all resamples start again.
     """
     centred = centre(points.params, points.tokens, points.loss)
     weights = draw_counts(len(points), resamples, seed)
@@ -221,7 +204,7 @@ def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, se
 def _elsewhere(
     centred: Centred, weights: Floats, warm: Floats, fit: SurfaceFit, found: Descent
 ) -> tuple[Descent, Flags]:
-    """Minima from other starts than the `warm` row, and where they are lower than those `found`."""
+    """Minima from starts away from the `warm` row, and which of them are lower than those `found`."""
     smooth = _smooth(fit.penalty, fit.delta)
     cells = grid_starts(centred, smooth)
     near = (np.abs(np.log(cells[:, 3:] / np.maximum(warm[:, 3:], 1e-3))) < 0.4).all(1)
@@ -233,7 +216,7 @@ def _elsewhere(
 
 
 def _minima(centred: Centred, weights: Floats, starts: Floats, fit: SurfaceFit) -> Descent:
-    """As `descend`, by the fit's penalty, and on two cores: NumPy computes without the interpreter's lock."""
+    """Minima as by `descend`, with the fit's penalty, on two threads: NumPy releases the interpreter's lock."""
 
     def work(part: slice) -> Descent:
         found = descend(centred, weights[part], starts[part], _smooth(fit.penalty, fit.delta))
@@ -245,7 +228,7 @@ def _minima(centred: Centred, weights: Floats, starts: Floats, fit: SurfaceFit) 
 
 
 def _identified(points: Points, weights: Floats) -> Flags:
-    """Whether a resample has three different N and three different D."""
+    """Whether each resample has three different N and three different D."""
     enough = np.ones(len(weights), bool)
     for values in (points.params, points.tokens):
         _, which = np.unique(values, return_inverse=True)
@@ -253,3 +236,35 @@ def _identified(points: Points, weights: Floats) -> Flags:
         groups[np.arange(len(values)), which] = 1
         enough &= ((weights @ groups) > 0).sum(1) >= 3
     return enough
+
+
+class HeldOut(NamedTuple):
+    """A law of the cheapest points, and its errors on the others."""
+
+    surface: Surface
+    errors: Floats
+    """prediction / loss - 1 of each held-out point, by ascending FLOPs."""
+
+    @property
+    def predicted(self) -> int:
+        return len(self.errors)
+
+    @property
+    def mean_absolute(self) -> float:
+        return float(np.abs(self.errors).mean())
+
+
+def heldout_error(points: Points, share: float = 0.8, penalty: Penalty = "huber") -> HeldOut:
+    """Fit the `share` of the points with the least FLOPs and predict the others, as an extrapolation does."""
+    if not 0 < share < 1:
+        raise UserError(f"share = {share}: it must be between 0 and 1, as in 0.8")
+    order = points.flops.argsort(kind="stable")
+    count = round(share * len(points))
+    if count < COEFFICIENTS or count == len(points):
+        raise UserError(
+            f"{len(points)} points, {count} of them to fit: a law needs {COEFFICIENTS}, and at least one point must "
+            "be left to predict"
+        )
+    surface = fit_surface(points.take(order[:count]), penalty).surface
+    others = points.take(order[count:])
+    return HeldOut(surface, np.asarray(surface.loss(others.params, others.tokens) / others.loss - 1))

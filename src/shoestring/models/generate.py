@@ -1,9 +1,11 @@
-"""Text that a Perceiver AR writes, token after token.
+"""Text generation with a causal network, token by token.
 
 Shapes: R rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,84 +13,112 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from shoestring.core.errors import UserError
-from shoestring.models.perceiver_ar import KeysValues, PerceiverAR
+from shoestring.models.families.perceiver_ar.network import KeysValues, PerceiverAR
+from shoestring.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How a token is drawn from a prediction."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token."""
+    top_k: int | None = None
+    """Draw from so many of the likeliest tokens; None: from all."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that reach this probability together, at least one; None: from all."""
+
+    def __post_init__(self) -> None:
+        for name, allowed, condition in (
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+        ):
+            if not allowed:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {condition}")
+
+    def draw(self, logits: Float[Tensor, "R V"], generator: torch.Generator | None = None) -> Int[Tensor, " R"]:
+        """One id per row; the generator must be on the device of the logits."""
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        count = logits.shape[-1] if self.top_k is None else min(self.top_k, logits.shape[-1])
+        values, likeliest = logits.float().topk(count, dim=-1)
+        shares = ((values - values[:, :1]) / self.temperature).softmax(dim=-1)
+        if self.top_p is not None:
+            before = shares.cumsum(dim=-1) - shares
+            shares = shares.masked_fill(before >= self.top_p, 0.0)
+        return likeliest.gather(1, torch.multinomial(shares, 1, generator=generator))[:, 0]
+
+
+PLAIN = Drawing()
 
 
 @torch.no_grad()
 def generate(
-    model: PerceiverAR,
+    model: LanguageModel,
     ids: Int[Tensor, "R T"],
     tokens: int,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
+    length: int,
+    drawing: Drawing = PLAIN,
     generator: torch.Generator | None = None,
     stride: int | None = None,
     cached: bool = True,
 ) -> Int[Tensor, "R more"]:
-    """The rows with so many more tokens, each drawn from what the model predicts (see `draw`); without dropout.
+    """The rows with so many more tokens, each drawn from the prediction after the last `length`.
 
-    At first the last `model.latents` tokens are latents, and those before them the prefix. Tokens that are written
-    become latents too. When there are too many, the oldest `stride` latents become prefix; when that has more positions
-    than in training, length − latents, the oldest tokens are forgotten, and positions count from the new first token.
-    Every number of latents is one that training has seen, as the first latents of a row have few beside them. Latents
-    of a text that is shorter than `model.length` stand where training, on rows of that length, had prefix.
-
-    With stride 1 every token is drawn from `model.logits` of the last `model.length` tokens, but all latents are
-    computed for each. A larger stride (default: half of the latents) leaves up to stride − 1 fewer latents beside a
-    token, which is another, equally valid reading of the text, and computes about latents / stride of them a token.
-
-    The cache is exact for every stride: keys and values are kept from one token to the next while prefix, latents and
-    positions only have a latent added, which changes none of them, and are made anew where anything else changes.
-    Rounding apart, `cached = False`, which makes them anew for every token, gives the same.
+    `stride` and `cached` are for a Perceiver AR, as for `LatentReader`.
     """
-    stride = max(1, model.latents // 2) if stride is None else stride
-    _check(model, ids, tokens, stride)
-    begin, split = max(0, ids.shape[1] - model.length), max(0, ids.shape[1] - model.latents)
-    past: list[KeysValues | None] | None = None
-    weight, bias = model.output()
+    if ids.shape[1] < 1:
+        raise UserError("generate: rows without tokens; give at least one to begin with")
+    if tokens < 0:
+        raise UserError(f"generate: tokens = {tokens}: must be at least 0")
+    reader = LatentReader(model, ids, stride, cached) if isinstance(model, PerceiverAR) else None
     training = model.training
     model.eval()
     try:
         for _ in range(tokens):
-            if ids.shape[1] - split > model.latents:
-                split += stride
-                begin, past = max(begin, split - (model.length - model.latents)), None
-            if past is None or not cached:
-                hidden, past = model.extend(ids[:, split:], model.read_prefix(ids[:, begin:split]))
-            else:
-                hidden, past = model.extend(ids[:, -1:], past)
-            drawn = draw(F.linear(hidden[:, -1], weight, bias), temperature, top_k, generator)
-            ids = torch.cat((ids, drawn[:, None]), dim=1)
+            logits = model.logits(ids[:, -length:])[:, -1] if reader is None else reader.logits(ids)
+            ids = torch.cat((ids, drawing.draw(logits, generator)[:, None]), dim=1)
     finally:
         model.train(training)
     return ids
 
 
-def draw(
-    logits: Float[Tensor, "R V"],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Int[Tensor, " R"]:
-    """One id a row: of softmax(logits / temperature) over the `top_k` likeliest, or over all; the likeliest at 0.
+class LatentReader:
+    """The predictions of a Perceiver AR, whose keys and values are kept from one token to the next.
 
-    The generator is one of the logits' device.
+    At first the last `model.latents` tokens are latents, and those before them the prefix. Generated tokens become
+    latents too. When there are too many, the oldest `stride` latents become prefix. When the prefix exceeds its length
+    in training, length − latents, the oldest tokens are dropped, and positions count from the new first token. Training
+    has seen every number of latents, because the first latents of a row have few beside them. The latents of a text
+    that is shorter than `model.length` are at positions where training had prefix.
+
+    With stride 1 every prediction is that of `model.logits` for the last `model.length` tokens, but all latents are
+    computed for each. A larger stride (default: half of the latents) leaves up to stride − 1 fewer latents beside a
+    token, which is another, equally valid reading of the text, and computes about latents / stride of them per token.
+
+    The cache is exact for every stride. Keys and values are kept while only latents are added, which changes none of
+    them; after any other change they are computed again. `cached = False` computes them again for every token, with
+    the same result up to rounding.
     """
-    if temperature < 0 or (top_k is not None and top_k < 1):
-        raise UserError(f"temperature = {temperature}, top_k = {top_k}: must be at least 0, and at least 1")
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    count = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
-    values, likeliest = logits.float().topk(count, dim=-1)
-    shares = ((values - values[:, :1]) / temperature).softmax(dim=-1)
-    return likeliest.gather(1, torch.multinomial(shares, 1, generator=generator))[:, 0]
 
+    def __init__(self, model: PerceiverAR, ids: Int[Tensor, "R T"], stride: int | None = None, cached: bool = True):
+        self._stride = max(1, model.latents // 2) if stride is None else stride
+        if not 1 <= self._stride <= model.latents:
+            raise UserError(f"generate: stride = {stride}: must be between 1 and the model's {model.latents} latents")
+        self._begin, self._split = max(0, ids.shape[1] - model.length), max(0, ids.shape[1] - model.latents)
+        self._model, self._cached = model, cached
+        self._past: list[KeysValues | None] | None = None
 
-def _check(model: PerceiverAR, ids: Tensor, tokens: int, stride: int) -> None:
-    if ids.shape[1] < 1:
-        raise UserError("generate: rows without tokens; give at least one to begin with")
-    if tokens < 0:
-        raise UserError(f"generate: tokens = {tokens}: must be at least 0")
-    if not 1 <= stride <= model.latents:
-        raise UserError(f"generate: stride = {stride}: must be between 1 and the model's {model.latents} latents")
+    def logits(self, ids: Int[Tensor, "R T"]) -> Float[Tensor, "R V"]:
+        """The prediction after the rows, which have one token more than in the last call."""
+        model = self._model
+        if ids.shape[1] - self._split > model.latents:
+            self._split += self._stride
+            self._begin, self._past = max(self._begin, self._split - (model.length - model.latents)), None
+        new, past = ids[:, -1:], self._past
+        if past is None or not self._cached:
+            new, past = ids[:, self._split :], model.read_prefix(ids[:, self._begin : self._split])
+        hidden, self._past = model.extend(new, past)
+        return F.linear(hidden[:, -1], *model.output())

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 
 from shoestring import __version__
-from shoestring.core.facts import Machine
+from shoestring.core.records import Machine
 
 _PACKAGES = ("triton", "numpy", "safetensors")
+_MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 
 
 def pick_device() -> torch.device:
@@ -23,7 +24,7 @@ def pick_device() -> torch.device:
 
 
 def describe_machine(device: torch.device) -> Machine:
-    """What a record says about where it was made."""
+    """The machine that a record was made on."""
     cuda = device.type == "cuda"
     versions = {"shoestring": __version__, "torch": torch.__version__}
     for package in _PACKAGES:
@@ -33,7 +34,9 @@ def describe_machine(device: torch.device) -> Machine:
         device=device.type,
         device_name=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
         threads=torch.get_num_threads(),
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _meminfo("MemTotal"),
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory
+        if cuda
+        else _table(_MEMINFO).get("MemTotal"),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         versions=versions,
@@ -41,15 +44,15 @@ def describe_machine(device: torch.device) -> Machine:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Memory that is free now: of the GPU, or of the host within what its control groups allow."""
+    """Free memory: of the GPU, or of the host within the limits of its control groups."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = [bytes_ for bytes_ in (_meminfo("MemAvailable"), *group_room()) if bytes_ is not None]
+    free = [bytes_ for bytes_ in (_table(_MEMINFO).get("MemAvailable"), *group_room()) if bytes_ is not None]
     return min(free, default=None)
 
 
 def group_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What each memory limit of this process' control groups leaves, files that can go included; both versions."""
+    """Bytes that each memory limit of this process' control groups (v1 and v2) leaves, reclaimable files included."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -62,7 +65,7 @@ def group_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self
         top = root / "memory" if old else root
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
         group = top / path.lstrip("/")
-        for folder in (group, *group.parents):  # a limit of an outer group holds too
+        for folder in (group, *group.parents):  # the limit of an outer group holds too
             with contextlib.suppress(OSError, ValueError):
                 limit, used = (int((folder / name).read_text()) for name in names)
                 found.append(max(0, limit - used + _cached_files(folder / "memory.stat")))
@@ -72,7 +75,7 @@ def group_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self
 
 
 def _cached_files(path: Path) -> int:
-    """Bytes of files that a control group keeps in memory without need."""
+    """Bytes of files that a control group caches and can drop."""
     with contextlib.suppress(OSError, ValueError):
         values = dict(line.split() for line in path.read_text().splitlines())
         return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
@@ -80,40 +83,30 @@ def _cached_files(path: Path) -> int:
 
 
 class Resident(NamedTuple):
-    """Bytes of this process that are in memory."""
+    """Resident bytes of this process."""
 
     now: int
     highest: int
     """Since `reset_peak`."""
     files: int
-    """Of `now`, pages of files: libraries, and stores that are read. The system takes them back when it wants to."""
+    """Of `now`, pages of files: libraries, and stores that are read. The system may drop them."""
 
 
-def resident(status: Path = Path("/proc/self/status")) -> Resident | None:
-    """None where the system does not tell."""
-    try:
-        text = status.read_text()
-    except OSError:
-        return None
-    now, highest, files = (_kilobytes(text, name) for name in ("VmRSS", "VmHWM", "RssFile"))
-    return None if now is None or highest is None else Resident(now, highest, files or 0)
+def resident(status: Path = _STATUS) -> Resident | None:
+    """None where the system does not report it."""
+    table = _table(status)
+    known = "VmRSS" in table and "VmHWM" in table
+    return Resident(table["VmRSS"], table["VmHWM"], table.get("RssFile", 0)) if known else None
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new memory peak; on a GPU, what earlier work left cached is given back first."""
+    """Start a new memory peak; on a GPU, return cached memory first."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the resident peak starts anew
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """The highest memory in use since `reset_peak`: what the allocator held, or the process' resident size."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
-    return _field(Path("/proc/self/status"), "VmHWM")
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the resident peak
 
 
 def _cpu_name() -> str:
@@ -124,20 +117,9 @@ def _cpu_name() -> str:
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
-def _meminfo(name: str) -> int | None:
-    return _field(Path("/proc/meminfo"), name)
-
-
-def _field(path: Path, name: str) -> int | None:
-    """A field of a /proc table that is given in kB, as bytes."""
-    with contextlib.suppress(OSError):
-        return _kilobytes(path.read_text(), name)
-    return None
-
-
-def _kilobytes(table: str, name: str) -> int | None:
-    with contextlib.suppress(ValueError, IndexError):
-        for line in table.splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-    return None
+def _table(path: Path) -> dict[str, int]:
+    """The fields of a /proc table that are given in kB, as bytes; empty where there is no such table."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
+    return {}

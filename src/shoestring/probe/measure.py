@@ -1,4 +1,4 @@
-"""Timing a workload, smallest batch first, so that what is learned on small ones keeps large ones from failing."""
+"""Timing a workload, smallest batch first: what small batches show keeps large ones from failing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoestring.core.facts import MemoryLaw
+from shoestring.core.records import MemoryModel
 from shoestring.core.units import Bytes, Seconds
-from shoestring.plan.split import divisors_of
+from shoestring.planning.split import divisors_of
 from shoestring.probe.child import Died
 from shoestring.probe.search import line, upper_bytes
 from shoestring.probe.trials import Trial, Trials
 
 _WORSE = 1.10
-"""A row that takes this many times as long as at the best batch so far ends the search."""
+"""Timing ends where a row takes this many times as long as at the best batch so far."""
 _BETTER = 0.98
-"""Beyond the effective batch, a row must take less than this share of the best before, or larger ones are not tried."""
+"""Beyond the effective batch, a row must take less than this share of the best time so far, or timing ends."""
 PASSES = 3
-"""Timed at each batch, at the least."""
+"""Timed at each batch, at least."""
 
 
 class Timings(NamedTuple):
-    """What a row of batches came to."""
+    """The result of timing a sequence of batches."""
 
     trials: tuple[Trial, ...]
     stopped: str
@@ -33,7 +33,7 @@ class Timings(NamedTuple):
 def candidate_batches(batch: int, factor: int = 2) -> list[int]:
     """Divisors of the effective batch to try, smallest first: the largest below each power of two, 1 and the whole.
 
-    `factor`, a power of two: about how far they are apart, where each size is compiled anew.
+    `factor`, a power of two, is about the ratio of neighbours, where each size must be compiled.
     """
     every = factor.bit_length() - 1
     divisors = divisors_of(batch)
@@ -43,7 +43,7 @@ def candidate_batches(batch: int, factor: int = 2) -> list[int]:
 
 
 def beyond(batch: int, largest: int, factor: int = 2) -> list[int]:
-    """Multiples of the effective batch up to the largest that fits: how much faster a row could be."""
+    """Multiples of the effective batch up to the largest that fits, to see how much faster a row could be."""
     found = []
     while batch * factor <= largest:
         batch *= factor
@@ -52,11 +52,11 @@ def beyond(batch: int, largest: int, factor: int = 2) -> list[int]:
 
 
 def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: int | None, seconds: float) -> Timings:
-    """Passes at each batch for about `seconds` in all; a batch that is not likely to fit `room` is not tried.
+    """Passes at each batch, for about `seconds` in total.
 
-    Nor is one whose pass would be longer than all of it. In its place is the largest divisor of the effective batch
-    that is likely to fit, and then it itself again, as more is known. A batch that runs out of memory, or takes the
-    process with it, ends the row.
+    A batch that is unlikely to fit `room`, or whose pass would take longer than `seconds`, is replaced by the largest
+    divisor of the effective batch that is likely to fit; then it is considered again. A batch that runs out of memory
+    or kills the process ends the sequence.
     """
     found: list[Trial] = []
     left = list(batches)
@@ -73,15 +73,12 @@ def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: i
         try:
             trial = trials.trial(batch, seconds / len(batches), PASSES)
         except MemoryError as cause:
-            return Timings(tuple(found), f"batch {batch:,} ran out of memory{_told(cause)}", 1)
+            detail = f" ({cause})" if str(cause) else ""
+            return Timings(tuple(found), f"batch {batch:,} ran out of memory{detail}", 1)
         except Died as cause:
             return Timings(tuple(found), f"batch {batch:,} ended the process ({cause})", 0)
         found.append(trial)
     return Timings(tuple(found), f"batch {batches[-1]:,} is the largest there was to try", 0)
-
-
-def _told(cause: MemoryError) -> str:
-    return f" ({cause})" if str(cause) else ""
 
 
 def _out_of_reach(found: Sequence[Trial], batch: int, room: int | None, seconds: float) -> str | None:
@@ -89,9 +86,9 @@ def _out_of_reach(found: Sequence[Trial], batch: int, room: int | None, seconds:
 
 
 def _instead(found: Sequence[Trial], batch: int, effective: int, room: int | None, seconds: float) -> int:
-    """The largest divisor that is within reach, and clearly larger than the last; 0 where there is none.
+    """The largest divisor within reach that is clearly larger than the last batch; 0 where there is none.
 
-    Of a single trial nobody knows what a row takes: then twice its rows tell.
+    A single trial does not show what a row takes; then twice its rows are tried.
     """
     last = found[-1].batch
     least = last + max(1, last // 4)
@@ -113,7 +110,7 @@ def _too_large(found: Sequence[Trial], batch: int, room: int | None) -> str | No
 def _too_long(found: Sequence[Trial], batch: int, seconds: float) -> str | None:
     if not found or (expected := statistics.median(found[-1].times) / found[-1].batch * batch) <= seconds:
         return None
-    return f"a pass at batch {batch:,} would take {Seconds(expected).short()}, longer than all of measuring"
+    return f"a pass at batch {batch:,} would take {Seconds(expected).short()}, longer than the whole measurement"
 
 
 def _no_better(found: Sequence[Trial], batch: int, effective: int) -> str | None:
@@ -127,13 +124,13 @@ def _no_better(found: Sequence[Trial], batch: int, effective: int) -> str | None
     return None
 
 
-def law_of(timings: Timings, limit: int | None, margin: int) -> MemoryLaw | None:
-    """The memory of the batches that were timed; none of them was meant to be the largest that fits."""
+def law_of(timings: Timings, limit: int | None, margin: int) -> MemoryModel | None:
+    """The memory model of the timed batches; it does not say which batch is the largest that fits."""
     known = [trial for trial in timings.trials if trial.usage is not None]
     if len(known) < 2:
         return None
     fixed, row = line(known)
-    return MemoryLaw(
+    return MemoryModel(
         fixed_bytes=fixed,
         row_bytes=row,
         limit_bytes=limit,

@@ -1,14 +1,14 @@
 """The largest batch that fits, by a line: few trials, none of them meant to fail.
 
-Tensors take a + b · batch bytes. Where that is not quite so, they take less by the row at larger batches (a workspace
-that is full, a chunk that is whole), so a line through two trials is never below what a larger batch takes. What the
-allocator adds is rounding, at most ROUNDING a tensor, and holes, a share. So:
+Tensors take a + b · batch bytes. Where that is not exact, a row takes less at larger batches (a full workspace, a whole
+chunk), so a line through two trials is never below what a larger batch takes. The allocator adds rounding, at most
+ROUNDING per tensor, and fragmentation, a share. So:
 
-1. One small trial. All that it took above its rest may be of its rows, which says what is safe to try next.
-2. A trial that takes half of the room left, by that account. The line through both says which batch fills the room.
-3. That batch, in a process of its own, as a run would be; it is seen to fit, not timed. Where it is far larger than the
-   second, less by what more its holes may be.
-4. What trial 3 left unused, once more; and again only where rows came to cost far less than small batches said.
+1. One small trial. At worst, all that it used above its rest grows with the rows; this bounds the next trial.
+2. A trial that takes half of the remaining room by that bound. The line through both gives the batch that fills it.
+3. That batch, in a process of its own, as in a run; it must fit and is not timed. Where it is far larger than the
+   second, it is reduced by the fragmentation that may be added.
+4. A trial of what trial 3 left unused; more of them only where rows turn out far cheaper than small batches showed.
 """
 
 from __future__ import annotations
@@ -18,59 +18,58 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoestring.core.bisection import last_that_holds
-from shoestring.core.facts import MemoryLaw
+from shoestring.core.numeric import last_that_holds
+from shoestring.core.records import MemoryModel
 from shoestring.core.units import Bytes, Seconds
 from shoestring.probe.child import Died
-from shoestring.probe.trials import Trial
-from shoestring.probe.workload import Usage
+from shoestring.probe.trials import Trial, Usage
 
 ROUNDING = 2 << 20
-"""Bytes to whose multiple torch's allocator rounds a large tensor up."""
+"""Torch's allocator rounds a large tensor up to a multiple of these bytes."""
 _LEVER = 0.5
-"""Of the room that the first trial left, what the second may take by the worst account."""
+"""Share of the room after the first trial that the second may take at worst."""
 _NOISE = 4 << 20
-"""Bytes: a first trial that took less above its rest may have found them lying about."""
+"""Bytes: a first trial that used less above its rest may have reused memory that was already there."""
 _CLEAR = 4 * _NOISE
-"""Bytes between two trials that tell what a row takes."""
+"""Bytes between two trials that show what a row takes."""
 _CORRECTIONS = 3
-"""Trials after the third at most."""
+"""Trials after the third, at most."""
 _LITTLE, _MUCH = 0.005, 0.03
-"""Of the rows, what the first of them must bring, and what the others must: those where the line was far too steep."""
+"""Share of rows that the first correction must gain, and that later ones must, where the line was too steep."""
 _LONG = 10.0
-"""Seconds of all trials; one that would make them longer must bring much."""
+"""Seconds of all trials; a correction that would exceed them must gain `_MUCH`."""
 _MOST_ROWS = 1 << 40
-"""Of any batch: where rows take nothing, this many are said to fit."""
-HOLES = {"cuda": 0.04, "cpu": 0.0}
-"""Of what tensors take, by type of device: the holes of the third trial at the least. The second may have had fewer, as
-those of a larger batch are others."""
+"""The largest batch that is reported, where rows take no memory."""
+FRAGMENTATION = {"cuda": 0.04, "cpu": 0.0}
+"""By device type, the least fragmentation expected of the third trial, as a share of what tensors take. The second may
+have had less, since a larger batch fragments differently."""
 _FAR, _CAUTION = 8, 1.5
-"""Of a third trial with more than so many times the rows of the second: how many times its share of holes at least."""
+"""A third trial with more than `_FAR` times the rows of the second allows for `_CAUTION` times its fragmentation."""
 _BACK = 0.8
-"""Of the way from the last trial that fitted, where one that did not is followed by another."""
+"""After a trial that did not fit, the next one is at this share of the distance from the last that fitted."""
 _FAR_BACK = 0.125
-"""The same of the second trial, before which little is known."""
+"""The same for the second trial, before which little is known."""
 
 
 class Found(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
-    law: MemoryLaw
+    law: MemoryModel
     stopped: str
     """Why no larger batch was tried."""
     trials: tuple[Trial, ...]
-    """Those that fitted."""
+    """Those that fitted, smallest batch first."""
 
 
 def margin_bytes(limit: int, device: str) -> int:
-    """What is left unused on purpose: for holes that many steps leave, and for others who use the same memory."""
+    """Bytes left unused: for fragmentation over many steps, and for other users of the same memory."""
     return max(32 << 20, limit // 200) if device == "cuda" else max(256 << 20, limit // 20)
 
 
 def upper_bytes(trials: list[Trial], batch: int, least_holes: float = 0.0) -> float:
-    """What a `batch` above those tried takes at most; needs trials with a usage, smallest batch first.
+    """The most that a `batch` above those tried takes; needs trials with a usage, smallest batch first.
 
-    `least_holes` is a share of what tensors take.
+    `least_holes` is the least fragmentation, as a share of what tensors take.
     """
     last = _usage(trials[-1])
     if len(trials) == 1:
@@ -83,7 +82,7 @@ def upper_bytes(trials: list[Trial], batch: int, least_holes: float = 0.0) -> fl
 
 
 def _slope(trials: list[Trial]) -> float:
-    """Bytes of tensors by the row, from a trial of at most half the rows of the last: nearer ones tell noise."""
+    """Bytes of tensors per row, against a trial with at most half the rows of the last: nearer ones show noise."""
     last = trials[-1]
     before = next((trial for trial in reversed(trials) if 2 * trial.batch <= last.batch), trials[0])
     return max(0.0, (_usage(last).asked - _usage(before).asked) / (last.batch - before.batch))
@@ -95,7 +94,7 @@ def _usage(trial: Trial) -> Usage:
 
 
 def line(trials: list[Trial]) -> tuple[int, float]:
-    """(fixed, by the row): what is expected, through the largest trial; of one trial, its rest is what is fixed."""
+    """Expected bytes (fixed, per row), through the largest trial; with one trial, its rest is fixed."""
     last = _usage(trials[-1])
     if len(trials) == 1:
         rest = min(last.rest, last.held)
@@ -105,14 +104,14 @@ def line(trials: list[Trial]) -> tuple[int, float]:
 
 
 def largest_within(bytes_of: Callable[[int], float], room: float, least: int) -> int:
-    """The largest batch from `least` on whose bytes are within the room, `least` where none is; bytes never fall."""
+    """The largest batch whose bytes are within the room, at least `least`; `bytes_of` must not decrease."""
     if bytes_of(least + 1) > room:
         return least
     return last_that_holds(lambda batch: bytes_of(batch) <= room, least + 1, _MOST_ROWS) or _MOST_ROWS
 
 
 Try = Callable[[int, bool, bool], Trial]
-"""Of a batch: in a process of its own or not, timed or not. What does not fit raises MemoryError."""
+"""(batch, in a process of its own, timed) → trial. Raises MemoryError where the batch does not fit."""
 
 
 class _Search:
@@ -141,32 +140,26 @@ class _Search:
             return False
         if trial.times:
             self._row_seconds = statistics.median(trial.times) / batch
-        else:  # one pass, most of it compiling: as long as its rows took where they were timed
+        else:  # one pass, mostly compiling: assume the seconds per row of the timed trials
             seconds = min(trial.seconds, self.pass_seconds(batch))
             trial = trial._replace(seconds=seconds, compile_seconds=trial.seconds - seconds)
         self.fitted.append(trial)
         return True
 
     def safe(self, least_holes: float = 0.0) -> int:
-        """The largest batch that takes no more than what there is, by the worst account."""
+        """The largest batch that fits the room at worst."""
         return largest_within(
             lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room, self.fitted[-1].batch
         )
 
     def surely(self) -> int:
-        """The largest batch that fits where all that the last one took above its rest is of its rows."""
+        """The largest batch that fits if all that the last one used above its rest grows with the rows."""
         return largest_within(lambda batch: upper_bytes(self.fitted[-1:], batch), self.room, self.fitted[-1].batch)
 
-    @property
-    def holes(self) -> float:
-        """Of the last trial, as a share of what its tensors took."""
-        last = _usage(self.fitted[-1])
-        return (last.reserved - last.asked) / max(1, last.asked)
-
     def lever(self) -> int:
-        """Rows of the second trial: all that the first took above its rest grows, but for what the allocator added.
+        """Rows of the second trial, which may take a part of the room.
 
-        That was the rounding of small tensors; and only a part of the room is taken.
+        All that the first used above its rest is assumed to grow, except the rounding of small tensors.
         """
         only, first = _usage(self.fitted[-1]), self.fitted[-1].batch
         rest = min(only.rest, only.asked)
@@ -175,21 +168,16 @@ class _Search:
         return largest_within(lambda batch: rest + row * batch + only.held - only.asked, room, first)
 
     @property
-    def unclear(self) -> bool:
-        """Whether the bytes of a row are lost in noise."""
-        return _usage(self.fitted[-1]).asked - _usage(self.fitted[0]).asked < _CLEAR
-
-    @property
     def seconds(self) -> float:
         """Of the trials so far."""
         return sum(trial.seconds for trial in self.fitted)
 
     def pass_seconds(self, batch: int) -> float:
-        """If each row takes as long as where it was timed last."""
+        """At the seconds per row of the last timed trial."""
         return self._row_seconds * batch
 
     def in_time(self, batch: int) -> int:
-        """`batch`, or as many rows as a pass of the seconds allowed can have, if each takes as long as in the last."""
+        """`batch`, or the most rows that a pass has in the seconds allowed, at the speed of the last timed trial."""
         most = int(min(1e15, self._seconds / max(1e-12, self._row_seconds)))
         if batch > most:
             took = Seconds(self.pass_seconds(batch)).short()
@@ -197,16 +185,12 @@ class _Search:
         return min(batch, most)
 
     def found(self, complete: bool) -> Found:
-        """`complete`: the room was searched to its end."""
-        largest = verified = None
-        fixed, row = (0, 0.0)
-        if self.fitted:
-            fixed, row = line(self.fitted)
-            verified = self.fitted[-1].batch
-        if complete and verified is not None:
-            fits = largest_within(lambda batch: fixed + row * batch, self.room, 0)
-            largest = min(verified, fits) or None
-        law = MemoryLaw(
+        """The result; `complete` where time did not end the search."""
+        fixed, row = line(self.fitted) if self.fitted else (0, 0.0)
+        verified = self.fitted[-1].batch if self.fitted else None
+        fits = largest_within(lambda batch: fixed + row * batch, self.room, 0) if complete and verified else 0
+        largest = min(verified or 0, fits) or None
+        law = MemoryModel(
             fixed_bytes=fixed,
             row_bytes=row,
             limit_bytes=self.limit,
@@ -221,16 +205,11 @@ class _Search:
 
 
 def find_largest(
-    trial: Try,
-    limit: int,
-    margin: int,
-    seconds: float = math.inf,
-    first: int = 1,
-    holes: float = HOLES["cpu"],
+    trial: Try, limit: int, margin: int, seconds: float = math.inf, first: int = 1, holes: float = FRAGMENTATION["cpu"]
 ) -> Found:
-    """Mostly three or four trials, at most six where the second fits, with passes of about `seconds` at most.
+    """Search with three or four trials, rarely up to six, whose passes take about `seconds` at most.
 
-    `law.largest` is None where time ended the search, or nothing fits.
+    `law.largest` is None where time ended the search or nothing fits.
     """
     search = _Search(trial, limit, margin, seconds)
     if not search.attempt(first):
@@ -248,10 +227,12 @@ def find_largest(
             return search.found(complete=True)
         second = max(first + 1, first + int(_FAR_BACK * (second - first)))
     third = search.safe(holes)
+    last = _usage(search.fitted[-1])
     if third > _FAR * second:
-        third = search.safe(max(holes, _CAUTION * search.holes))
+        third = search.safe(max(holes, _CAUTION * ((last.reserved - last.asked) / max(1, last.asked))))
     timely = search.in_time(third)
-    if third > timely and search.unclear and (clearer := min(timely, search.surely())) > second:
+    unclear = last.asked - _usage(search.fitted[0]).asked < _CLEAR  # the bytes per row are lost in noise
+    if third > timely and unclear and (clearer := min(timely, search.surely())) > second:
         if not search.attempt(clearer):
             return search.found(complete=False)
         second, third = clearer, search.safe(holes)
@@ -266,11 +247,11 @@ def find_largest(
                 search.attempt(back, apart=True, timed=False)
             return search.found(complete=True)
         for number in range(_CORRECTIONS):
-            last, following = search.fitted[-1], search.safe()
+            largest, following = search.fitted[-1], search.safe()
             little = number == 0 and search.seconds + search.pass_seconds(following) <= _LONG
-            least = max(1, _LITTLE * last.batch) if little else max(2, _MUCH * last.batch)
-            gained = following - last.batch
-            if gained < least or _usage(last).squeezed or search.in_time(following) < following:
+            least = max(1, _LITTLE * largest.batch) if little else max(2, _MUCH * largest.batch)
+            gained = following - largest.batch
+            if gained < least or _usage(largest).squeezed or search.in_time(following) < following:
                 break
             if not search.attempt(following, apart=True, timed=False):
                 break

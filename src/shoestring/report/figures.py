@@ -1,25 +1,35 @@
-"""Figures as Vega-Lite specifications, drawn to SVG by vl-convert with no browser and no network.
+"""Figures as Vega-Lite specifications, drawn to SVG by vl-convert without a browser or a network.
 
-A specification is plain data, so no plotting library stands between a record and its picture.
+A specification is plain data, so no plotting library is needed between a record and its figure.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shoestring.core.errors import MissingExtra
+from shoestring.core.numeric import interpolate
 
-_STRATEGIES = {"uniform": "#b8b8b8", "unigram": "#e0a458", "bigram": "#c8553d"}
-_STRATEGIES |= {"unigram_in_context": "#e0a458", "bigram_in_context": "#c8553d", "oracle": "#3a7d44"}
-_STRATEGIES |= {"unigram_corpus": "#d8c49a", "bigram_corpus": "#d9a193"}
-_TRAINING, _HELDOUT = "#9db4c0", "#1d4e89"
+_HELDOUT = "#1d4e89"
+_COLOURS = {
+    "training": "#9db4c0",
+    "held out": _HELDOUT,
+    "entropy rate": "#3a7d44",
+    "uniform": "#b8b8b8",
+    "unigram": "#e0a458",
+    "bigram": "#c8553d",
+    "unigram_in_context": "#e0a458",
+    "bigram_in_context": "#c8553d",
+    "oracle": "#3a7d44",
+    "unigram_corpus": "#d8c49a",
+    "bigram_corpus": "#d9a193",
+}
 
 
 def svg(specification: Mapping[str, Any]) -> str:
-    """The picture of a specification."""
+    """The SVG of a specification."""
     try:
         import vl_convert
     except ImportError as cause:
@@ -27,162 +37,113 @@ def svg(specification: Mapping[str, Any]) -> str:
     return str(vl_convert.vegalite_to_svg(json.dumps(specification)))
 
 
-def loss_curve(metrics: Sequence[Mapping[str, Any]], strategies: Mapping[str, float]) -> dict[str, Any]:
-    """Training and held-out loss over tokens, with a line for each strategy."""
+def loss_curve(metrics: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> dict[str, Any]:
+    """Training and held-out loss by tokens, with a line per baseline."""
     tokens = _tokens_by_step(metrics)
-    values = [
-        {"tokens": line["tokens"], "loss": line["loss"], "what": "training"} for line in metrics if "loss" in line
+    training = [{"tokens": m["tokens"], "loss": m["loss"], "what": "training"} for m in metrics if "loss" in m]
+    heldout = [
+        {"tokens": tokens(m["step"]), "loss": m["heldout_loss"], "what": "held out"}
+        for m in metrics
+        if "heldout_loss" in m
     ]
-    values += [
-        {"tokens": tokens(line["step"]), "loss": line["heldout_loss"], "what": "held out"}
-        for line in metrics
-        if "heldout_loss" in line
-    ]
-    rules = [{"loss": loss, "what": name, "label": f"{_named(name)} {loss:.2f}"} for name, loss in strategies.items()]
-    names = ["training", "held out", *strategies]
-    colours = [_TRAINING, _HELDOUT, *(_STRATEGIES.get(name, "#888") for name in strategies)]
-    colour = {"field": "what", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": None}
-    x = {
-        "field": "tokens",
-        "type": "quantitative",
-        "title": "training tokens",
-        "axis": {"format": "~s", "tickCount": 6},
-    }
-    y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
+    values = training + heldout
+    rules = [{"loss": loss, "what": name} for name, loss in baselines.items()]
     last = max((v["tokens"] for v in values), default=1)
-    x["scale"] = {"domain": [0, last], "nice": False}
-    ends = [
-        max((v for v in values if v["what"] == what), key=lambda v: v["tokens"], default=None) for what in names[:2]
-    ]
-    labels = [{**end, "label": f"{end['what']} {end['loss']:.2f}"} for end in ends if end is not None]
-    labels += [{**rule, "tokens": last} for rule in rules]
-    return layers(
-        [
-            _rules(rules, y, colour),
-            _line(values, "training", 1.2, x, y, colour),
-            _line(values, "held out", 2.5, x, y, colour),
-            {
-                "data": {"values": [v for v in values if v["what"] == "held out"]},
-                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
-                "encoding": {"x": x, "y": y, "color": colour},
-            },
-            _labels(_apart(labels, values), x, y, colour),
-        ]
-    )
+    ends = [max(curve, key=lambda v: v["tokens"]) for curve in (training, heldout) if curve]
+    labels = _labelled([*ends, *({**rule, "tokens": last} for rule in rules)])
+    x, y, colour = _token_axis(last), _loss_axis(), _colour(["training", "held out", *baselines])
+    points = {
+        "data": {"values": heldout},
+        "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+        "encoding": {"x": x, "y": y, "color": colour},
+    }
+    lines = [_line(values, "training", 1.2, x, y, colour), _line(values, "held out", 2.5, x, y, colour)]
+    return layers([_rules(rules, y, colour), *lines, points, _labels(_apart(labels, values), x, y, colour)])
 
 
 def position_curve(
     loss_by_position: Sequence[float | None],
-    strategies: Mapping[str, float],
+    baselines: Mapping[str, float],
     by_position: Mapping[str, Sequence[float]] | None = None,
     entropy_rate: float | None = None,
 ) -> dict[str, Any]:
-    """Held-out loss by position in the row: what context is worth, and how much of the possible was learned.
+    """Held-out loss by position in the row, which shows the value of context.
 
-    Strategies that are given by position are curves, the others lines.
+    Baselines `by_position` are curves, with a line for the entropy rate; without them, `baselines` are lines.
     """
-    by_position = by_position or {}
-    known = [(place, loss) for place, loss in enumerate(loss_by_position, start=1) if loss is not None]
-    values: list[dict[str, Any]] = [{"position": place, "loss": loss, "what": "held out"} for place, loss in known]
+    curves = {name: curve for name, curve in (by_position or {}).items() if not name.endswith("_corpus")}
+    values: list[dict[str, Any]] = [
+        {"position": place, "loss": loss, "what": what}
+        for what, curve in {"held out": loss_by_position, **curves}.items()
+        for place, loss in enumerate(curve, start=1)
+        if loss is not None
+    ]
+    last = max((v["position"] for v in values), default=0)
     if by_position:
-        return _position_curves(values, by_position, entropy_rate)
-    shown = {name: loss for name, loss in strategies.items() if name != "uniform"}
-    last = len(values)
-    rules = [
-        {"loss": loss, "what": name, "label": f"{name} {loss:.2f}", "position": last} for name, loss in shown.items()
-    ]
-    names = ["held out", *shown]
-    colours = [_HELDOUT, *(_STRATEGIES.get(name, "#888") for name in shown)]
-    colour = {"field": "what", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": None}
-    x = {"field": "position", "type": "quantitative", "title": "position in the row", "scale": {"nice": False}}
-    y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
-    return layers(
-        [
-            _rules(rules, y, colour),
-            _line(values, "held out", 1.5, x, y, colour),
-            _labels(_apart(rules, values), x, y, colour),
-        ]
-    )
-
-
-def _position_curves(
-    values: list[dict[str, Any]], by_position: Mapping[str, Sequence[float]], entropy_rate: float | None
-) -> dict[str, Any]:
-    shown = {name: curve for name, curve in by_position.items() if not name.endswith("_corpus")}
-    for name, curve in shown.items():
-        values = values + [{"position": i + 1, "loss": loss, "what": name} for i, loss in enumerate(curve)]
-    names = ["held out", *shown]
-    last = max(v["position"] for v in values)
-    labels = [{**v, "label": f"{_named(v['what'])} {v['loss']:.2f}"} for v in values if v["position"] == last]
-    colours = [_HELDOUT, *(_STRATEGIES.get(name, "#888") for name in shown)]
-    rules = []
-    if entropy_rate is not None:
-        names, colours = [*names, "entropy rate"], [*colours, "#3a7d44"]
-        rules = [{"loss": entropy_rate, "what": "entropy rate"}]
-        labels += [{**rules[0], "position": last, "label": f"entropy rate {entropy_rate:.2f}"}]
-    colour = {"field": "what", "type": "nominal", "scale": {"domain": names, "range": colours}, "legend": None}
-    x = {"field": "position", "type": "quantitative", "title": "position in the row", "scale": {"nice": False}}
-    y = {"field": "loss", "type": "quantitative", "title": "loss, nats a token", "scale": {"zero": False}}
-    lines = [
-        _line(values, name, 2.5 if name == "held out" else 1.5, x, y, colour) for name in reversed(["held out", *shown])
-    ]
+        levels, ends = {"entropy rate": entropy_rate}, [v for v in values if v["position"] == last]
+    else:
+        levels, ends = {name: loss for name, loss in baselines.items() if name != "uniform"}, []
+    levels = {name: loss for name, loss in levels.items() if loss is not None}
+    rules = [{"loss": loss, "what": name} for name, loss in levels.items()]
+    labels = _labelled([*ends, *({**rule, "position": last} for rule in rules)])
+    colour = _colour(["held out", *curves, *levels])
+    x, y = axis("position", "position in the row", scale={"nice": False}), _loss_axis()
+    lines = [_line(values, name, 1.5, x, y, colour) for name in reversed(curves)]
+    lines.append(_line(values, "held out", 2.5 if by_position else 1.5, x, y, colour))
     return layers([_rules(rules, y, colour), *lines, _labels(_apart(labels, values), x, y, colour)])
 
 
 def divergence_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How far each strategy is from the model while it learns: which of them it predicts like, and when.
-
-    None where nobody compared them.
-    """
+    """Divergence of the model from each baseline during training; None where the metrics have none."""
     tokens = _tokens_by_step(metrics)
-    seen = [line for line in metrics if any(name.startswith("kl_of_") for name in line)]
-    names = [name for name in (seen[0] if seen else ()) if name.startswith("kl_of_")]
+    compared = [line for line in metrics if any(name.startswith("kl_of_") for name in line)]
+    names = [name.removeprefix("kl_of_") for name in (compared[0] if compared else ()) if name.startswith("kl_of_")]
     if not names or not any("tokens" in line for line in metrics):
         return None
     values = [
-        {"tokens": tokens(line["step"]), "loss": max(line[name], 1e-4), "what": name.removeprefix("kl_of_")}
-        for line in seen
+        {"tokens": tokens(line["step"]), "loss": max(line[f"kl_of_{name}"], 1e-4), "what": name}
+        for line in compared
         for name in names
     ]
-    shown = [name.removeprefix("kl_of_") for name in names]
     last = max(v["tokens"] for v in values)
-    scale = {"domain": shown, "range": [_STRATEGIES.get(name, "#888") for name in shown]}
-    colour = {"field": "what", "type": "nominal", "legend": None, "scale": scale}
-    x = {
-        "field": "tokens",
-        "type": "quantitative",
-        "title": "training tokens",
-        "axis": {"format": "~s", "tickCount": 6},
-    }
-    x["scale"] = {"domain": [0, last], "nice": False}
-    y = {
-        "field": "loss",
-        "type": "quantitative",
-        "title": "KL(strategy ‖ model), nats a token",
-        "scale": {"zero": True},
-    }
-    ends = [{**v, "label": f"{_named(v['what'])} {v['loss']:.2f}"} for v in values if v["tokens"] == last]
-    lines = [_line(values, name, 2.0, x, y, colour) for name in shown]
-    return layers([*lines, _labels(_apart(ends, values), x, y, colour)])
+    x, colour = _token_axis(last), _colour(names)
+    y = axis("loss", "KL(baseline ‖ model), nats per token", scale={"zero": True})
+    labels = _labelled(v for v in values if v["tokens"] == last)
+    lines = [_line(values, name, 2.0, x, y, colour) for name in names]
+    return layers([*lines, _labels(_apart(labels, values), x, y, colour)])
 
 
 def _tokens_by_step(metrics: Sequence[Mapping[str, Any]]) -> Callable[[int], float]:
-    """Training tokens behind a step, also of one between two lines that count them."""
-    known = sorted({line["step"]: line["tokens"] for line in metrics if "tokens" in line}.items()) or [(0, 0)]
-    steps = [step for step, _ in known]
-
-    def tokens(step: int) -> float:
-        at = bisect.bisect_left(steps, step)
-        if at < len(steps) and steps[at] == step:
-            return float(known[at][1])
-        (a, x), (b, y) = known[at - 1] if at else (0, 0), known[min(at, len(known) - 1)]
-        return float(x + (y - x) * (step - a) / (b - a)) if b > a else float(y)
-
-    return tokens
+    """A function from steps to training tokens, interpolated between the metrics that have them."""
+    known = sorted(({0: 0} | {line["step"]: line["tokens"] for line in metrics if "tokens" in line}).items())
+    return lambda step: float(interpolate(known, step))
 
 
-def _named(strategy: str) -> str:
-    return strategy.replace("_in_context", "").replace("_", " ")
+def axis(field: str, title: str, **more: Any) -> dict[str, Any]:
+    """A quantitative axis."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def _token_axis(last: float) -> dict[str, Any]:
+    ticks, scale = {"format": "~s", "tickCount": 6}, {"domain": [0, last], "nice": False}
+    return axis("tokens", "training tokens", axis=ticks, scale=scale)
+
+
+def _loss_axis() -> dict[str, Any]:
+    return axis("loss", "loss, nats per token", scale={"zero": False})
+
+
+def _colour(names: Sequence[str]) -> dict[str, Any]:
+    scale = {"domain": list(names), "range": [_COLOURS.get(name, "#888") for name in names]}
+    return {"field": "what", "type": "nominal", "legend": None, "scale": scale}
+
+
+def _labelled(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**v, "label": f"{_named(v['what'])} {v['loss']:.2f}"} for v in values]
+
+
+def _named(baseline: str) -> str:
+    return baseline.replace("_in_context", "").replace("_", " ")
 
 
 def _rules(rules: Sequence[Mapping[str, Any]], y: Any, colour: Any) -> dict[str, Any]:
@@ -198,26 +159,6 @@ def _labels(placed: Sequence[Mapping[str, Any]], x: Any, y: Any, colour: Any) ->
     }
 
 
-def epoch_curves(
-    losses: Mapping[str, Sequence[float]], unit: str = "epoch", what: str = "held-out loss"
-) -> dict[str, Any]:
-    """Loss by epoch, or by another unit of time, a curve for each name."""
-    values: list[dict[str, Any]] = [
-        {"epoch": epoch, "loss": loss, "what": name}
-        for name, curve in losses.items()
-        for epoch, loss in enumerate(curve, start=1)
-    ]
-    last = max((v["epoch"] for v in values), default=1)
-    ends = [{**v, "label": f"{v['what']} {v['loss']:.3f}"} for v in values if v["epoch"] == last]
-    palette = ("#c8553d", "#e0a458", _HELDOUT, "#6a994e", "#888")
-    scale = {"domain": list(losses), "range": list(palette[: len(losses)])}
-    colour = {"field": "what", "type": "nominal", "legend": None, "scale": scale}
-    x = {"field": "epoch", "type": "quantitative", "title": unit, "scale": {"domain": [1, last], "nice": False}}
-    y = {"field": "loss", "type": "quantitative", "title": f"{what}, nats a token", "scale": {"zero": False}}
-    lines = [_line(values, name, 2.0, x, y, colour) for name in losses]
-    return layers([*lines, _labels(_apart(ends, values), x, y, colour)])
-
-
 def _line(values: Sequence[Mapping[str, Any]], what: str, width: float, x: Any, y: Any, colour: Any) -> dict[str, Any]:
     return {
         "data": {"values": [v for v in values if v["what"] == what]},
@@ -227,7 +168,7 @@ def _line(values: Sequence[Mapping[str, Any]], what: str, width: float, x: Any, 
 
 
 def _apart(labels: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Labels with a height `at` of their own, pushed apart where their values lie close together."""
+    """Labels with a height `at`, moved apart where their values are close."""
     placed: list[dict[str, Any]] = []
     losses = [v["loss"] for v in (*labels, *values)] or [0.0]
     span = max(losses) - min(losses)
@@ -238,7 +179,7 @@ def _apart(labels: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, An
 
 
 def layers(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A figure of layers, the first at the bottom, in the size and colours of all figures."""
+    """A figure of layers, the first at the bottom, in the common size and style."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": 700,

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoestring.report.figures import layers
+from shoestring.report.figures import axis, layers
 
 _DARK, _BAND, _GREY = "#1d4e89", "#9db4c0", "#888"
 _SCHEME = "viridis"
 
 
 class LawPoint(NamedTuple):
-    """One trained model, and what the law says of it."""
+    """A trained model, and the loss that the law predicts for it."""
 
     name: str
     params: float
@@ -24,15 +24,15 @@ class LawPoint(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Loss along a line: (x, loss) in order, with the FLOPs that it belongs to, or a name."""
+    """Loss along a line: (x, loss) in order, with the FLOPs of the line or a name."""
 
     places: Sequence[tuple[float, float]]
     flops: float | None = None
     name: str = ""
 
 
-class Best(NamedTuple):
-    """The best size at some compute, with its interval of 95 % where there is one."""
+class SizeAtFlops(NamedTuple):
+    """The best size for a compute, with its 95 % interval where there is one."""
 
     flops: float
     params: float
@@ -41,12 +41,12 @@ class Best(NamedTuple):
 
 
 def loss_by_size(points: Sequence[LawPoint], curves: Sequence[Curve], best: Sequence[tuple[float, float]]) -> Any:
-    """Losses by parameters, coloured by FLOPs. `curves` are of equal FLOPs, by the law; `best` is (params, loss)."""
+    """Losses by parameters, coloured by FLOPs; the law's `curves` of equal FLOPs, and its `best` (params, loss)."""
     losses = [point.loss for point in points]
     margin = 0.06 * (max(losses) - min(losses) or max(losses))
     inside = [min(losses) - margin, max(losses) + margin]
     x = _log("params", "parameters N", [place for curve in curves for place, _ in curve.places])
-    y = {"field": "loss", "type": "quantitative", "title": "loss", "scale": {"domain": inside, "zero": False}}
+    y = axis("loss", "loss", scale={"domain": inside, "zero": False})
     colour = _colour("flops", "FLOPs", [point.flops for point in points])
     lines = [
         {"params": place, "loss": loss, "flops": curve.flops, "curve": index}
@@ -54,37 +54,40 @@ def loss_by_size(points: Sequence[LawPoint], curves: Sequence[Curve], best: Sequ
         for place, loss in curve.places
     ]
     optimum = [{"params": place, "loss": loss} for place, loss in best]
-    same = colour | {"legend": None}  # one legend for both, and that of points can be a gradient
+    same = colour | {"legend": None}  # the points have the one legend, a gradient
     figure = layers(
         [
             _drawn(lines, {"type": "line", "strokeWidth": 1.4, "clip": True}, x, y, same, detail="curve"),
             _drawn(optimum, {"type": "line", "strokeDash": [5, 4], "color": "#222", "clip": True}, x, y),
-            _drawn(_values(points), {"type": "point", "filled": True, "size": 42, "opacity": 0.9}, x, y, colour),
+            _drawn(
+                [point._asdict() for point in points],
+                {"type": "point", "filled": True, "size": 42, "opacity": 0.9},
+                x,
+                y,
+                colour,
+            ),
         ]
     )
     return figure | {"resolve": {"scale": {"color": "independent"}, "legend": {"color": "independent"}}}
 
 
 def residuals(points: Sequence[LawPoint]) -> Any:
-    """How far the law is above (+) or below (-) each loss, in percent, over compute; coloured by parameters."""
+    """The law's error on each loss in percent, above (+) or below (-), by compute; coloured by parameters."""
     shown = [point for point in points if point.predicted is not None]
-    values = [
-        {**value, "off": 100 * ((point.predicted or point.loss) / point.loss - 1)}
-        for point, value in zip(shown, _values(shown))
-    ]
+    values = [{**p._asdict(), "off": 100 * ((p.predicted or p.loss) / p.loss - 1)} for p in shown]
     x = _log("flops", "FLOPs", [point.flops for point in shown])
-    y = {"field": "off", "type": "quantitative", "title": "law less loss, %"}
+    y = axis("off", "law - loss, %")
     colour = _colour("params", "parameters", [point.params for point in shown], "~s")
     zero = {"data": {"values": [{"off": 0}]}, "mark": {"type": "rule", "color": _GREY}, "encoding": {"y": y}}
     return layers([zero, _drawn(values, {"type": "point", "filled": True, "size": 42}, x, y, colour)])
 
 
-def best_size(line: Sequence[Best], optima: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
-    """Parameters of the best model by compute: the law with its interval, and (FLOPs, params) of single minima."""
+def best_size(line: Sequence[SizeAtFlops], optima: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
+    """Parameters of the best model by compute: the law with its interval, and minima as (FLOPs, params)."""
     found = [pair for pairs in optima.values() for pair in pairs]
     x = _log("flops", "FLOPs", [*(b.flops for b in line), *(flops for flops, _ in found)])
     y = _log("params", "best number of parameters", [*(b.params for b in line), *(params for _, params in found)])
-    values = [{"flops": b.flops, "params": b.params, "low": b.low, "high": b.high} for b in line]
+    values = [b._asdict() for b in line]
     banded = [value for value in values if value["low"] is not None]
     band = {
         "data": {"values": banded},
@@ -92,12 +95,8 @@ def best_size(line: Sequence[Best], optima: Mapping[str, Sequence[tuple[float, f
         "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
     }
     minima = [{"flops": f, "params": p, "what": name} for name, pairs in optima.items() for f, p in pairs]
-    colour = {
-        "field": "what",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(optima), "range": ["#c8553d", "#3a7d44"][: len(optima)]},
-    }
+    scale = {"domain": list(optima), "range": ["#c8553d", "#3a7d44"][: len(optima)]}
+    colour = {"field": "what", "type": "nominal", "title": None, "scale": scale}
     drawn = [band] if banded else []
     drawn.append(_drawn(values, {"type": "line", "color": _DARK, "strokeWidth": 2}, x, y))
     if minima:
@@ -106,7 +105,7 @@ def best_size(line: Sequence[Best], optima: Mapping[str, Sequence[tuple[float, f
 
 
 def loss_by_flops(curves: Sequence[Curve]) -> Any:
-    """Held-out loss of runs over the compute they had spent."""
+    """Held-out loss of runs by the compute spent."""
     names = [curve.name for curve in curves]
     values: list[dict[str, Any]] = [
         {"flops": place, "loss": loss, "run": curve.name}
@@ -115,10 +114,10 @@ def loss_by_flops(curves: Sequence[Curve]) -> Any:
         if place > 0
     ]
     x = _log("flops", "FLOPs", [value["flops"] for value in values])
-    y = {"field": "loss", "type": "quantitative", "title": "held-out loss, nats a token", "scale": {"zero": False}}
+    y = axis("loss", "held-out loss, nats per token", scale={"zero": False})
     scheme = {"scheme": "tableau10" if len(names) <= 10 else _SCHEME, "domain": names}
     colour = {"field": "run", "type": "nominal", "title": None, "scale": scheme}
-    if len(names) > 24:  # a list of names that is longer than the figure says nothing
+    if len(names) > 24:  # the list of names would be longer than the figure
         colour["legend"] = None
     return layers(
         [
@@ -128,21 +127,16 @@ def loss_by_flops(curves: Sequence[Curve]) -> Any:
     )
 
 
-def _values(points: Sequence[LawPoint]) -> list[dict[str, Any]]:
-    return [{"params": point.params, "flops": point.flops, "loss": point.loss} for point in points]
-
-
 def _log(field: str, title: str, values: Sequence[float]) -> dict[str, Any]:
     """A logarithmic axis; parameters are written 10M, FLOPs 1e+18."""
     scale = {"type": "log", "nice": False, "zero": False, "padding": 12}
-    axis = _ticks(values, ".0e" if field == "flops" else "~s")
-    return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+    return axis(field, title, scale=scale, axis=_ticks(values, ".0e" if field == "flops" else "~s"))
 
 
 def _ticks(values: Sequence[float], text: str, beyond: float = 0.15) -> dict[str, Any]:
-    """Powers of ten, and 2 and 5 times these where they are few; a thousand million is written B.
+    """Ticks at powers of ten, and at 2 and 5 times these over a short range; 10⁹ is written B.
 
-    `beyond` is how far outside the values a tick may be, in powers of ten.
+    A tick may lie `beyond` powers of ten outside the values.
     """
     low, high = math.log10(min(values)), math.log10(max(values))
     steps = (1,) if high - low > 2.5 else (1, 2, 5)
@@ -153,9 +147,8 @@ def _ticks(values: Sequence[float], text: str, beyond: float = 0.15) -> dict[str
 
 
 def _colour(field: str, title: str, values: Sequence[float], text: str = ".0e") -> dict[str, Any]:
-    scale: dict[str, Any] = {"type": "log", "scheme": _SCHEME}
     low, high = min(values), max(values)
-    scale["domain"] = [low, high] if high > low else [low / 2, high * 2]
+    scale = {"type": "log", "scheme": _SCHEME, "domain": [low, high] if high > low else [low / 2, high * 2]}
     legend = {"type": "gradient", "title": title} | _ticks(values, text, beyond=0.0)
     return {"field": field, "type": "quantitative", "scale": scale, "legend": legend}
 

@@ -1,4 +1,4 @@
-"""The page of a scaling law, law.html, and the tables that the terminal shows too."""
+"""The page of a scaling law, law.html, and its tables, which the terminal shows too."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.facts import Estimate, Law
 from shoestring.core.files import write_whole
+from shoestring.core.records import Estimate, Law
 from shoestring.core.units import Count, Interval
 from shoestring.report.page import drawn, section, table, whole_page
 
 _MEANINGS = {
-    "E": "loss that no size and no data removes",
-    "A": "times N^-alpha: what the model is too small for",
-    "B": "times D^-beta: what was not read",
+    "E": "irreducible loss",
+    "A": "times N^-alpha: loss due to the finite model",
+    "B": "times D^-beta: loss due to the finite data",
     "alpha": "exponent of parameters",
     "beta": "exponent of tokens",
-    "a_opt": "beta / (alpha + beta): the best N grows as C to this",
+    "a_opt": "beta / (alpha + beta): the best N grows as C^a_opt",
 }
 _SHOWN = 5
-"""Lines on what was left out; law.json has all."""
+"""Lines on what was left out; law.json has all of them."""
 _APPROACHES = {1: "approach 1, envelope of the curves", 2: "approach 2, parabolas at equal FLOPs"}
 
 
@@ -33,14 +33,17 @@ def show_estimate(estimate: Estimate, printer: Callable[[float], str] = lambda v
 
 
 def coefficient_rows(law: Law) -> list[tuple[str, str, str, str]]:
-    """(coefficient, value, interval of 95 %, meaning), the surface first, then the power laws of the approaches."""
+    """(coefficient, value, 95 % interval, meaning) of the surface, then of the power laws of the approaches."""
     rows = [(name, *_parts(estimate), _MEANINGS[name]) for name, estimate in law.coefficients.items()]
     for found in law.allocations:
         about = f"{_APPROACHES[found.approach]}; {len(found.optima)} minima"
-        rows.append((f"N ~ C^a, a ({found.approach})", *_parts(found.params_exponent), about))
-        rows.append((f"N = k C^a, k ({found.approach})", *_parts(found.params_factor), about))
-        rows.append((f"D ~ C^b, b ({found.approach})", *_parts(found.tokens_exponent), about))
-        rows.append((f"D = k C^b, k ({found.approach})", *_parts(found.tokens_factor), about))
+        estimates = {
+            "N ~ C^a, a": found.params_exponent,
+            "N = k C^a, k": found.params_factor,
+            "D ~ C^b, b": found.tokens_exponent,
+            "D = k C^b, k": found.tokens_factor,
+        }
+        rows += [(f"{name} ({found.approach})", *_parts(each), about) for name, each in estimates.items()]
     return rows
 
 
@@ -50,28 +53,22 @@ def _parts(estimate: Estimate) -> tuple[str, str]:
 
 
 def fit_rows(law: Law) -> list[tuple[str, str]]:
-    """How the fit went, for people."""
+    """(label, text) rows on how the fit went."""
     rows = [
         ("points", f"{law.points}, of {law.flops[0]:.3g} to {law.flops[1]:.3g} FLOPs"),
         ("N, D and C", law.count),
     ]
     if law.objective is not None:
-        rows.append(("penalty", f"{law.penalty} of ln(law / loss), {law.objective:.6g} in all"))
+        rows.append(("penalty", f"{law.penalty} of ln(law / loss), {law.objective:.6g} in total"))
     if law.starts is not None and law.failed_starts is not None:
-        rows.append(
-            (
-                "starts",
-                f"{law.starts}, of which {law.failed_starts} ended above the best minimum or were given up",
-            )
-        )
+        rows.append(("starts", f"{law.starts}; {law.failed_starts} ended above the best minimum or were not pursued"))
     if law.boundary:
-        rows.append(("at the edge", f"{', '.join(law.boundary)}: the data do not ask for this term"))
+        rows.append(("at a bound", f"{', '.join(law.boundary)}: the data do not determine this term"))
     if law.resamples:
-        rows.append(("intervals", f"{law.resamples:,} resamples, of which {law.failed_resamples:,} did not converge"))
+        rows.append(("intervals", f"{law.resamples:,} resamples; {law.failed_resamples:,} did not converge"))
     if law.heldout_error is not None:
-        rows.append(
-            ("held out", f"{law.heldout_error:.2%} off on average, on the {law.heldout_points} points of most compute")
-        )
+        points = f"the {law.heldout_points} points of most compute"
+        rows.append(("held out", f"{law.heldout_error:.2%} mean relative error on {points}"))
     for found in law.allocations:
         rows += [(f"approach {found.approach}, left out", line) for line in found.left_out[:_SHOWN]]
         if len(found.left_out) > _SHOWN:
@@ -81,16 +78,8 @@ def fit_rows(law: Law) -> list[tuple[str, str]]:
 
 def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate) -> tuple[str, str, str, str]:
     """(FLOPs, N, D, loss) of the best model."""
-
-    def count(value: float) -> str:
-        return Count(value).short()
-
-    return (
-        f"{flops:.3g}",
-        show_estimate(params, count),
-        show_estimate(tokens, count),
-        show_estimate(loss, lambda value: f"{value:.3f}"),
-    )
+    size, data = (show_estimate(each, lambda value: Count(value).short()) for each in (params, tokens))
+    return f"{flops:.3g}", size, data, show_estimate(loss, lambda value: f"{value:.3f}")
 
 
 OPTIMUM_HEAD = ("FLOPs", "parameters", "tokens", "loss")
@@ -103,7 +92,7 @@ def write_law_page(
     figures: Mapping[str, Mapping[str, Any]],
     said: Sequence[str],
 ) -> None:
-    """Write law.html: coefficients, the best model by compute, the figures (Vega-Lite by title), how it was fitted."""
+    """Write law.html; `figures` are Vega-Lite specifications by title, `said` are notes on the data."""
     sections = []
     if law.coefficients or law.allocations:
         rows = coefficient_rows(law)
@@ -128,7 +117,7 @@ def _summary(law: Law) -> str:
 def write_comparison(
     path: Path, title: str, verdict: str, figure: Mapping[str, Any], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Write the page of two or more runs over the same compute; the first of `rows` is the head."""
+    """Write the page that compares runs at equal compute; the first of `rows` is the head."""
     head, *body = rows
     sections = [
         section("Held-out loss by compute", f"<figure>{drawn(figure)}</figure>"),

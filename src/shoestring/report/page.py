@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file with everything in it, which opens with no network."""
+"""The page of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from string import Template
 from typing import Any
 
 from shoestring.core.errors import MissingExtra
-from shoestring.core.facts import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.files import write_whole
+from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, rate
 from shoestring.report.figures import divergence_curves, loss_curve, position_curve, svg
@@ -18,16 +18,16 @@ from shoestring.track import read_lines
 
 
 def draw(folder: RunFolder) -> dict[str, str]:
-    """The figures of a run as SVG by title; where the drawing library is missing, a line that says how to get it."""
+    """The figures of a run by title, as SVG; without the drawing library, a line on how to install it."""
     evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
-    strategies = evaluation.strategies if evaluation else {}
+    baselines = evaluation.baselines if evaluation else {}
     specifications = {}
     metrics = read_lines(folder.metrics)
     if metrics:
-        specifications["Loss"] = loss_curve(metrics, strategies)
+        specifications["Loss"] = loss_curve(metrics, baselines)
     if evaluation:
         specifications["Loss by position"] = position_curve(
-            evaluation.loss_by_position, strategies, evaluation.strategies_by_position, evaluation.entropy_rate
+            evaluation.loss_by_position, baselines, evaluation.baselines_by_position, evaluation.entropy_rate
         )
     if compared := divergence_curves(metrics):
         specifications["What it predicts like"] = compared
@@ -35,7 +35,7 @@ def draw(folder: RunFolder) -> dict[str, str]:
 
 
 def drawn(specification: Mapping[str, Any]) -> str:
-    """A figure as SVG, or a line of HTML that says how to get the drawing library."""
+    """A figure as SVG, or a line of HTML on how to install the drawing library."""
     try:
         return svg(specification)
     except MissingExtra as missing:
@@ -43,8 +43,8 @@ def drawn(specification: Mapping[str, Any]) -> str:
 
 
 def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, str, str]]:
-    """(quantity, planned, actual, difference) for everything that was both planned and seen."""
-    budget = [
+    """(quantity, planned, actual, difference) of everything that is both planned and recorded."""
+    quantities: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
         ("steps", plan.steps, outcome.steps, lambda v: f"{v:,.0f}"),
         ("tokens", plan.tokens, outcome.tokens, lambda v: Count(int(v)).short()),
         ("seconds", plan.seconds, outcome.seconds, lambda v: Seconds(v).short()),
@@ -52,21 +52,18 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
         ("disk", plan.disk_bytes, outcome.disk_bytes, lambda v: Bytes(int(v)).short()),
         ("memory", plan.peak_bytes, outcome.peak_bytes, lambda v: Bytes(int(v)).short()),
     ]
-    return [_compared(*line) for line in budget]
-
-
-def _compared(
-    name: str, planned: float | None, actual: float | None, show: Callable[[float], str]
-) -> tuple[str, str, str, str]:
-    difference = (
-        f"{actual / planned - 1:+.1%}".replace("-0.0%", "+0.0%") if planned and actual is not None else "unknown"
-    )
-    shown = ["unknown" if value is None else show(value) for value in (planned, actual)]
-    return name, shown[0], shown[1], difference
+    rows = []
+    for name, planned, actual, show in quantities:
+        difference = "unknown"
+        if planned and actual is not None:
+            difference = f"{actual / planned - 1:+.1%}".replace("-0.0%", "+0.0%")
+        first, second = ("unknown" if value is None else show(value) for value in (planned, actual))
+        rows.append((name, first, second, difference))
+    return rows
 
 
 def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | None) -> None:
-    """Write report.html from the records in the folder; `outcome` is None for a run that is still going."""
+    """Write report.html from the records in the folder; `outcome` is None while the run continues."""
     sections = []
     evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
     plan = Plan.read(folder.plan) if folder.plan.is_file() else None
@@ -82,7 +79,7 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         sections.append(section("Plan against actual", note + compared))
     if plan:
         rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
-        sections.append(section("Plan", table(("", "value", "how it was got"), rows)))
+        sections.append(section("Plan", table(("", "value", "reason"), rows)))
     if folder.machine.is_file():
         sections.append(section("Machine", table((), _machine(Machine.read(folder.machine)))))
     sections.append(section("Recipe", f"<pre>{escape(folder.recipe.read_text(encoding='utf-8'))}</pre>"))
@@ -102,23 +99,23 @@ def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     if outcome.segments > 1:
         text += f" over {outcome.segments} sessions"
     if evaluation:
-        text += f"; held-out loss {evaluation.loss:.3f} nats a {'token' if evaluation.macro_f1 is None else 'row'}"
+        text += f"; held-out loss {evaluation.loss:.3f} nats per {'token' if evaluation.macro_f1 is None else 'row'}"
         if evaluation.macro_f1 is not None:
             text += f", macro-F1 {evaluation.macro_f1:.3f}"
-        if "bigram" in evaluation.strategies:
-            text += f", where counting pairs of tokens reaches {evaluation.strategies['bigram']:.3f}"
+        if "bigram" in evaluation.baselines:
+            text += f", where counting pairs of tokens reaches {evaluation.baselines['bigram']:.3f}"
     return escape(text + ".")
 
 
 def _scores(evaluation: Evaluation) -> str:
-    losses = evaluation.strategies | {"this model": evaluation.loss}
+    losses = evaluation.baselines | {"this model": evaluation.loss}
     worst = max(losses.values())
     rows = "".join(
         f"<tr{' class=ours' if name == 'this model' else ''}><td>{escape(name)}</td><td class=number>{loss:.3f}</td>"
         f"<td class=bar><div style='width:{loss / worst:.1%}'></div></td></tr>"
         for name, loss in losses.items()
     )
-    bits = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits a byte"
+    bits = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits per byte"
     about = (
         f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
         f"perplexity {evaluation.perplexity:.2f}{bits}"
@@ -128,26 +125,26 @@ def _scores(evaluation: Evaluation) -> str:
 
 
 def class_scores(evaluation: Evaluation) -> str:
-    """What a classifier finds, beside the most frequent class."""
+    """The scores of a classifier, beside those of always choosing the most frequent class."""
     return (
-        f"Accuracy {evaluation.accuracy or 0:.1%}, macro-F1 {evaluation.macro_f1 or 0:.3f}; always taking the most "
-        f"frequent class has {evaluation.majority_accuracy or 0:.1%} and {evaluation.majority_macro_f1 or 0:.3f}."
+        f"Accuracy {evaluation.accuracy or 0:.1%}, macro-F1 {evaluation.macro_f1 or 0:.3f}; always choosing the most "
+        f"frequent class gives {evaluation.majority_accuracy or 0:.1%} and {evaluation.majority_macro_f1 or 0:.3f}."
     )
 
 
 def _possible(evaluation: Evaluation) -> str:
-    """How much of what can be learned was learned, where the source is known."""
-    oracle, worst = evaluation.strategies.get("oracle"), evaluation.strategies.get("uniform")
+    """The share of the learnable that was learned, where the source is known."""
+    oracle, worst = evaluation.baselines.get("oracle"), evaluation.baselines.get("uniform")
     if oracle is None or worst is None or worst <= oracle:
         return ""
     share = (worst - evaluation.loss) / (worst - oracle)
     text = (
-        f"Of the {worst - oracle:.3f} nats between a guess and the oracle, which knows the source and how each row was "
-        f"made from it, this model has learned {share:.1%}."
+        f"This model has learned {share:.1%} of the {worst - oracle:.3f} nats between a uniform guess and the oracle, "
+        f"which knows the source and how each row was made from it."
     )
     if evaluation.entropy_rate is not None and evaluation.entropy_rate_error is not None:
         rate = f"{evaluation.entropy_rate:.3f} ± {evaluation.entropy_rate_error:.3f}"
-        text += f" The source's entropy rate is {rate} nats a token."
+        text += f" The source's entropy rate is {rate} nats per token."
     return f"<p>{escape(text)}</p>"
 
 
@@ -170,12 +167,12 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
 
 
 def section(title: str, content: str) -> str:
-    """One box of a page; `content` is HTML."""
+    """A section of a page; `content` is HTML."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Cells are text; `kind` "prose" lets the second column break into lines."""
+    """An HTML table of text cells; `kind` "prose" wraps the second column."""
     top = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>" if head else ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table{f' class={kind}' if kind else ''}>{top}{body}</table>"

@@ -1,6 +1,10 @@
 """The endless rows of a hidden Markov model.
 
 Shapes: n rows, L positions, H states, E symbols.
+
+Word 2t of a row (see `philox`) draws its state at position t, from the state before (at first, from row H of `moves`),
+and word 2t + 1 draws the symbol. `plain_rows` does so in plain torch; `loops` (CPU) and `kernels` (GPU) must equal it
+byte for byte.
 """
 
 from __future__ import annotations
@@ -18,23 +22,21 @@ from torch import Tensor
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import fingerprint
 from shoestring.core.seeds import derive
-from shoestring.streams import plain
-from shoestring.streams.compact import CompactTables
 from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, Lookup, shuffles
-from shoestring.streams.philox import Purpose, check_numbers
-from shoestring.streams.tables import alias_tables, quantise
+from shoestring.streams.philox import MASK, Purpose, check_numbers, philox
+from shoestring.streams.tables import Compact, Tables, alias_tables, quantise
 
 FORMAT = 1
-"""Of the rows: another number, other rows."""
+"""Version of the rows: part of the key, so that another number gives other rows."""
 MOST_CELLS = (1 << 31) - 1
 
 
 class HmmStream:
     """Row i is a pure function of (tables, seed, i): the same bytes on every device, for any batch and any order.
 
-    `symbols` says which rows share a permutation of the alphabet: the symbol k is shown as another one. `states` says
-    which rows share a shuffle of the states: state s emits what another one did. The first changes which symbols are
-    used, the second which of the model's own emissions follow which; see `permutations` for the kinds.
+    `symbols` says which rows share a permutation of the alphabet: symbol k is shown as another one. `states` says which
+    rows share a shuffle of the states: state s emits what another state would. The first changes which symbols are
+    used, the second the order of the model's own emissions; see `permutations` for the kinds.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class HmmStream:
         content = b"".join([repr((FORMAT, h, e)).encode(), *(table.tobytes() for table in weights)])
         self.model = hashlib.sha256(content).hexdigest()
         self.key = derive(seed, "stream", self.model)
-        self._tables = plain.Tables(
+        self._tables = Tables(
             torch.from_numpy(alias_tables(np.vstack(weights[:2]))), torch.from_numpy(alias_tables(weights[2]))
         )
         self._on: dict[torch.device, Any] = {}
@@ -70,7 +72,7 @@ class HmmStream:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two streams exactly when they give the same rows, but for their length."""
+        """Equal for two streams exactly when they give the same rows, apart from their length."""
         return fingerprint(["hmm stream", self.model, self.key, *map(str, self.kinds.values())])
 
     def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Tensor:
@@ -104,7 +106,7 @@ class HmmStream:
         return Lookup(kind, purposes, lowest, tuple(tables))
 
     def _shuffles(self, lowest: int, many: int, size: int, purpose: Purpose, device: torch.device) -> Tensor:
-        """Made once for as long as rows of the same range are asked for."""
+        """The shuffles of a range; kept until another range is requested."""
         known, tables = self._shuffled.get((purpose, device), ((0, 0), torch.empty(0)))
         if known != (lowest, many):
             tables = _form(device).shuffles(self.key, lowest, many, size, purpose, device)
@@ -112,15 +114,42 @@ class HmmStream:
         return tables
 
 
-class Form(NamedTuple):
-    """One way to make the rows."""
+def plain_rows(
+    first: int, count: int, length: int, key: int, tables: Tables, symbols: Lookup, states: Lookup
+) -> Tensor:
+    """Rows number first to first + count, (count, L) int64."""
+    rows = torch.arange(count, device=tables.emits.device) + first
+    state = torch.full_like(rows, tables.states)
+    tokens = []
+    for t in range(length):
+        move, emit = philox(key, rows, t // 2, Purpose.TOKENS)[t % 2 * 2 :][:2]
+        state = draw(tables.moves, state, move)
+        symbol = draw(tables.emits, states.relabel(key, rows, state), emit)
+        tokens.append(symbols.relabel(key, rows, symbol))
+    return torch.stack(tokens, dim=1)
 
-    tables: Callable[[plain.Tables, torch.device], Any]
+
+def draw(entries: Tensor, rows: Tensor, word: Tensor) -> Tensor:
+    """An outcome from row `rows[r]` of an alias table for every word."""
+    scaled = word * entries.shape[1]
+    cell = scaled >> 32
+    entry = entries[rows, cell]
+    return torch.where(scaled & MASK < entry >> 32 & MASK, cell, entry & 0xFFFF)
+
+
+class Form(NamedTuple):
+    """An implementation of the rows."""
+
+    tables: Callable[[Tables, torch.device], Any]
     make: Callable[..., Tensor]
     shuffles: Callable[..., Tensor]
 
 
-PLAIN = Form(lambda tables, device: plain.Tables(*(table.to(device) for table in tables)), plain.make, shuffles)
+PLAIN = Form(lambda tables, device: Tables(*(table.to(device) for table in tables)), plain_rows, shuffles)
+
+
+def compact_tables(tables: Tables, device: torch.device) -> tuple[Compact, ...]:
+    return tuple(Compact.of(entries.to(device)) for entries in tables)
 
 
 def _form(device: torch.device) -> Form:
@@ -131,5 +160,5 @@ def _form(device: torch.device) -> Form:
     if importlib.util.find_spec("triton"):
         from shoestring.streams import kernels  # imports Triton
 
-        return Form(CompactTables.of, kernels.make, kernels.shuffles)
+        return Form(compact_tables, kernels.make, kernels.shuffles)
     return PLAIN

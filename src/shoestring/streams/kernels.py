@@ -1,4 +1,4 @@
-"""`plain` as Triton kernels: one thread a row, and one a shuffle.
+"""`hmm.plain_rows` as Triton kernels: one thread per row, and one per shuffle.
 
 Tokens are packed into words of eight bytes, so that rows are written in place with few, whole stores.
 """
@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoestring.streams.compact import CompactTables
 from shoestring.streams.permutations import KINDS, Lookup
 from shoestring.streams.philox import Purpose
+from shoestring.streams.tables import Compact
 
 _SHUFFLES = 128
-"""Threads of a program that shuffles."""
+"""Threads per program of the shuffle kernel."""
 _TOKENS = tl.constexpr(int(Purpose.TOKENS))
 
 
@@ -35,7 +35,7 @@ def draw(heads, tails, rows, word, CELLS: tl.constexpr, BITS: tl.constexpr, insi
 
 @triton.jit
 def which(number, low, high, key, KIND: tl.constexpr, each, lowest, PICK: tl.constexpr):
-    """Where in the tables the shuffles of a row stand; see `permutations.numbers`."""
+    """The places of a row's shuffles in the tables; see `permutations.numbers`."""
     first, second = number, number
     if KIND == 1:
         first = number // each - lowest
@@ -120,17 +120,19 @@ def shuffle_kernel(made, count, first, key, purpose, SIZE: tl.constexpr, BLOCK: 
 
 
 def make(
-    first: int, count: int, length: int, key: int, tables: CompactTables, symbols: Lookup, states: Lookup
+    first: int, count: int, length: int, key: int, tables: tuple[Compact, Compact], symbols: Lookup, states: Lookup
 ) -> Tensor:
-    """As `plain.make`, in the smallest type; a view of rows whose bytes are a multiple of eight."""
-    dtype = torch.uint8 if tables.symbols <= 256 else torch.uint16
+    """As `hmm.plain_rows`, in the smallest type; a view of rows whose bytes are a multiple of eight."""
+    moves, emits = tables
+    h, e = emits.heads.shape
+    dtype = torch.uint8 if e <= 256 else torch.uint16
     words = -(-length * dtype.itemsize // 8)
-    packed = torch.empty((count, words), dtype=torch.int64, device=tables.emits.heads.device)
-    cells = [tensor for table in tables for tensor in table[:2]]
-    block = 1024 if count >= 1 << 20 else 128  # neighbours share permutations; few rows need many processors
+    packed = torch.empty((count, words), dtype=torch.int64, device=emits.heads.device)
+    cells = [*moves[:2], *emits[:2]]
+    block = 1024 if count >= 1 << 20 else 128  # neighbouring rows share permutations; few rows need many processors
     tokens_kernel[(triton.cdiv(count, block),)](
         packed, count, first, words, key, *cells, *_given(symbols, packed), *_given(states, packed),
-        H=tables.states, E=tables.symbols, MOVE_BITS=tables.moves.bits, EMIT_BITS=tables.emits.bits,
+        H=h, E=e, MOVE_BITS=moves.bits, EMIT_BITS=emits.bits,
         SYMBOLS=KINDS.index(symbols.kind.name), SYMBOLS_PICK=int(symbols.purposes.pick),
         STATES=KINDS.index(states.kind.name), STATES_PICK=int(states.purposes.pick),
         BYTES=dtype.itemsize, BLOCK=block, num_warps=block // 32,
@@ -148,6 +150,6 @@ def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, devi
 
 
 def _given(lookup: Lookup, missing: Tensor) -> list[int | Tensor]:
-    """A lookup as arguments; any tensor stands for a table that is not there."""
+    """A lookup as arguments; any tensor stands for a missing table."""
     tables = [*lookup.tables, missing, missing][:2]
     return [lookup.kind.number, lookup.lowest, *tables]

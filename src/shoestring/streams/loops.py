@@ -1,4 +1,4 @@
-"""`plain` as loops for CPU cores, compiled by Numba: one row after the other, nothing kept but its state."""
+"""`hmm.plain_rows` as loops for CPU cores, compiled by Numba: row by row, with no memory but the state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoestring.streams.permutations import KINDS, SIDE, Lookup
 from shoestring.streams.philox import KEY_A, KEY_B, MASK, ROUND_A, ROUND_B, Purpose
-from shoestring.streams.plain import Tables
+from shoestring.streams.tables import Tables
 
 _U32, _ALIAS, _TOKENS = np.uint64(MASK), np.uint64(0xFFFF), int(Purpose.TOKENS)
 _A, _B, _KEY_A, _KEY_B = np.uint64(ROUND_A), np.uint64(ROUND_B), np.uint64(KEY_A), np.uint64(KEY_B)
@@ -38,7 +38,7 @@ def _draw(entries: Any, row: Any, cells: Any, word: Any) -> Any:  # pragma: no c
 
 @njit(inline="always")
 def _which(kind: int, number: Any, each: Any, lowest: Any, k0: Any, k1: Any, pick: Any) -> Any:  # pragma: no cover
-    """Where in the tables the shuffles of a row stand; see `permutations.numbers`."""
+    """The places of a row's shuffles in the tables; see `permutations.numbers`."""
     if kind == 1:
         return number // each - lowest, _NONE
     if kind == 2:
@@ -110,7 +110,7 @@ def _shuffle(made: Any, first: int, key: int, purpose: int) -> None:  # pragma: 
 
 
 def make(first: int, count: int, length: int, key: int, tables: Tables, symbols: Lookup, states: Lookup) -> Tensor:
-    """As `plain.make`, on as many cores as torch uses, in the smallest type."""
+    """As `hmm.plain_rows`, on as many cores as torch uses, in the smallest type."""
     out = np.empty((count, length), np.uint8 if tables.symbols <= 256 else np.uint16)
     cells = [table.numpy().reshape(-1).view(np.uint64) for table in tables]
     given = [*cells, *_given(symbols, out.dtype), *_given(states, out.dtype)]
@@ -131,13 +131,13 @@ def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, devi
 
 
 def _given(lookup: Lookup, dtype: Any) -> list[Any]:
-    """A lookup as arguments; a table that is not there is an empty one."""
+    """A lookup as arguments; an empty table stands for a missing one."""
     tables = [table.numpy() for table in lookup.tables] + [np.zeros((1, 1), dtype)] * (2 - len(lookup.tables))
     return [KINDS.index(lookup.kind.name), lookup.kind.number, lookup.lowest, int(lookup.purposes.pick), *tables]
 
 
 def _on_cores(work: Callable[[int, int], None], count: int, least: int) -> None:
-    """`work(begin, end)` over parts of [0, count), side by side."""
+    """Run `work(begin, end)` over parts of [0, count) in parallel."""
     cores = max(1, min(torch.get_num_threads(), count // least))
     edges = [count * core // cores for core in range(cores + 1)]
     if cores == 1:

@@ -1,17 +1,17 @@
-"""An endless stream in which every row has a random Markov chain of its own, in whole numbers of torch on any device.
+"""An endless stream in which every row has a random Markov chain of its own, computed in integers on any device.
 
 Shapes: n rows, L positions, K the most states of a row, c the concentration. A row of k states fills the first k of K
-places; the words of the others are not used, so that what a row is does not depend on the rows beside it.
+places. The words of the other places are not used, so that a row does not depend on its neighbours.
 
-Which word (see `philox`) of a row decides what is part of the format:
+The use of each word (see `philox`) of a row is part of the format:
 
     CHAIN_SHAPE    word 0                  how many states
-    SYMBOLS_FIRST  word s                  the symbol of state s, among those not taken yet
+    SYMBOLS_FIRST  word s                  the symbol of state s, among those not used yet
     CHAIN_ROWS     dirichlet               words scK on: cuts of [0, 2³²) whose spacings are the weights of state s
                    zipf                    words sK on: shuffle of the ranks for state s
                    doubly_stochastic       words 0 on: cuts, for the weights of k permutations; words (1 + m)K on:
-                                           shuffle that is permutation m, of which m = 0 is a cycle through all
-                                           states, so that no chain falls apart
+                                           shuffle that is permutation m; m = 0 is a cycle through all states, so
+                                           that every chain is connected
     CHAIN_START    word (t - 1)K + s       where state s goes t steps before the start (coupling from the past)
                    doubly_stochastic       word 0: the first state
     TOKENS         word t                  the move from position t to t + 1
@@ -35,20 +35,20 @@ from shoestring.streams.philox import Purpose, below, check_numbers, philox, wor
 from shoestring.streams.tables import UNIT, quantise
 
 VERSION = 1
-"""Of the format: another number where the same settings and seed give other rows."""
+"""Version of the format; raised whenever the same settings and seed give other rows."""
 MOST_STATES = 64
 MOST_SYMBOLS = 1 << 16
 MOST_CONCENTRATION = 1 << 10
 MOST_EXPONENT = 8.0
-"""Steeper weights make chains that hardly ever leave a cycle, and take too long to forget where they began."""
+"""With steeper weights, chains hardly ever leave a cycle and take too long to forget their first state."""
 MOST_LENGTH = 1 << 34
 HORIZON = 1 << 20
-"""Steps before the start from which every state must have led to the same one."""
+"""Most steps before the start within which all states must have led to the same one."""
 CHUNK_ROWS = 1 << 16
 CHUNK_WORDS = 1 << 21
-"""Words drawn at a time; drawing them takes about ten times their memory."""
+"""Words drawn at once; drawing them takes about ten times their memory."""
 FIRST_STEPS = 8
-"""Looked at before the start of all rows; many are decided by then."""
+"""Steps before the start that are drawn for all rows; they decide many of them."""
 BLOCK = 64
 """Positions whose words are drawn together."""
 
@@ -57,19 +57,19 @@ Kind = Literal["dirichlet", "zipf", "doubly_stochastic"]
 
 @dataclass(frozen=True, kw_only=True)
 class MarkovSettings:
-    """How chains are drawn; a number of states has the same chance as any other."""
+    """How chains are drawn; all numbers of states are equally likely."""
 
     symbols: int
     """Size of the alphabet."""
     fewest: int = 3
     most: int = 10
     kind: Kind = "dirichlet"
-    """How the probabilities of moves are drawn: Dirichlet(c, …, c) for every state; ranks to the power -s in a random
-    order for every state; or as many random permutations as states, mixed with Dirichlet(1, …, 1)."""
+    """How transition probabilities are drawn: from Dirichlet(c, …, c) for every state; ranks to the power -s in random
+    order for every state; or as many random permutations as states, mixed by Dirichlet(1, …, 1)."""
     concentration: int = 1
-    """Of dirichlet: c."""
+    """For dirichlet: c."""
     exponent: float = 1.0
-    """Of zipf: s."""
+    """For zipf: s."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -99,15 +99,15 @@ class Chains(NamedTuple):
     """The chains of n rows."""
 
     states: Tensor
-    """(n,) int64: how many each has."""
+    """(n,) int64: number of states."""
     symbols: Tensor
-    """(n, K) int64: what each state shows, -1 beyond the row's states."""
+    """(n, K) int64: the symbol of each state, -1 beyond the row's states."""
     weights: Tensor
-    """(n, K, K) int64: of the move from one state to another, out of 2³²; 0 beyond the row's states."""
+    """(n, K, K) int64: transition probabilities in units of 2⁻³²; 0 beyond the row's states."""
 
 
 class MarkovStream:
-    """Rows number 0 to 2⁶³ - 1, of which any can be made alone."""
+    """Rows number 0 to 2⁶³ - 1; any of them can be made alone."""
 
     def __init__(self, settings: MarkovSettings, seed: int, length: int) -> None:
         if not 1 <= length <= MOST_LENGTH:
@@ -119,7 +119,7 @@ class MarkovStream:
         drawn_by = fingerprint(["markov", VERSION, {**asdict(settings), "exponent": float(settings.exponent)}])
         self.key = derive(seed, "stream", drawn_by)
         self.fingerprint = fingerprint([drawn_by, seed])
-        """Of all that decides token t of row i: the length does not."""
+        """Identifies everything that determines token t of row i; the length does not."""
         self._ranked = _ranked(settings)
 
     def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Tensor:
@@ -137,7 +137,7 @@ class MarkovStream:
         return Chains(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def _chunks(self, first: int, count: int, device: torch.device | str) -> Iterator[tuple[int, Tensor]]:
-        """Where parts of some rows begin, and the numbers of their rows; one part at least."""
+        """Chunks of rows: where each begins, and its row numbers; at least one chunk."""
         most, each = self.settings.most, max(self.settings.concentration * self.settings.most, FIRST_STEPS)
         size = max(1, min(CHUNK_ROWS, CHUNK_WORDS // (most * each)))
         for begin in range(0, max(count, 1), size):
@@ -153,7 +153,7 @@ class MarkovStream:
         return Chains(states, symbols.masked_fill(unused, -1), weights.masked_fill(unused[:, :, None], 0))
 
     def _weights(self, numbers: Tensor, states: Tensor) -> Tensor:
-        """Weights of moves, (n, K, K); rows of places that are no state hold anything."""
+        """Transition weights, (n, K, K); rows of unused places hold arbitrary values."""
         kind, most, concentration = self.settings.kind, self.settings.most, self.settings.concentration
         lines = {"dirichlet": most * concentration, "zipf": most, "doubly_stochastic": most + 1}[kind]
         drawn = words(self.key, numbers, lines * most, Purpose.CHAIN_ROWS)
@@ -170,7 +170,7 @@ class MarkovStream:
         return torch.zeros_like(goals).scatter_add_(2, goals, shares)
 
     def _fill(self, out: Tensor, numbers: Tensor) -> None:
-        """The rows of these numbers into `out`, (n, L)."""
+        """Write the rows with these numbers into `out`, (n, L)."""
         chains, most = self._chains(numbers), self.settings.most
         if self.settings.kind == "doubly_stochastic":  # all states are equally likely
             state = below(philox(self.key, numbers, 0, Purpose.CHAIN_START)[0], chains.states)
@@ -181,7 +181,7 @@ class MarkovStream:
         for begin in range(0, self.length, BLOCK):
             size = min(BLOCK, self.length - begin)
             visited = []
-            for word in _words_from(self.key, numbers, begin, size, Purpose.TOKENS).unbind(1):
+            for word in words(self.key, numbers, size, Purpose.TOKENS, begin).unbind(1):
                 visited.append(state)
                 state = _moves(sums.index_select(0, lines + state), word[:, None])[:, 0]
             shown = chains.symbols.gather(1, torch.stack(visited, dim=1))
@@ -191,12 +191,12 @@ class MarkovStream:
 def start_states(weights: Tensor, numbers: Tensor, key: int) -> Tensor:
     """A state from the stationary distribution of each chain, (n,), exactly (Propp & Wilson 1996).
 
-    Every state of every time before the start has a word of its own that says where it leads. As soon as, far enough
-    back, all states lead to the same one, so does anything that began before: that one is the draw. Weights are
-    (n, K, K) out of 2³², and rows of zeros, after the others, are no states.
+    At every time before the start, each state has a word that says which state follows. Once all states at some time
+    lead to the same state at the start, every earlier beginning leads there too: that state is the draw. Weights are
+    (n, K, K) in units of 2⁻³²; rows of zeros, after the others, are unused places.
     """
     most = weights.shape[1]
-    found = torch.empty_like(numbers)
+    starts = torch.empty_like(numbers)
     left = torch.arange(len(numbers), device=numbers.device)  # rows not yet decided
     sums = _sums(weights)
     reached = torch.arange(most, device=numbers.device).repeat(len(numbers), 1)  # from `back` steps before the start
@@ -204,25 +204,25 @@ def start_states(weights: Tensor, numbers: Tensor, key: int) -> Tensor:
     while len(left):
         if back >= HORIZON:
             raise DataError(
-                f"row {int(numbers[left[0]])}: its chain still depends on where it began {back:,} steps ago; "
-                "its moves are too nearly certain to draw a first state"
+                f"row {int(numbers[left[0]])}: its chain still depends on its state {back:,} steps ago; "
+                "its transitions are too close to certain to draw a first state"
             )
-        drawn = _words_from(key, numbers[left], back * most, steps * most, Purpose.CHAIN_START)
+        drawn = words(key, numbers[left], steps * most, Purpose.CHAIN_START, back * most)
         maps = _moves(sums, drawn.unflatten(1, (steps, most)).transpose(1, 2))  # (left, state, time back)
         while maps.shape[2] > 1:  # the earlier of two neighbouring steps, then the later
             maps = maps[:, :, 0::2].gather(1, maps[:, :, 1::2])
         reached = reached.gather(1, maps[:, :, 0])
         back += steps
-        one = (reached == reached[:, :1]).all(1)  # places that are no state lead to the first: they follow a step later
-        found[left[one]] = reached[one, 0]
+        one = (reached == reached[:, :1]).all(1)  # unused places lead to the first state, and agree one step later
+        starts[left[one]] = reached[one, 0]
         left, sums, reached = left[~one], sums[~one], reached[~one]
         while steps < back and 2 * steps * most * len(left) <= CHUNK_WORDS:
             steps *= 2
-    return found
+    return starts
 
 
 def oracle_log_probs(tokens: Tensor, chains: Chains) -> Tensor:
-    """Log-probability of every token of (n, L) for one who knows the row's chain and the tokens before, float64."""
+    """Log-probability of every token of (n, L) given the row's chain and the tokens before it, float64."""
     tokens = tokens.long().contiguous()
     shown, order = chains.symbols.sort(1)
     places = torch.searchsorted(shown, tokens).clamp(max=shown.shape[1] - 1)
@@ -238,24 +238,24 @@ def oracle_log_probs(tokens: Tensor, chains: Chains) -> Tensor:
 
 
 def stationary(weights: Tensor) -> Tensor:
-    """The stationary distribution of each chain, (n, K) float64; 0 for places that are no state.
+    """The stationary distribution of each chain, (n, K) float64; 0 for unused places.
 
-    It is uniform where columns sum to 2³² as rows do, also for a chain of separate parts, which has others besides.
+    It is uniform if columns sum to 2³² as rows do, also for a disconnected chain, which has other ones too.
     """
     states = weights.sum(2) > 0
-    found = states.double() / states.sum(1, keepdim=True)
+    distribution = states.double() / states.sum(1, keepdim=True)
     uneven = (weights.sum(1) != weights.sum(2)).any(1)
     moves = weights[uneven].double() / UNIT
     system = moves.transpose(1, 2) - torch.eye(moves.shape[1], dtype=moves.dtype, device=moves.device)
-    system[:, 0] = 1  # one of the equations follows from the others; in its place: the sum is 1
-    wanted = torch.zeros_like(moves[:, 0])
-    wanted[:, 0] = 1
-    found[uneven] = torch.linalg.solve(system, wanted).clamp(min=0)
-    return found
+    system[:, 0] = 1  # one equation follows from the others; it is replaced by: the sum is 1
+    right_side = torch.zeros_like(moves[:, 0])
+    right_side[:, 0] = 1
+    distribution[uneven] = torch.linalg.solve(system, right_side).clamp(min=0)
+    return distribution
 
 
 def _ranked(settings: MarkovSettings) -> Tensor:
-    """For k states, the weights of ranks in row k, (K + 1, K), zeros beyond."""
+    """Row k has the weights of the ranks for k states, then zeros, (K + 1, K)."""
     table = np.zeros((settings.most + 1, settings.most), np.int64)
     for states in range(settings.fewest, settings.most + 1):
         shares = [rank**-settings.exponent for rank in range(1, states + 1)]
@@ -263,21 +263,15 @@ def _ranked(settings: MarkovSettings) -> Tensor:
     return torch.from_numpy(table)
 
 
-def _words_from(key: int, numbers: Tensor, first: int, count: int, purpose: Purpose) -> Tensor:
-    """As `philox.words`, from word `first`, a multiple of 4, on."""
-    calls = torch.arange(first // 4, -(-(first + count) // 4), device=numbers.device)
-    return torch.stack(philox(key, numbers[:, None], calls, purpose), dim=2).flatten(1)[:, :count]
-
-
 def _different(drawn: Tensor, symbols: int) -> Tensor:
-    """Different symbols for the places of each row, (n, K): word s chooses among those that places before s left."""
-    found = torch.empty_like(drawn)
+    """Distinct symbols for the places of each row, (n, K): word s chooses among those not used before place s."""
+    chosen = torch.empty_like(drawn)
     for place in range(drawn.shape[1]):
         rank = below(drawn[:, place : place + 1], symbols - place)
-        taken = found[:, :place].sort(1).values
-        smaller = taken - torch.arange(place, device=drawn.device) <= rank  # taken ones to be passed over
-        found[:, place] = rank[:, 0] + smaller.sum(1)
-    return found
+        used = chosen[:, :place].sort(1).values
+        smaller = used - torch.arange(place, device=drawn.device) <= rank  # used symbols to skip
+        chosen[:, place] = rank[:, 0] + smaller.sum(1)
+    return chosen
 
 
 def _spacings(drawn: Tensor, states: Tensor, concentration: int) -> Tensor:
@@ -288,25 +282,25 @@ def _spacings(drawn: Tensor, states: Tensor, concentration: int) -> Tensor:
 
 
 def _shuffles(drawn: Tensor, states: Tensor, cyclic: Tensor | int = 0) -> Tensor:
-    """Fisher and Yates' shuffle of the first places, as many as states, for the words (…, K) of each; others stay.
+    """Fisher and Yates' shuffle of the first places, as many as states, from words (…, K); other places stay.
 
-    Where `cyclic` is 1, Sattolo's: one cycle through all places, and all such cycles are equally likely.
+    Where `cyclic` is 1, Sattolo's shuffle: one cycle through all places, all such cycles equally likely.
     """
     size = drawn.shape[-1]
-    found = torch.arange(size, device=drawn.device).expand(drawn.shape).clone()
+    order = torch.arange(size, device=drawn.device).expand(drawn.shape).clone()
     for place in range(1, size):
         other = below(drawn[..., place : place + 1], place + 1 - cyclic).where(states > place, place)
-        found[..., place : place + 1] = found.gather(-1, other)
-        found.scatter_(-1, other, place)
-    return found
+        order[..., place : place + 1] = order.gather(-1, other)
+        order.scatter_(-1, other, place)
+    return order
 
 
 def _sums(weights: Tensor) -> Tensor:
-    """Running sums of (…, K) weights; all 2³² where all weights are zero, so that every word leads to the first."""
+    """Running sums of (…, K) weights; all 2³² if all weights are zero, so that every word leads to the first state."""
     sums = weights.cumsum(-1)
     return sums.masked_fill(sums[..., -1:] == 0, UNIT)
 
 
 def _moves(sums: Tensor, drawn: Tensor) -> Tensor:
-    """How many of the running sums (…, K) are at most each word (…, W): the state that the word leads to."""
+    """The state that each word (…, W) leads to: how many of the running sums (…, K) are at most the word."""
     return torch.searchsorted(sums, drawn.contiguous(), right=True)

@@ -6,9 +6,9 @@
     sequence    every row has its own
 
 Each permutation is drawn by Fisher and Yates' shuffle, so that all K! are equally likely. `sequence` composes two: rows
-are laid out in squares of 256 × 256, every line of a square has a permutation, every column another, and a row's own is
-that of its line after that of its column. So each is uniform, any two rows' (and any three) are independent of each
-other, and 512 shuffles serve 65,536 rows.
+are laid out in squares of 256 × 256, every line and every column of a square has a permutation, and a row's own is that
+of its line after that of its column. So each is uniform, those of any two or three rows are independent, and 512
+shuffles serve 65,536 rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import DataError
-from shoestring.core.kinds import PermutationKind
+from shoestring.core.specs import PermutationSpec
 from shoestring.streams.philox import Purpose, below, philox, words
 
 SIDE = 256
@@ -34,15 +34,13 @@ class Kind(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Kind:
-        rule = PermutationKind()
-        if (problem := rule.problem(text)) is not None:
-            what = "" if rule.has_form(text) else " is no kind of permutation"
-            raise DataError(f'"{text[:40]}"{what}: {problem}')
-        name, _, number = text.partition(":")
-        return cls(name, int(number or 0))
+        spec = PermutationSpec(text)
+        if (problem := spec.problem()) is not None:
+            raise DataError(f'"{text[:40]}" is not a kind of permutation: {problem}')
+        return cls(spec.kind, spec.number)
 
     def span(self, first: int, count: int) -> tuple[int, int]:
-        """The lowest shuffle that rows first to first + count can need, and how many from there on."""
+        """The first shuffle that rows first to first + count can need, and how many from there on."""
         if self.name in ("none", "pool"):
             return 0, self.number
         each, many = (self.number, 1) if self.name == "block" else (SIDE * SIDE, SIDE)
@@ -54,7 +52,7 @@ class Kind(NamedTuple):
 
 
 class Purposes(NamedTuple):
-    """What the words of one of the two switches are drawn for."""
+    """The purposes of the words that permute symbols, or states."""
 
     first: Purpose
     second: Purpose
@@ -73,10 +71,10 @@ class Lookup(NamedTuple):
     lowest: int
     """The number of the first shuffle in the tables."""
     tables: tuple[Tensor, ...]
-    """None, one or two, each (shuffles, K), uint8 or uint16."""
+    """No table, one or two; each (shuffles, K), uint8 or uint16."""
 
     def relabel(self, key: int, rows: Tensor, values: Tensor) -> Tensor:
-        """Values (n, …) of rows (n,) as the rows' permutations show them, int64."""
+        """Values (n, …) of rows (n,), permuted by the permutation of each row, int64."""
         for table, which in reversed(list(zip(self.tables, numbers(self.kind, key, rows, self.purposes)))):
             which = (which - self.lowest).view(-1, *[1] * (values.ndim - 1))
             values = table.long()[which, values]
@@ -84,7 +82,7 @@ class Lookup(NamedTuple):
 
 
 def numbers(kind: Kind, key: int, rows: Tensor, purposes: Purposes) -> tuple[Tensor, ...]:
-    """Which shuffles make the permutation of each row (int64): none, one, or two of which the second comes first."""
+    """Which shuffles make up the permutation of each row (int64): none, one, or two, the second applied first."""
     if kind.name == "none":
         return ()
     if kind.name == "block":
@@ -92,17 +90,17 @@ def numbers(kind: Kind, key: int, rows: Tensor, purposes: Purposes) -> tuple[Ten
     if kind.name == "pool":
         return (below(philox(key, rows, 0, purposes.pick)[0], kind.number),)
     square, line, column = rows >> 16, rows >> 8 & 0xF0 | rows >> 4 & 0x0F, rows >> 4 & 0xF0 | rows & 0x0F
-    return square * SIDE + line, square * SIDE + column  # a tile of 16 × 16 lies together: few tables for near rows
+    return square * SIDE + line, square * SIDE + column  # tiles of 16 × 16: nearby rows need few tables
 
 
 def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, device: torch.device) -> Tensor:
-    """Shuffles number first to first + count of [0, size), (count, size) int64; `loops` and `kernels` do the same."""
-    found = torch.arange(size, device=device).repeat(count, 1)
+    """Shuffles number first to first + count of [0, size), (count, size) int64; `loops` and `kernels` equal them."""
+    made = torch.arange(size, device=device).repeat(count, 1)
     drawn = words(key, torch.arange(count, device=device) + first, size - 1, purpose)
     each = torch.arange(count, device=device)
     for step, last in enumerate(range(size - 1, 0, -1)):
         other = below(drawn[:, step], last + 1)
-        ours, theirs = found[:, last].clone(), found[each, other]
-        found[each, other] = ours
-        found[:, last] = theirs
-    return found
+        ours, theirs = made[:, last].clone(), made[each, other]
+        made[each, other] = ours
+        made[:, last] = theirs
+    return made

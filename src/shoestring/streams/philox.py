@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon and others, 2011): random words as a pure function of a 64-bit key and a 128-bit counter.
 
-The counter is (number of the thing that is drawn for, number of the call, purpose): nothing is ever drawn in sequence,
-so any part of a stream can be made alone. Words are int64 tensors below 2³², because torch has no unsigned products.
+The counter is (number of the row or shuffle, number of the call, purpose). Nothing is drawn in sequence, so any part of
+a stream can be made alone. Words are int64 tensors below 2³², because torch has no unsigned products.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
 
 
 class Purpose(IntEnum):
-    """The last word of the counter; part of the format: a number is never given a new meaning."""
+    """The last word of the counter. It is part of the format: a number never gets a new meaning."""
 
     TOKENS = 0
     SYMBOLS_FIRST = 1
@@ -45,20 +45,23 @@ def philox(key: int, number: Tensor, call: Tensor | int, purpose: int) -> tuple[
     return c0, c1, c2, c3
 
 
-def words(key: int, number: Tensor, count: int, purpose: int) -> Tensor:
-    """The first `count` words of every number in a vector, (n, count): word w is output w mod 4 of call w div 4."""
-    calls = torch.arange(-(-count // 4), device=number.device)
+def words(key: int, number: Tensor, count: int, purpose: int, first: int = 0) -> Tensor:
+    """Words first to first + count of every number in a vector, (n, count); `first` is a multiple of 4.
+
+    Word w is output w mod 4 of call w div 4.
+    """
+    calls = torch.arange(first // 4, -(-(first + count) // 4), device=number.device)
     return torch.stack(philox(key, number[:, None], calls[None], purpose), dim=2).flatten(1)[:, :count]
 
 
 def below(word: Tensor, bound: Tensor | int) -> Tensor:
-    """A word as a number below `bound` (at most 2³¹): each has probability 1/bound to within 2⁻³²."""
+    """A word as a number below `bound` (at most 2³¹); each has probability 1/bound within 2⁻³²."""
     return word * bound >> 32
 
 
 def check_numbers(first: int, count: int) -> None:
-    """Rows of a stream have the numbers 0 to 2⁶³ - 1."""
+    """Raise DataError unless the rows have numbers from 0 to 2⁶³ - 1."""
     if first < 0 or count < 0:
-        raise DataError(f"rows {first:,} to {first + count:,}: there are no negative ones")
+        raise DataError(f"rows {first:,} to {first + count:,}: row numbers cannot be negative")
     if first + count > 1 << 63:
         raise DataError(f"rows up to {first + count:,}: a stream has 2^63 = {1 << 63:,}")

@@ -1,4 +1,4 @@
-"""A stream as a token source: rows in their order, each read once, training and held-out rows from ranges apart."""
+"""A stream as a token source: rows in order, each read once; training and held-out rows from separate ranges."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoestring.streams.hmm import HmmStream
-from shoestring.streams.markov import MarkovStream
-
 TRAIN, HELDOUT, TEST = 0, 1 << 62, 3 << 61
-"""Where the rows of each part begin: no part ever reaches the next."""
+"""First row of each split; no split ever reaches the next."""
 _AHEAD_BYTES = 1 << 23
 
 
@@ -26,7 +23,7 @@ class RowStream(Protocol):
 
 
 def on_host(rows: Tensor) -> NDArray[np.unsignedinteger]:
-    """Rows in the memory of the host; from a GPU through pages that stay, and are used again once they are free."""
+    """Rows in host memory; from a GPU through pinned memory, which is reused once it is free."""
     if rows.is_cuda:
         rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows)
     tokens: NDArray[np.unsignedinteger] = rows.contiguous().numpy()
@@ -36,13 +33,13 @@ def on_host(rows: Tensor) -> NDArray[np.unsignedinteger]:
 class StreamRows:
     """Rows from number `first` on, made on `device`, some megabytes of them ahead."""
 
-    def __init__(self, stream: HmmStream | MarkovStream | RowStream, first: int, device: torch.device):
+    def __init__(self, stream: RowStream, first: int, device: torch.device):
         self._stream, self._first, self._device = stream, first, device
         self._ahead = max(1, _AHEAD_BYTES // stream.length)
         self._begin, self._block = 0, torch.empty((0, stream.length), dtype=torch.uint8, device=device)
 
     def order(self, seed: int, step: int, batch: int) -> NDArray[np.int64]:
-        """The rows of a step: the next ones. They are independent of each other, so there is nothing to shuffle."""
+        """The rows of a step, in order: they are independent of each other, so shuffling would change nothing."""
         return np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
 
     def rows(self, indices: NDArray[np.int64]) -> Tensor:
@@ -54,8 +51,8 @@ class StreamRows:
         return torch.cat(parts)
 
     def _next(self, first: int, count: int) -> Tensor:
-        """Rows in a run, as training reads them: they come from a block that is made ahead."""
+        """Consecutive rows, as training reads them, from a block that is computed ahead."""
         if not self._begin <= first <= first + count <= self._begin + len(self._block):
-            many = max(count, min(self._ahead, 2 * len(self._block)))  # a short run makes few that it never reads
+            many = max(count, min(self._ahead, 2 * len(self._block)))  # so that a short run computes few in vain
             self._begin, self._block = first, self._stream.rows(self._first + first, many, self._device)
         return self._block[first - self._begin :][:count].long()

@@ -11,10 +11,10 @@ from shoestring.core.errors import DataError
 
 
 def stationary(transition: NDArray[np.float64]) -> NDArray[np.float64]:
-    """p with p = p A, by Grassmann, Taksar and Heyman's elimination: it never subtracts, so every digit is right.
+    """p with p = p A, by Grassmann, Taksar and Heyman's elimination: it never subtracts, so no digit is lost.
 
-    Sums are exactly rounded and products are taken one by one, so nothing depends on how a library orders them. States
-    that the chain leaves for ever have probability 0; a chain that can end in different parts has no single p.
+    Sums are exactly rounded and products are computed one by one, so that no library can order them differently.
+    Transient states have probability 0. A chain with several closed classes has no single p, and raises DataError.
     """
     recurrent = _recurrent(transition > 0)
     p = np.zeros(len(transition))
@@ -24,7 +24,7 @@ def stationary(transition: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _irreducible(transition: NDArray[np.float64]) -> NDArray[np.float64]:
     a = transition.copy()
-    for n in range(len(a) - 1, 0, -1):  # the chain as seen in states 0 to n - 1 alone
+    for n in range(len(a) - 1, 0, -1):  # the chain watched only in states 0 to n - 1
         a[:n, n] /= math.fsum(a[n, :n].tolist())
         a[:n, :n] += a[:n, n, None] * a[n, None, :n]
     p = np.ones(len(a))
@@ -34,20 +34,18 @@ def _irreducible(transition: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _recurrent(moves: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The states of the one part that the chain ends in."""
+    """The states of the only closed class of the chain."""
     reached = moves | np.eye(len(moves), dtype=bool)
     while True:
         further = (reached.astype(np.float32) @ reached.astype(np.float32)) > 0
         if (further == reached).all():
             break
         reached = further
-    stays = np.array(
-        [bool(reached[:, s][reached[s]].all()) for s in range(len(moves))]
-    )  # whatever s leads to leads back
-    parts = {tuple(np.flatnonzero(reached[s])) for s in np.flatnonzero(stays)}
-    if len(parts) > 1:
+    recurrent = np.flatnonzero((reached <= reached.T).all(axis=1))  # all states that s leads to lead back to s
+    classes = {tuple(np.flatnonzero(reached[s])) for s in recurrent}
+    if len(classes) > 1:
         raise DataError(
-            f"the chain ends in one of {len(parts)} parts that it cannot leave, so it has no stationary distribution "
-            f"of its own; start it from the model's start"
+            f"the chain ends in one of {len(classes)} classes that it cannot leave, so it has no single stationary "
+            f"distribution; start it from the model's start"
         )
-    return np.array(next(iter(parts)), dtype=np.int64)
+    return np.array(next(iter(classes)), dtype=np.int64)

@@ -1,6 +1,6 @@
 """Distributions as integers: weights of 2⁻³², and alias tables that draw from them with one word and one comparison.
 
-Shapes: R rows, K cells of a row.
+Shapes: R rows, K cells of a row, H states, E symbols.
 
 A word w picks cell j = w·K div 2³², and its place in the cell is w·K mod 2³². A cell belongs to two outcomes: j below
 its threshold, and its alias from there on. The table is made with whole numbers of words, so outcome k is drawn for
@@ -10,19 +10,21 @@ exactly `weights[k]` of the 2³² words.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shoestring.core.errors import DataError
 
 UNIT = 1 << 32
 TOLERANCE = 1e-6
-"""How far the sum of a row may be from 1."""
+"""How far the sum of a row may differ from 1."""
 MOST = 1 << 16
-"""Cells of a row: an alias has 16 bits."""
+"""Cells of a row, at most: an alias has 16 bits."""
 
 Weights = NDArray[np.int64]
 Entries = NDArray[np.int64]
@@ -30,10 +32,10 @@ Entries = NDArray[np.int64]
 
 
 def quantise(name: str, probabilities: NDArray[np.float64]) -> Weights:
-    """Whole weights that sum to 2³², none further than 2⁻³² from its probability, zero where that is zero.
+    """Whole weights that sum to 2³², each within 2⁻³² of its probability, and zero where that is zero.
 
     Every row must sum to 1 within 10⁻⁶. It is divided by its exactly rounded sum, so that the weights are the same on
-    every machine; units that rounding down leaves over go to the largest remainders, lower cells first.
+    every machine. Units that remain after rounding down go to the largest remainders, lower cells first.
     """
     table = np.atleast_2d(np.asarray(probabilities, dtype=np.float64))
     if not 1 <= table.shape[1] <= MOST:
@@ -55,7 +57,7 @@ def quantise(name: str, probabilities: NDArray[np.float64]) -> Weights:
 
 
 def alias_tables(weights: Weights) -> Entries:
-    """The table of every row of weights."""
+    """The alias table of every row of weights."""
     made: Entries = _alias_tables(np.ascontiguousarray(weights))
     return made
 
@@ -91,3 +93,41 @@ def _alias_tables(weights: Any) -> Any:  # pragma: no cover
             elif left[high] > room[high]:
                 larges += 1
     return entries
+
+
+class Tables(NamedTuple):
+    """The alias tables of a hidden Markov model."""
+
+    moves: Tensor
+    """(H + 1, H) int64; the last row is the start."""
+    emits: Tensor
+    """(H, E) int64."""
+
+    @property
+    def states(self) -> int:
+        return self.emits.shape[0]
+
+    @property
+    def symbols(self) -> int:
+        return self.emits.shape[1]
+
+
+class Compact(NamedTuple):
+    """An alias table with four bytes per entry, so that twice as many fit into the small caches of a GPU.
+
+    A head holds the alias in its lowest `bits` bits, and the upper bits of the threshold above them. If a word equals
+    the threshold in these upper bits, which is rare, the threshold's lowest bits in `tails` decide.
+    """
+
+    heads: Tensor
+    """(R, K) int32."""
+    tails: Tensor
+    """(R, K) uint16."""
+    bits: int
+
+    @classmethod
+    def of(cls, entries: Tensor) -> Compact:
+        bits = max(1, (entries.shape[1] - 1).bit_length())
+        low = (1 << bits) - 1
+        threshold = entries >> 32 & 0xFFFFFFFF
+        return cls((threshold & ~low | entries & 0xFFFF).to(torch.int32), (threshold & low).to(torch.uint16), bits)

@@ -1,4 +1,4 @@
-"""JSON lines that survive a kill at any byte: a line counts only when it is whole."""
+"""JSON lines that survive a kill at any byte: only complete lines count."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shoestring.core.files import make_folder, write_whole
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a file, in order; a torn last line is left out, and a missing file has none."""
+    """All complete lines of a file, in order; an incomplete last line is ignored, and a missing file has none."""
     return [values for _, values in _parsed_lines(path)]
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line with its values."""
+    """Each complete line with its values."""
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
             values = json.loads(line)
@@ -37,11 +37,11 @@ def _whole_lines(path: Path) -> list[bytes]:
         return []
     except OSError as cause:
         raise storage_error("read", path, cause) from cause
-    return content.split(b"\n")[:-1]  # what follows the last newline is torn or empty
+    return content.split(b"\n")[:-1]  # what follows the last newline is incomplete or empty
 
 
 class LineFile:
-    """A file of JSON lines to append to. Opening it cuts a torn tail off; between lines it is closed."""
+    """A file of JSON lines to append to. Opening it removes an incomplete last line; between lines it is closed."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -56,14 +56,14 @@ class LineFile:
         lines = []
         for number, (line, values) in enumerate(_parsed_lines(path), start=1):
             if not isinstance(values.get("step"), int):
-                raise RecordError(f"{path}, line {number}: it has no step: {line[:80]!r}")
+                raise RecordError(f"{path}, line {number}: no step: {line[:80]!r}")
             if values["step"] <= step:
                 lines.append(line)
         write_whole(path, b"".join(line + b"\n" for line in lines))
         return cls(path)
 
     def add(self, **values: Any) -> None:
-        """Append one line. It is safe from a crash of the process at once, from one of the machine after `sync`."""
+        """Append one line. It survives a crash of the process at once, and one of the machine after `sync`."""
         line = json.dumps(values, allow_nan=False).encode() + b"\n"
         with self._opened() as file:
             file.write(line)
@@ -82,7 +82,7 @@ class LineFile:
 
 
 class NoLines(LineFile):
-    """Lines of a process that is not the one to write them."""
+    """The lines of a process that does not write any."""
 
     def __init__(self) -> None:
         self.path = Path(os.devnull)

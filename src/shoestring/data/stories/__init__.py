@@ -12,7 +12,7 @@ from shoestring.data.stories.scene import Plot, Scene
 __all__ = ["CORPUS_VERSION", "story"]
 
 CORPUS_VERSION: int = 1
-"""Part of every data fingerprint: goes up by one whenever any story's text changes."""
+"""Part of every data fingerprint: raised by one whenever the text of any story changes."""
 
 _PLOTS: tuple[Plot, ...] = HOME_PLOTS + FRIENDS_PLOTS + OUTDOOR_PLOTS
 _MASK = 2**64 - 1
@@ -26,8 +26,7 @@ def story(seed: int, index: int) -> str:
     if seed < 0 or index < 0:
         raise ValueError(f"seed and index must be at least 0, got seed={seed}, index={index}")
     scene = Scene(_mix(_mix(seed) + index))
-    plot = scene.choose(_PLOTS)
-    return "\n".join(plot(scene))
+    return "\n".join(scene.choose(_PLOTS)(scene))
 
 
 def _mix(number: int) -> int:

@@ -1,33 +1,17 @@
 """Plots about being good to each other: one function each, from a scene to the paragraphs of a story."""
 
-from shoestring.data.stories import words
-from shoestring.data.stories.scene import (
-    Plot,
-    Scene,
-    a,
-    bedtime,
-    capital,
-    glad,
-    moral,
-    nightfall,
-    on_the_way,
-    one_day,
-    opening,
-    paragraph,
-    sad,
-    thanks,
-)
+from shoestring.data.stories.scene import Person, Plot, Scene, a, capital, paragraph
 
 
 def sharing(s: Scene) -> tuple[str, ...]:
     """The hero does not want to share a toy, and then does."""
     h, friend, place = s.hero, s.friend, s.place
-    toy, other = s.draw(words.TOYS, 2)
+    toy, other = s.draw(s.words.toys, 2)
     return (
         paragraph(
-            opening(s),
-            f"{one_day(s)}, {h.he} took {h.his} {s.size} {s.colour} {toy} {place.to}.",
-            on_the_way(s),
+            s.opening(),
+            f"{s.one_day()}, {h.he} took {h.his} {s.size} {s.colour} {toy} {place.to}.",
+            s.on_the_way(),
             f"{friend.name} was there, but {friend.he} had no toy.",
         ),
         paragraph(
@@ -36,10 +20,9 @@ def sharing(s: Scene) -> tuple[str, ...]:
                 f'"What a pretty {toy}! Can we share it?" asked {friend.name}.',
             ),
             s.pick(
-                f'"No! It is my {toy}," said {h.name}.',
-                f'"No," said {h.name}, and held the {s.colour} {toy} tight.',
+                f'"No! It is my {toy}," said {h.name}.', f'"No," said {h.name}, and held the {s.colour} {toy} tight.'
             ),
-            sad(s, friend),
+            s.sad(friend),
             s.pick(
                 f"{friend.name} went away and sat {s.choose(place.spots)}.",
                 f"{h.name} played alone, but it was not fun.",
@@ -54,7 +37,7 @@ def sharing(s: Scene) -> tuple[str, ...]:
                 f'"I am sorry," {h.he} said. "You can play with my {toy} too."',
                 f'"Let\'s play with the {toy} together," {h.he} said.',
             ),
-            glad(s, friend),
+            s.glad(friend),
             s.pick(
                 f"They played with the {s.colour} {toy}, and then they {s.choose(place.games)}.",
                 f"They played with the {toy} all {s.choose(('day', 'morning', 'afternoon'))}.",
@@ -62,8 +45,8 @@ def sharing(s: Scene) -> tuple[str, ...]:
             s.maybe(f'"The next time, we can share my {other}," said {friend.name}.'),
         ),
         paragraph(
-            moral(s, "sharing makes everyone happy", "a toy is more fun with a friend", "it feels good to share"),
-            nightfall(s),
+            s.moral("sharing makes everyone happy", "a toy is more fun with a friend", "it feels good to share"),
+            s.nightfall(),
         ),
     )
 
@@ -71,28 +54,25 @@ def sharing(s: Scene) -> tuple[str, ...]:
 def new_friend(s: Scene) -> tuple[str, ...]:
     """A lonely child says hello to another."""
     h, friend, elder, place = s.hero, s.friend, s.elder, s.place
-    toy = s.choose(words.TOYS)
+    toy = s.choose(s.words.toys)
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             s.pick(
                 f"{h.he} was new in town, and {h.he} felt lonely.",
                 f'But {h.he} was lonely. "I wish I had a friend," {h.he} said to {elder.name}.',
             ),
         ),
         paragraph(
-            f"{one_day(s)}, {h.he} went {place.to} with {elder.name}.",
-            on_the_way(s),
+            f"{s.one_day()}, {h.he} went {place.to} with {elder.name}.",
+            s.on_the_way(),
             f"A {friend.kind} with {a(f'{s.size} {s.colour} {toy}')} sat alone {s.choose(place.spots)}.",
             s.pick(
                 "",
                 f"{h.name} wanted to play too, but that was hard to say.",
                 f"{h.name} looked at the {toy} for a long time.",
             ),
-            s.pick(
-                f'"Go and say hello," said {elder.name}.',
-                f'"Just smile and say your name," said {elder.name}.',
-            ),
+            s.pick(f'"Go and say hello," said {elder.name}.', f'"Just smile and say your name," said {elder.name}.'),
         ),
         paragraph(
             s.maybe(f"{h.name} took a deep breath."),
@@ -103,15 +83,15 @@ def new_friend(s: Scene) -> tuple[str, ...]:
                 f"They {s.choose(place.games)} and laughed a lot.",
             ),
             s.maybe(f'"I love to {s.love.to}," said {h.name}. "Me too!" said {friend.name}.'),
-            s.maybe(glad(s, h)),
+            s.maybe(s.glad(h)),
         ),
         paragraph(
             s.pick(
                 f'"Will you come back?" asked {friend.name}. "Yes!" said {h.name}.',
                 f"Now {h.name} and {friend.name} play {place.at} every day.",
             ),
-            moral(s, "you can make a friend with one hello", "a friend can start with a smile"),
-            nightfall(s),
+            s.moral("you can make a friend with one hello", "a friend can start with a smile"),
+            s.nightfall(),
         ),
     )
 
@@ -119,9 +99,9 @@ def new_friend(s: Scene) -> tuple[str, ...]:
 def race(s: Scene) -> tuple[str, ...]:
     """A fast animal who boasts and a slow one who does not run a race."""
     place = s.place
-    fast, slow = s.draw(words.PETS, 2)
-    fast = fast._replace(kind=s.choose(words.FAST_ANIMALS))
-    slow = slow._replace(kind=s.choose(words.SLOW_ANIMALS))
+    fast, slow = s.draw(s.words.pets, 2)
+    fast = fast._replace(kind=s.choose(s.words.fast_animals))
+    slow = slow._replace(kind=s.choose(s.words.slow_animals))
     virtue = s.choose(("kind", "brave", "clever", "gentle"))
     ending, lessons = (_fast_one_sleeps if s.coin() else _fast_one_falls)(s, fast, slow)
     return (
@@ -134,7 +114,7 @@ def race(s: Scene) -> tuple[str, ...]:
             f"{slow.name} the {slow.kind} lived there too, and {slow.he} was slow but {virtue}.",
         ),
         paragraph(
-            f"{one_day(s)}, the two wanted to have a race.",
+            f"{s.one_day()}, the two wanted to have a race.",
             s.maybe(s.weather.sky),
             f'"The first one at {place.landmark} gets {a(f"{s.size} {s.colour} hat")}," said {fast.name}.',
             s.pick(
@@ -158,7 +138,7 @@ def race(s: Scene) -> tuple[str, ...]:
     )
 
 
-def _fast_one_sleeps(s: Scene, fast: words.Person, slow: words.Person) -> tuple[str, tuple[str, ...]]:
+def _fast_one_sleeps(s: Scene, fast: Person, slow: Person) -> tuple[str, tuple[str, ...]]:
     """Let the fast one fall asleep; return the paragraph and the lessons it teaches."""
     ending = paragraph(
         f"{fast.name} ran like the wind, and soon {slow.name} was far behind.",
@@ -167,17 +147,13 @@ def _fast_one_sleeps(s: Scene, fast: words.Person, slow: words.Person) -> tuple[
             f"But {fast.name} stopped to eat, and {fast.he} ate so much that {fast.he} fell asleep.",
         ),
         f"{slow.name} did not stop. {capital(slow.he)} went on and on, and was the first at {s.place.landmark}!",
-        s.pick(
-            "",
-            f'"You did it, {slow.name}!" everyone shouted.',
-            f"When {fast.name} woke up, it was too late.",
-        ),
+        s.pick("", f'"You did it, {slow.name}!" everyone shouted.', f"When {fast.name} woke up, it was too late."),
         s.maybe(f'"I was silly. You are a great {slow.kind}," said {fast.name}.'),
     )
     return ending, ("even the slow can win", "you can win if you don't give up")
 
 
-def _fast_one_falls(s: Scene, fast: words.Person, slow: words.Person) -> tuple[str, tuple[str, ...]]:
+def _fast_one_falls(s: Scene, fast: Person, slow: Person) -> tuple[str, tuple[str, ...]]:
     """Let the fast one get hurt; return the paragraph and the lessons it teaches."""
     ending = paragraph(
         f"{fast.name} ran like the wind, and soon {slow.name} was far behind.",
@@ -196,11 +172,11 @@ def _fast_one_falls(s: Scene, fast: words.Person, slow: words.Person) -> tuple[s
 def learning(s: Scene) -> tuple[str, ...]:
     """Something hard is learned by trying again."""
     h = s.hero
-    skill = s.choose(words.SKILLS)
+    skill = s.choose(s.words.skills)
     teacher = s.choose((s.elder, s.friend))
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             s.pick(
                 f"All {h.his} friends could {skill.to}, but {h.name} could not.",
                 f"There was one thing {h.he} really wanted. {capital(h.he)} wanted to {skill.to}.",
@@ -215,7 +191,7 @@ def learning(s: Scene) -> tuple[str, ...]:
             f"One {s.time}, {h.name} put on {h.his} {s.size} {s.colour} {skill.wear} and tried to {skill.to}.",
             f"But {h.he} {skill.failed}.",
             s.pick(f"{h.he} tried again, and {skill.failed} again.", "Again and again it went wrong.", ""),
-            s.pick(sad(s, h), f'"This is too hard!" {h.he} shouted. {capital(h.he)} was very angry.'),
+            s.pick(s.sad(h), f'"This is too hard!" {h.he} shouted. {capital(h.he)} was very angry.'),
         ),
         paragraph(
             s.pick(f"Then {teacher.name} came and sat near {h.him}.", f"{teacher.name} saw it and wanted to help."),
@@ -232,14 +208,13 @@ def learning(s: Scene) -> tuple[str, ...]:
             ),
         ),
         paragraph(
-            s.pick(f"{h.name} was very proud.", glad(s, h), thanks(s, h, teacher)),
-            moral(
-                s,
+            s.pick(f"{h.name} was very proud.", s.glad(h), s.thanks(h, teacher)),
+            s.moral(
                 "you have to try again and again",
                 "you can do hard things if you don't give up",
                 "hard things need time",
             ),
-            bedtime(s),
+            s.bedtime(),
         ),
     )
 
@@ -247,14 +222,14 @@ def learning(s: Scene) -> tuple[str, ...]:
 def gift(s: Scene) -> tuple[str, ...]:
     """A gift made by hand is worth more than one from the shop."""
     h, elder, friend = s.hero, s.elder, s.friend
-    present = s.choose(words.GIFTS)
+    present = s.choose(s.words.gifts)
     look = s.choose(("big", "new", "pretty", "shiny"))
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             f"The next day was the birthday of {elder.name}.",
             f"{h.name} wanted to buy {a(f'{look} {s.colour} {present.name}')}, but {h.he} had only one coin.",
-            s.maybe(sad(s, h)),
+            s.maybe(s.sad(h)),
         ),
         paragraph(
             s.pick(
@@ -278,16 +253,15 @@ def gift(s: Scene) -> tuple[str, ...]:
                 f'"Did you make this {present.name} for me?" asked {elder.name}.',
                 f'"What a pretty {s.colour} {present.name}!" said {elder.name}.',
             ),
-            s.pick(glad(s, elder), thanks(s, elder, h)),
+            s.pick(s.glad(elder), s.thanks(elder, h)),
         ),
         paragraph(
-            moral(
-                s,
+            s.moral(
                 "the best gift is made with love",
                 "you can give a lot without a coin",
                 "you make a gift with your heart",
             ),
-            bedtime(s),
+            s.bedtime(),
         ),
     )
 

@@ -1,30 +1,16 @@
-"""Plots which happen at home: one function each, from a scene to the paragraphs of a story."""
+"""Plots that happen at home: one function each, from a scene to the paragraphs of a story."""
 
-from shoestring.data.stories import words
-from shoestring.data.stories.scene import (
-    Plot,
-    Scene,
-    a,
-    afraid,
-    bedtime,
-    capital,
-    glad,
-    moral,
-    opening,
-    paragraph,
-    sad,
-    thanks,
-)
+from shoestring.data.stories.scene import Plot, Scene, a, capital, paragraph
 
 
 def baking(s: Scene) -> tuple[str, ...]:
     """Something is baked for a friend, and goes a little wrong first."""
     h, elder, friend = s.hero, s.elder, s.friend
-    treat = s.choose(words.TREATS)
-    spill, cleaning = s.choose(words.SPILLS)
+    treat = s.choose(s.words.treats)
+    spill, cleaning = s.choose(s.words.spills)
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             s.pick(
                 f"One {s.time}, {h.he} wanted to bake {a(treat.name)} for {friend.name}.",
                 f"It was the birthday of {friend.name}, and {h.name} wanted to bake {a(treat.name)}.",
@@ -35,7 +21,7 @@ def baking(s: Scene) -> tuple[str, ...]:
             f"They put flour into {a(f'{s.size} {s.colour} bowl')}.",
             s.pick(f"Then they took {treat.into}.", f"{elder.name} gave {h.him} {treat.into}."),
             f"But then {h.name} {spill}!",
-            s.pick(f'"Oh no! I am so sorry," said {h.name}.', sad(s, h), ""),
+            s.pick(f'"Oh no! I am so sorry," said {h.name}.', s.sad(h), ""),
             s.pick(
                 f'"Don\'t worry," said {elder.name}. "We can clean it up."',
                 f'{elder.name} laughed and said, "I did that once, too."',
@@ -52,20 +38,15 @@ def baking(s: Scene) -> tuple[str, ...]:
                 f"Then {h.name} took the {treat.name} to {friend.name}.",
             ),
             f"It was {treat.taste}.",
-            s.pick(
-                thanks(s, friend, h),
-                glad(s, friend),
-                f'"This is the best {treat.name} of all!" said {friend.name}.',
-            ),
+            s.pick(s.thanks(friend, h), s.glad(friend), f'"This is the best {treat.name} of all!" said {friend.name}.'),
         ),
         paragraph(
-            moral(
-                s,
+            s.moral(
                 "it is fine to make a mess if you clean it up",
                 "you can always start again",
                 "food is best when we make it together",
             ),
-            bedtime(s),
+            s.bedtime(),
         ),
     )
 
@@ -73,11 +54,11 @@ def baking(s: Scene) -> tuple[str, ...]:
 def broken_thing(s: Scene) -> tuple[str, ...]:
     """The hero breaks something, tells the truth, and helps to mend it."""
     h, elder, pet = s.hero, s.elder, s.pet
-    thing = s.choose(words.BREAKABLES)
+    thing = s.choose(s.words.breakables)
     toy = s.choose(("ball", "truck", "robot", "train"))
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             s.maybe(f"{h.he} lived with {elder.name} and a {pet.kind} called {pet.name}."),
             f"There was {a(f'{s.size} {s.colour} {thing.name}')} {thing.where}, and {elder.name} loved it very much.",
         ),
@@ -88,7 +69,7 @@ def broken_thing(s: Scene) -> tuple[str, ...]:
                 f"{h.he} threw the {toy}, and boom! It hit the {thing.name}.",
             ),
             f"The {thing.name} {thing.broke}.",
-            s.maybe(s.pick(sad(s, h), f"What would {elder.name} say?")),
+            s.maybe(s.pick(s.sad(h), f"What would {elder.name} say?")),
             s.pick(
                 "",
                 f"{h.name} wanted to say that {pet.name} the {pet.kind} did it, but that was not true.",
@@ -113,14 +94,13 @@ def broken_thing(s: Scene) -> tuple[str, ...]:
             ),
         ),
         paragraph(
-            s.pick(glad(s, h), f"{h.name} took the {toy} out of the house to play.", ""),
-            moral(
-                s,
+            s.pick(s.glad(h), f"{h.name} took the {toy} out of the house to play.", ""),
+            s.moral(
                 "it is always good to tell the truth",
                 "we can fix things when we tell the truth",
                 "it is brave to say sorry",
             ),
-            bedtime(s),
+            s.bedtime(),
         ),
     )
 
@@ -128,12 +108,12 @@ def broken_thing(s: Scene) -> tuple[str, ...]:
 def scared_of_the_dark(s: Scene) -> tuple[str, ...]:
     """Something scary in the night turns out to be harmless."""
     h, elder = s.hero, s.elder
-    fright = s.choose(words.FRIGHTS)
-    toy = s.choose(words.TOYS)
+    fright = s.choose(s.words.frights)
+    toy = s.choose(s.words.toys)
     light = s.choose(("lamp", "candle", "light"))
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             s.pick(
                 f"But there was one thing {h.he} did not like. {capital(h.he)} was afraid of the dark.",
                 f"In the day {h.he} was never afraid, but at night {h.he} did not like the dark.",
@@ -145,27 +125,24 @@ def scared_of_the_dark(s: Scene) -> tuple[str, ...]:
                 f"One night, {h.name} woke up and saw {fright.seems} {fright.where}.",
                 f"One night, {h.name} could not sleep. {capital(h.he)} saw {fright.seems} {fright.where}.",
             ),
-            afraid(s, h),
+            s.afraid(h),
             s.maybe(f"{h.he} held the {s.colour} {toy} very tight."),
             s.pick(
-                f'"{elder.name}! {elder.name}! Come here!" {h.he} shouted.',
-                f'"Help me, {elder.name}!" cried {h.name}.',
+                f'"{elder.name}! {elder.name}! Come here!" {h.he} shouted.', f'"Help me, {elder.name}!" cried {h.name}.'
             ),
             f"{elder.name} ran into the room with a {light}.",
         ),
         paragraph(
             f'"I saw {fright.seems} {fright.where}!" said {h.name}.',
             s.pick(
-                f'"Let\'s look together," said {elder.name}.',
-                f"{elder.name} sat on the bed and took {h.his} hand.",
+                f'"Let\'s look together," said {elder.name}.', f"{elder.name} sat on the bed and took {h.his} hand."
             ),
             f"They looked {fright.where}, and it was {fright.truth}!",
             s.pick(f"{h.name} laughed, and {elder.name} laughed too.", f'"How silly of me!" said {h.name}.', ""),
             s.pick(f"{elder.name} left the {light} by the bed.", f"{elder.name} sang a quiet song for {h.him}."),
         ),
         paragraph(
-            moral(
-                s,
+            s.moral(
                 "things only look scary in the dark",
                 "a brave child looks again",
                 "the dark is only the day without the sun",
@@ -184,15 +161,12 @@ def storm(s: Scene) -> tuple[str, ...]:
     h, elder, pet = s.hero, s.elder, s.pet
     passed, hidden = s.draw(("under the bed", "behind the sofa", "under the table", "behind the door"), 2)
     return (
-        paragraph(
-            opening(s),
-            f"{h.he} had a {pet.kind} called {pet.name}, who slept on {a(f'{s.colour} blanket')}.",
-        ),
+        paragraph(s.opening(), f"{h.he} had a {pet.kind} called {pet.name}, who slept on {a(f'{s.colour} blanket')}."),
         paragraph(
             s.pick("One night, there was a big storm.", "One night, a storm came from far away."),
             s.pick("", "The wind blew and the thunder went boom.", "Rain hit the roof, and the thunder was very loud."),
             s.pick("Then all the lights went out.", "Then the whole house was dark."),
-            s.maybe(afraid(s, h)),
+            s.maybe(s.afraid(h)),
             f'"Where is {pet.name}?" asked {h.name}. The {pet.kind} was not on the {s.colour} blanket.',
         ),
         paragraph(
@@ -215,8 +189,7 @@ def storm(s: Scene) -> tuple[str, ...]:
                 "A big branch was on the grass, but the house was fine.",
                 f"{elder.name} made pancakes, and {pet.name} got milk.",
             ),
-            moral(
-                s,
+            s.moral(
                 "we are brave when we help a friend",
                 "every storm goes away",
                 "a storm is not so bad when we are together",

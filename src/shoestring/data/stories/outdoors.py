@@ -1,28 +1,12 @@
-"""Plots which happen out of doors: one function each, from a scene to the paragraphs of a story."""
+"""Plots that happen out of doors: one function each, from a scene to the paragraphs of a story."""
 
-from shoestring.data.stories import words
-from shoestring.data.stories.scene import (
-    Plot,
-    Scene,
-    a,
-    bedtime,
-    capital,
-    glad,
-    moral,
-    nightfall,
-    on_the_way,
-    one_day,
-    opening,
-    paragraph,
-    sad,
-    thanks,
-)
+from shoestring.data.stories.scene import Plot, Scene, a, capital, paragraph
 
 
 def lost_toy(s: Scene) -> tuple[str, ...]:
     """A toy is lost on a trip, looked for in wrong places and found in another."""
     h, friend, pet, place = s.hero, s.friend, s.pet, s.place
-    toy = s.choose(words.TOYS)
+    toy = s.choose(s.words.toys)
     thing = f"{s.size} {s.colour} {toy}"
     first, second, last = s.draw(place.spots, 3)
     if s.coin():
@@ -35,34 +19,34 @@ def lost_toy(s: Scene) -> tuple[str, ...]:
         found = f'Then {friend.name} looked {last} and shouted, "Here is your {toy}!"'
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             f"{h.he} had {a(thing)}.",
             s.pick(f"It was a gift from {s.elder.name}.", f"{h.he} even slept with it at night.", ""),
         ),
         paragraph(
-            f"{one_day(s)}, {h.name} went {place.to} with {helper.name}{kind}.",
-            on_the_way(s),
+            f"{s.one_day()}, {h.name} went {place.to} with {helper.name}{kind}.",
+            s.on_the_way(),
             f"They {s.choose(place.games)} and had fun.",
             s.pick(
                 f"But when it was time to go home, the {s.colour} {toy} was gone.",
                 f"But then {h.name} looked around and could not see the {s.colour} {toy}.",
             ),
-            s.pick(f'"Oh no! Where is my {toy}?" {h.he} cried.', f'"I lost my {thing}!" {h.he} cried.', sad(s, h)),
+            s.pick(f'"Oh no! Where is my {toy}?" {h.he} cried.', f'"I lost my {thing}!" {h.he} cried.', s.sad(h)),
         ),
         paragraph(
             offer,
             s.pick(
-                f"They looked {first}, but there was only {s.choose(words.LITTER)}.",
+                f"They looked {first}, but there was only {s.choose(s.words.litter)}.",
                 f"They looked {first}, but it was not there.",
             ),
             s.maybe(f"They looked {second}, but there was no {toy}."),
             found,
-            s.pick(glad(s, h), thanks(s, h, helper)),
+            s.pick(s.glad(h), s.thanks(h, helper)),
         ),
         paragraph(
             s.maybe(f"{h.name} held the {s.colour} {toy} tight all the way home."),
-            moral(s, "you can find a lost thing if you don't give up", "a good friend helps you look"),
-            nightfall(s),
+            s.moral("you can find a lost thing if you don't give up", "a good friend helps you look"),
+            s.nightfall(),
         ),
     )
 
@@ -74,9 +58,9 @@ def hurt_animal(s: Scene) -> tuple[str, ...]:
     kind, part = animal.kind, animal.part
     return (
         paragraph(
-            opening(s),
-            f"{one_day(s)}, {h.he} went {place.to} with {elder.name}.",
-            on_the_way(s),
+            s.opening(),
+            f"{s.one_day()}, {h.he} went {place.to} with {elder.name}.",
+            s.on_the_way(),
             f"{h.he} heard a quiet sound {s.choose(place.spots)}.",
         ),
         paragraph(
@@ -101,20 +85,19 @@ def hurt_animal(s: Scene) -> tuple[str, ...]:
             ),
             s.pick(
                 f"Soon the {part} was well, and the {kind} could {animal.move} again.",
-                f"One {s.choose(words.TIMES)}, the {kind} could {animal.move} again.",
+                f"One {s.choose(s.words.times)}, the {kind} could {animal.move} again.",
             ),
         ),
         paragraph(
             f"So {h.name} and {elder.name} took it back {place.to}.",
             s.maybe(f'"Goodbye, little {kind}," said {h.name}.'),
             f"The {kind} looked at {h.him} and {animal.moved} home to its family.",
-            moral(
-                s,
+            s.moral(
                 "we have to be kind to animals",
                 "even a small child can be a big help",
                 "a little love makes the hurt go away",
             ),
-            s.maybe(bedtime(s)),
+            s.maybe(s.bedtime()),
         ),
     )
 
@@ -122,10 +105,10 @@ def hurt_animal(s: Scene) -> tuple[str, ...]:
 def planting(s: Scene) -> tuple[str, ...]:
     """A seed needs water and a lot of waiting."""
     h, elder, friend = s.hero, s.elder, s.friend
-    plant = s.choose(words.PLANTS)
+    plant = s.choose(s.words.plants)
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             f"One {s.time} in spring, {elder.name} gave {h.him} a tiny seed.",
             s.maybe(f'"What is it?" asked {h.name}.'),
             f'"It will be {a(plant.name)}," said {elder.name}.',
@@ -144,18 +127,14 @@ def planting(s: Scene) -> tuple[str, ...]:
         ),
         paragraph(
             s.pick("Then, one morning, there was a little green leaf!", "Then, one day, there was something green!"),
-            s.maybe(glad(s, h)),
+            s.maybe(s.glad(h)),
             f"It grew and grew, until the {plant.name} was {plant.grown}.",
-            s.pick(
-                "",
-                f'"You did it!" said {friend.name}.',
-                f"{friend.name} came to look at the {plant.name}.",
-            ),
+            s.pick("", f'"You did it!" said {friend.name}.', f"{friend.name} came to look at the {plant.name}."),
             f"Then {h.name} and {friend.name} {plant.use}.",
         ),
         paragraph(
-            moral(s, "good things need time", "big things start out small", "it is good to wait"),
-            s.pick(f"The next spring, {h.he} put a new seed in the {s.colour} pot.", bedtime(s)),
+            s.moral("good things need time", "big things start out small", "it is good to wait"),
+            s.pick(f"The next spring, {h.he} put a new seed in the {s.colour} pot.", s.bedtime()),
         ),
     )
 
@@ -174,7 +153,7 @@ def stuck_kite(s: Scene) -> tuple[str, ...]:
     )
     return (
         paragraph(
-            opening(s),
+            s.opening(),
             s.pick(
                 f"{elder.name} made {h.him} {a(kite)}.",
                 f"For {h.his} birthday, {h.he} got {a(kite)} from {elder.name}.",
@@ -184,7 +163,7 @@ def stuck_kite(s: Scene) -> tuple[str, ...]:
         paragraph(
             f"One windy {s.time}, {h.name} took the kite {place.to}, and {helper.name} came too.",
             f"The {s.colour} kite went up and up.",
-            s.pick("", f'"It looks like {a(s.colour)} bird!" said {helper.name}.', glad(s, h)),
+            s.pick("", f'"It looks like {a(s.colour)} bird!" said {helper.name}.', s.glad(h)),
             s.pick(
                 "But the wind was too strong, and the string broke.",
                 f"But then the wind pulled the string out of {h.his} hand.",
@@ -192,7 +171,7 @@ def stuck_kite(s: Scene) -> tuple[str, ...]:
             "The kite flew into a tall tree and got stuck.",
         ),
         paragraph(
-            s.pick(f'"My kite! It is too high for me," cried {h.name}.', sad(s, h)),
+            s.pick(f'"My kite! It is too high for me," cried {h.name}.', s.sad(h)),
             s.maybe(f"{h.he} jumped and jumped, but {h.he} was too small."),
             s.pick(
                 f"{helper.name} {way}, and soon the {s.colour} kite was free.",
@@ -201,14 +180,14 @@ def stuck_kite(s: Scene) -> tuple[str, ...]:
             ),
             s.pick(
                 "",
-                thanks(s, h, helper),
+                s.thanks(h, helper),
                 f"It had a small hole, but they fixed it with {s.choose(('glue', 'string', 'paper'))}.",
             ),
         ),
         paragraph(
             f"Then the kite danced in the sky again, and {h.name} held the string tight.",
-            moral(s, "it is fine to ask for help", "two can do more than one", "we have to hold on to what we love"),
-            s.pick("By then, the wind was quiet again.", bedtime(s)),
+            s.moral("it is fine to ask for help", "two can do more than one", "we have to hold on to what we love"),
+            s.pick("By then, the wind was quiet again.", s.bedtime()),
         ),
     )
 
@@ -217,20 +196,20 @@ def rainy_day(s: Scene) -> tuple[str, ...]:
     """Rain spoils a trip, and something better comes of it, out in the rain or inside."""
     h, friend, place = s.hero, s.friend, s.place
     morning = paragraph(
-        opening(s),
+        s.opening(),
         s.pick(
             f"One {s.time}, {h.he} wanted to go {place.to} with {friend.name}.",
             f"{friend.name} came one {s.time}, because they wanted to go {place.to}.",
         ),
         s.pick("But then dark clouds came, and it started to rain.", "But there was rain, and it did not stop."),
-        s.pick(f'"Now we can\'t play {place.at}," said {h.name}.', sad(s, h)),
+        s.pick(f'"Now we can\'t play {place.at}," said {h.name}.', s.sad(h)),
     )
     middle, lessons = _out_in_the_rain(s) if s.coin() else _inside_the_house(s)
     end = paragraph(
         s.pick("Then the rain stopped, and there was a rainbow in the sky.", "Then the sun came out again."),
-        glad(s, s.choose((h, friend))),
-        moral(s, *lessons, "a wet day can be a good day"),
-        bedtime(s),
+        s.glad(s.choose((h, friend))),
+        s.moral(*lessons, "a wet day can be a good day"),
+        s.bedtime(),
     )
     return morning, middle, end
 

@@ -1,35 +1,67 @@
-"""A scene, which is the cast of one story and its dice, and the sentences which all plots share."""
+"""The cast and the dice of one story, and the sentences that all plots share."""
 
 import random
+import tomllib
+from collections import namedtuple
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-from shoestring.data.stories import words
-from shoestring.data.stories.words import Person
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+_entry: Any = cache(lambda fields: namedtuple("Entry", fields))
+
+_PRONOUNS = {"he": ("he", "him", "his"), "she": ("she", "her", "her")}
+
+
+class Person(NamedTuple):
+    """Someone with a name and pronouns: a child, a grown-up, or an animal with a name."""
+
+    name: str
+    kind: str
+    he: str
+    him: str
+    his: str
+
+
+@cache
+def _words() -> Any:
+    """The tables of words.toml: each is a list of texts, of people, or of entries with the fields named there."""
+    tables = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+    for group in ("children", "elders", "pets"):
+        tables[group] = [Person(name, kind, *_PRONOUNS[pronoun]) for name, kind, pronoun in tables[group]]
+    return _with_fields(tables)
+
+
+def _with_fields(value: Any) -> Any:
+    """The value with its dictionaries, at any depth, as named tuples."""
+    if isinstance(value, dict):
+        return _entry(tuple(value))(*map(_with_fields, value.values()))
+    return [_with_fields(entry) for entry in value] if isinstance(value, list) else value
 
 
 class Scene:
     """Who and what one story is about.
 
-    All chance comes from the `random()` method of one generator, the only one whose numbers Python promises never to
-    change for a given seed.
+    All chance comes from the `random()` method of one generator: it is the only method whose numbers Python promises
+    never to change for a given seed.
     """
 
     def __init__(self, number: int) -> None:
         self._random = random.Random(number).random
-        self.hero, self.friend = self.draw(words.CHILDREN, 2)
-        self.elder = self.choose(words.ELDERS)
-        self.pet = self.choose(words.PETS)
-        self.trait = self.choose(words.TRAITS)
-        self.love = self.choose(words.LOVES)
-        self.weather = self.choose(words.WEATHERS)
-        self.age = self.choose(words.AGES)
-        self.time = self.choose(words.TIMES)
-        self.place = self.choose(words.PLACES)
-        self.colour = self.choose(words.COLOURS)
-        self.size = self.choose(words.SIZES)
+        self.words = words = _words()
+        self.hero, self.friend = self.draw(words.children, 2)
+        self.elder = self.choose(words.elders)
+        self.pet = self.choose(words.pets)
+        self.trait = self.choose(words.traits)
+        self.love = self.choose(words.loves)
+        self.weather = self.choose(words.weathers)
+        self.age = self.choose(words.ages)
+        self.time = self.choose(words.times)
+        self.place = self.choose(words.places)
+        self.colour = self.choose(words.colours)
+        self.size = self.choose(words.sizes)
         self.seen = ""
 
     def choose(self, table: Sequence[T]) -> T:
@@ -53,6 +85,78 @@ class Scene:
         """Return the sentence or, half of the time, nothing."""
         return sentence if self._random() < 0.5 else ""
 
+    def _say(self, sentences: Sequence[str], **who: Any) -> str:
+        """Return one of the sentences of words.toml, filled in."""
+        return sentences[int(self._random() * len(sentences))].format(s=self, **who)
+
+    def opening(self) -> str:
+        """Introduce the hero, and often what the hero loves."""
+        h, trait, love = self.hero, self.trait, self.love
+        return self.pick(
+            f"Once upon a time, there was a {trait} {h.kind} named {h.name}.",
+            f"Once upon a time, there was a {trait} {h.kind} named {h.name}, who loved to {love.to}.",
+            f"{h.name} was a {trait} little {h.kind}, and {h.he} was {self.age} years old.",
+            f"Once there was a little {h.kind} called {h.name}. Everyone said that {h.he} was very {trait}.",
+            f"{h.name} was a {trait} {h.kind} who lived in a small house near the {self.place.name}.",
+            f"There once was a {h.kind} named {h.name}. More than anything, {h.he} loved to {love.to}.",
+            f"This is a story about {h.name}, a {trait} little {h.kind} who loved to {love.to}.",
+        )
+
+    def one_day(self) -> str:
+        """Return the words that begin the day of an outdoor story, such as "One sunny morning"."""
+        weather, time = self.weather.kind, self.time
+        early = f"Early one {weather} {time}" if time == "morning" else f"One {weather} day"
+        return self.pick(f"One {weather} {time}", f"On a {weather} {time}", early)
+
+    def glad(self, who: Person) -> str:
+        """Show that someone is happy."""
+        return self._say(self.words.glad, who=who)
+
+    def sad(self, who: Person) -> str:
+        """Show that someone is sad."""
+        return self._say(self.words.sad, who=who)
+
+    def afraid(self, who: Person) -> str:
+        """Show that someone is afraid."""
+        return self._say(self.words.afraid, who=who)
+
+    def thanks(self, who: Person, to: Person) -> str:
+        """Let one person thank another."""
+        return self._say(self.words.thanks, who=who, to=to)
+
+    def moral(self, *lessons: str) -> str:
+        """Draw one of the lessons, each a clause without a capital letter or a full stop."""
+        return self._say(self.words.morals, lesson=self.choose(lessons))
+
+    def on_the_way(self) -> str:
+        """Tell of the weather, or let the hero see something that bedtime remembers, or do neither."""
+        if self.coin():
+            return self.maybe(self.weather.sky)
+        self.seen = f"{self.choose(self.words.colours)} {self.choose(self.words.sights)}"
+        return self.pick(
+            f"On the way, {self.hero.name} saw {a(self.seen)}.",
+            f"There was {a(f'{self.choose(self.words.sizes)} {self.seen}')} on the way.",
+        )
+
+    def bedtime(self) -> str:
+        """End the day with what the hero saw on the way, or with what the hero loves, or not at all."""
+        h, words = self.hero, self.words
+        if self.seen:
+            story = f"That night, {h.name} told a story about the {self.seen}."
+            return self.pick(story, f"Before bed, {h.he} drew the {self.seen}.", "")
+        return self.pick(
+            f"That night, {h.name} dreamed of {a(f'{self.choose(words.colours)} {self.choose(words.sights)}')}.",
+            f"That night, {h.name} {self.love.did} and went to bed with a smile.",
+            f"Before bed, {h.he} {self.love.did} with {self.elder.name}.",
+            f"The {self.trait} {h.kind} slept very well that night.",
+            "",
+            "",
+        )
+
+    def nightfall(self) -> str:
+        """End a day outdoors with its weather, or as any other day."""
+        return self.pick(self.weather.later, self.bedtime())
+
 
 Plot = Callable[[Scene], tuple[str, ...]]
 """A plot turns a scene into the paragraphs of a story."""
@@ -65,131 +169,9 @@ def capital(text: str) -> str:
 
 def paragraph(*sentences: str) -> str:
     """Join the sentences, leaving out empty ones and giving each a capital letter."""
-    return " ".join([capital(sentence) for sentence in sentences if sentence])
+    return " ".join([sentence[0].upper() + sentence[1:] for sentence in sentences if sentence])
 
 
 def a(thing: str) -> str:
     """Return the thing with its article: a ball, an owl."""
     return f"an {thing}" if thing[0] in "aeiou" else f"a {thing}"
-
-
-def opening(s: Scene) -> str:
-    """Introduce the hero, and often what the hero loves."""
-    h = s.hero
-    return s.pick(
-        f"Once upon a time, there was a {s.trait} {h.kind} named {h.name}.",
-        f"Once upon a time, there was a {s.trait} {h.kind} named {h.name}, who loved to {s.love.to}.",
-        f"{h.name} was a {s.trait} little {h.kind}, and {h.he} was {s.age} years old.",
-        f"Once there was a little {h.kind} called {h.name}. Everyone said that {h.he} was very {s.trait}.",
-        f"{h.name} was a {s.trait} {h.kind} who lived in a small house near the {s.place.name}.",
-        f"There once was a {h.kind} named {h.name}. More than anything, {h.he} loved to {s.love.to}.",
-        f"This is a story about {h.name}, a {s.trait} little {h.kind} who loved to {s.love.to}.",
-    )
-
-
-def one_day(s: Scene) -> str:
-    """Return the words which begin the day of an outdoor story, such as "One sunny morning"."""
-    return s.pick(
-        f"One {s.weather.kind} {s.time}",
-        f"On a {s.weather.kind} {s.time}",
-        f"Early one {s.weather.kind} {s.time}" if s.time == "morning" else f"One {s.weather.kind} day",
-    )
-
-
-def glad(s: Scene, who: Person) -> str:
-    """Show that someone is happy."""
-    return s.pick(
-        f"{who.name} was so happy that {who.he} jumped up and down.",
-        f"{who.name} laughed and clapped {who.his} hands.",
-        f"{who.name} had a big smile on {who.his} face.",
-        f"{who.name} felt warm and happy inside.",
-        f"{who.name} smiled from ear to ear.",
-        f'"This is the best day!" said {who.name}.',
-        f"{who.name} danced around and sang.",
-        f"Now {who.name} was happy.",
-    )
-
-
-def sad(s: Scene, who: Person) -> str:
-    """Show that someone is sad."""
-    return s.pick(
-        f"{who.name} was very sad and began to cry.",
-        f"A tear ran down {who.his} face.",
-        f"{who.name} sat down and hid {who.his} face in {who.his} hands.",
-        f"{who.name} felt sad and did not know what to do.",
-        f"{who.name} looked down at {who.his} feet.",
-        f"That made {who.name} very sad.",
-        f'"Oh no," said {who.name}.',
-    )
-
-
-def afraid(s: Scene, who: Person) -> str:
-    """Show that someone is afraid."""
-    return s.pick(
-        f"{who.name} was so scared that {who.his} knees shook.",
-        f"{who.his} heart went boom, boom, boom.",
-        f"{who.name} was afraid and could not move.",
-        f"{who.name} was very scared.",
-        f'"I am afraid," said {who.name}.',
-        f"{who.name} pulled the blanket over {who.his} head.",
-    )
-
-
-def thanks(s: Scene, who: Person, to: Person) -> str:
-    """Let one thank the other."""
-    return s.pick(
-        f'"Thank you, {to.name}!" said {who.name}.',
-        f'{who.name} gave {to.name} a big hug and said, "Thank you so much!"',
-        f'"You are the best, {to.name}," said {who.name}.',
-        f'{who.name} smiled and said, "Thank you, {to.name}."',
-        f"{who.name} thanked {to.name} with a big hug.",
-    )
-
-
-def moral(s: Scene, *lessons: str) -> str:
-    """Draw one of the lessons, each a clause without a capital letter or a full stop."""
-    lesson = s.choose(lessons)
-    name = s.hero.name
-    return s.pick(
-        f"{name} learned that {lesson}.",
-        f"Now {name} knew that {lesson}.",
-        f"{name} smiled, because now {s.hero.he} knew that {lesson}.",
-        f'"Now I know that {lesson}," said {name}.',
-        f"From then on, {name} always remembered that {lesson}.",
-        f'"You see, {lesson}," said {s.elder.name}.',
-    )
-
-
-def on_the_way(s: Scene) -> str:
-    """Tell of the weather, or let the hero see something which bedtime remembers, or do neither."""
-    if s.coin():
-        return s.maybe(s.weather.sky)
-    s.seen = f"{s.choose(words.COLOURS)} {s.choose(words.SIGHTS)}"
-    return s.pick(
-        f"On the way, {s.hero.name} saw {a(s.seen)}.",
-        f"There was {a(f'{s.choose(words.SIZES)} {s.seen}')} on the way.",
-    )
-
-
-def bedtime(s: Scene) -> str:
-    """End the day with what the hero saw on the way, or with what the hero loves, or not at all."""
-    h = s.hero
-    if s.seen:
-        return s.pick(
-            f"That night, {h.name} told a story about the {s.seen}.",
-            f"Before bed, {h.he} drew the {s.seen}.",
-            "",
-        )
-    return s.pick(
-        f"That night, {h.name} dreamed of {a(f'{s.choose(words.COLOURS)} {s.choose(words.SIGHTS)}')}.",
-        f"That night, {h.name} {s.love.did} and went to bed with a smile.",
-        f"Before bed, {h.he} {s.love.did} with {s.elder.name}.",
-        f"The {s.trait} {h.kind} slept very well that night.",
-        "",
-        "",
-    )
-
-
-def nightfall(s: Scene) -> str:
-    """End a day outdoors with its weather, or as any other day."""
-    return s.pick(s.weather.later, bedtime(s))

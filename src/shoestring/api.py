@@ -1,0 +1,236 @@
+"""The Python interface: the commands as functions. Each takes a recipe as a file, as values or as loaded.
+
+Time budgets count from the call, not from the start of the process, which may be an old notebook kernel. Progress is
+printed unless `show=False`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoestring.core import recipe_file
+from shoestring.core.clock import Clock
+from shoestring.core.errors import RunError
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Evaluation, Law, Outcome, Plan, Profile
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.specs import CheckpointSpec
+from shoestring.core.units import Seconds
+from shoestring.runs.reporter import Reporter
+
+if TYPE_CHECKING:
+    from shoestring.models.language_model import LanguageModel
+    from shoestring.studies.optimum import Best
+
+RecipeLike = Recipe | str | Path | Mapping[str, Any]
+"""A loaded recipe, the path of a TOML file, or its sections as nested mappings."""
+
+
+def load(recipe: RecipeLike, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe with fields overridden: `load("recipe.toml", {"train.lr": 1e-3, "budget.time": "10m"})`.
+
+    Raises `RecipeError` with all problems of the recipe.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe_file.replaced(recipe, overrides or {})
+    if isinstance(recipe, Mapping):
+        return recipe_file.replaced(recipe_file.build(recipe, "the recipe"), overrides or {})
+    return recipe_file.load(recipe, values=overrides or {})
+
+
+def measure(recipe: RecipeLike, *, fresh: bool = False, real: bool = False, show: bool = True) -> Profile:
+    """Measure bytes and seconds by batch of the recipe's training on this machine; the run folder keeps the profile.
+
+    `fresh` measures again even if there is a profile; `real` reads rows of the recipe's own store.
+    """
+    from shoestring.runs.measure import Measuring, ensure_profile, measuring_seconds
+    from shoestring.runs.task import task_of
+
+    loaded = load(recipe)
+    task, folder = task_of(loaded), RunFolder.of(loaded)
+    task.check(1)
+    how = Measuring(seconds=measuring_seconds(loaded), thorough=True, real=real, fresh=fresh, here=True)
+    with folder.lock(), folder.claiming(loaded):
+        return ensure_profile(task, folder, _reporter(show), how)
+
+
+def plan(
+    recipe: RecipeLike, *, profile: Profile | None = None, devices: int | None = None, history: Sequence[Path] = ()
+) -> Plan:
+    """Every number of the run before it starts, each with its reason in `.lines`. Needs no torch and writes nothing.
+
+    The profile is by default the one that `measure` left in the run folder.
+    """
+    from shoestring.runs.plan import plan_task, read_profile
+    from shoestring.runs.task import task_of
+
+    loaded = load(recipe)
+    task = task_of(loaded)
+    profile = profile or read_profile(task, RunFolder.of(loaded))
+    return plan_task(task, profile, devices=devices or profile.devices, history=history)
+
+
+def prepare(recipe: RecipeLike, *, show: bool = True) -> Path:
+    """Turn the recipe's corpus, or the part that its plan needs, into a token store; returns the store's folder."""
+    from shoestring.runs.hmm_task import HmmTask
+    from shoestring.runs.plan import read_plan
+    from shoestring.runs.prepare import prepare_recipe
+    from shoestring.runs.task import task_of
+
+    loaded = load(recipe)
+    task, folder = task_of(loaded), RunFolder.of(loaded)
+    if isinstance(task, HmmTask):
+        return task.rows().path.parent
+    made = read_plan(loaded, folder.plan) if folder.plan.is_file() else None
+    return prepare_recipe(loaded, made, _reporter(show)).paths.folder
+
+
+def train(
+    recipe: RecipeLike,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    plan: Path | None = None,
+    time: str | float | None = None,
+    show: bool = True,
+) -> Run:
+    """Train a network, or fit an HMM, until its budget is spent; resume an interrupted run, or return a finished one.
+
+    Measures, plans and prepares what is missing. `plan` is a plan.json to follow. After `time` ("2h", or seconds), and
+    when a notebook's kernel is interrupted, the run is saved and `Fault` is raised; the same call resumes it.
+    """
+    from shoestring.runs.runner import run
+
+    limit = float(Seconds.parse(time)) if isinstance(time, str) else time
+    loaded, reporter = load(recipe, overrides), _reporter(show)
+    try:
+        run(loaded, reporter, Clock(0.0), plan, limit)
+    finally:
+        reporter.trained()
+    return open_run(RunFolder.of(loaded).path)
+
+
+def evaluate(run: Run | str | Path, checkpoint: str | int = "last") -> Evaluation:
+    """Score a run's checkpoint ("last", "best" or a step) on its held-out rows, beside the baselines."""
+    from shoestring.runs.evaluate import evaluate_run
+
+    return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)))
+
+
+def generate(
+    run: Run | str | Path,
+    prompt: str = "",
+    *,
+    max_tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    n: int = 1,
+    seed: int = 0,
+    checkpoint: str | int = "last",
+) -> list[str]:
+    """`n` texts that a causal network or an HMM generates after the prompt."""
+    from shoestring.models.generate import Drawing
+    from shoestring.runs.trained_model import generate_text
+
+    drawing = Drawing(temperature=float(temperature), top_k=top_k, top_p=top_p)
+    which = CheckpointSpec.parse(str(checkpoint))
+    return generate_text(open_run(run).folder, prompt, max_tokens, drawing, n, seed, which)
+
+
+def fit_law(runs: Iterable[Run | str | Path], *, approach: str = "all", resamples: int = 4000) -> Law:
+    """The scaling law of finished runs: loss over parameters and predictions, with 95 % intervals.
+
+    `approach` is "1" (envelope of the curves), "2" (parabolas at equal FLOPs), "3" (the surface) or "all".
+    """
+    from shoestring.studies.law import Columns, ask, read_given
+    from shoestring.studies.law import fit_law as fit
+
+    given = read_given([open_run(run).path for run in runs], Columns())
+    return fit(given, ask(approach, "huber", resamples, None)).law
+
+
+def optimum(law: Law, flops: float) -> Best:
+    """The best model for an amount of training compute, by a law with a surface."""
+    from shoestring.studies.optimum import best_for_flops
+
+    return best_for_flops(law, flops)
+
+
+def open_run(folder: Run | str | Path) -> Run:
+    """A run by its folder, finished or not; raises `RunError` where the folder is not a run."""
+    return folder if isinstance(folder, Run) else Run(RunFolder.open(folder))
+
+
+class Run:
+    """A run folder. Every property is read from the files when it is accessed."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.folder.read_recipe()
+
+    @property
+    def profile(self) -> Profile:
+        return Profile.read(self._there(self.folder.profile))
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.read(self._there(self.folder.plan))
+
+    @property
+    def is_done(self) -> bool:
+        return self.folder.done.is_file()
+
+    @property
+    def outcome(self) -> Outcome:
+        """What happened, beside what was planned; only of a finished run."""
+        return Outcome.read(self._there(self.folder.done))
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The last evaluation, beside the baselines."""
+        return Evaluation.read(self._there(self.folder.evaluation))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics: of training ("loss") and of evaluations ("heldout_loss"), by "step".
+
+        `pandas.DataFrame(run.metrics)` makes a table of them.
+        """
+        from shoestring.track import read_lines
+
+        return read_lines(self.folder.metrics)
+
+    def model(self, checkpoint: str | int = "last") -> LanguageModel:
+        """The trained network: a torch module in evaluation mode, on the GPU if there is one."""
+        from shoestring.runs.trained_model import load_run
+
+        return load_run(self.folder, CheckpointSpec.parse(str(checkpoint))).model
+
+    def generate(self, prompt: str = "", **options: Any) -> list[str]:
+        """Texts as from `shoestring.generate`."""
+        return generate(self, prompt, **options)
+
+    def _there(self, file: Path) -> Path:
+        if not file.is_file():
+            raise RunError(f"{self.path} has no {file.name} yet")
+        return file
+
+
+def _reporter(show: bool) -> Reporter:
+    if not show:
+        return Reporter()
+    from shoestring.console.terminal import Terminal
+
+    return Terminal()

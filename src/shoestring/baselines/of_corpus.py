@@ -1,0 +1,119 @@
+"""The baselines for the held-out rows of any corpus, and the scores of predicted classes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoestring.baselines.ngram import MOST_TOKENS, PART_TOKENS, baseline_losses, count
+from shoestring.baselines.streams import COUNTED_ROWS, WATCHED_ROWS, Baselines, stream_baselines
+from shoestring.data.tokenize.special_tokens import SpecialTokens
+from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus
+from shoestring.datasets.labelled import LabelledCorpus
+from shoestring.models.batch import Batch
+from shoestring.streams.source import TRAIN
+
+Classes = NDArray[np.int64]
+
+
+def baselines_of(corpus: Corpus) -> Baselines:
+    """The losses of the baselines on the held-out rows."""
+    match corpus:
+        case StoreCorpus():
+            return _of_store(corpus)
+        case StreamCorpus():
+            return _of_stream(corpus)
+        case LabelledCorpus():
+            assert corpus.class_counts is not None, "its rows have classes"
+            uniform, majority = uniform_and_frequency(corpus.heldout_classes, corpus.class_counts)
+            return Baselines({"uniform": uniform, "majority class": majority})
+    return Baselines({})
+
+
+def _of_store(corpus: StoreCorpus) -> Baselines:
+    counts, batch = count(corpus.training_tokens(), corpus.vocab_size), corpus.heldout()
+    if corpus.masks is not None:
+        return Baselines(hidden_losses(batch, counts.tokens, corpus.masks["heldout"].special))
+    return Baselines(baseline_losses(batch.ids.numpy(), counts, batch.predicted().numpy()))
+
+
+def _of_stream(corpus: StreamCorpus) -> Baselines:
+    if corpus.masks is not None:
+        shown = corpus.stream.rows(TRAIN, COUNTED_ROWS).flatten().long()
+        counts = torch.bincount(shown, minlength=corpus.vocab_size).numpy()
+        return Baselines(hidden_losses(corpus.heldout(), counts, corpus.masks["heldout"].special))
+    found = stream_baselines(corpus).baselines(corpus.scored_rows)
+    if corpus.last is None:
+        return found
+    losses = {name: float(np.mean(values[-corpus.last :])) for name, values in found.by_position.items()}
+    return replace(found, losses=losses)
+
+
+def hidden_losses(batch: Batch, counts: NDArray[np.int64], special: SpecialTokens) -> dict[str, float]:
+    """Losses on the masked tokens: uniform, and by the counts of training tokens, (vocabulary,) or fewer."""
+    plain, targets = special.plain, batch.targets()[batch.predicted()].numpy()
+    counted = np.zeros(special.vocab_size, dtype=np.int64)
+    counted[: len(counts)] = counts
+    uniform, unigram = uniform_and_frequency(np.searchsorted(plain, targets), counted[plain])
+    return {"uniform": uniform, "unigram": unigram}
+
+
+def baseline_seconds(corpus: Corpus) -> float | None:
+    """About how long `baselines_of` takes on this machine; None: as planned.
+
+    The first tokens are counted twice, since the first time includes reading files and allocating memory.
+    """
+    if not isinstance(corpus, StoreCorpus):
+        return None
+    times = [time.perf_counter()]
+    for _ in range(2):
+        count(corpus.training_tokens(), corpus.vocab_size, PART_TOKENS)
+        times.append(time.perf_counter())
+    more = min(MOST_TOKENS, corpus.training_size) / PART_TOKENS - 1
+    return times[1] - times[0] + max(0.0, more) * (times[2] - times[1])
+
+
+def predictions_of(corpus: Corpus) -> Mapping[str, Tensor]:
+    """What baselines expect of the first held-out rows, each (rows, predictions, vocabulary); only for streams."""
+    if not isinstance(corpus, StreamCorpus) or corpus.masks is not None:
+        return {}
+    found = stream_baselines(corpus).predictions(min(corpus.scored_rows, WATCHED_ROWS))
+    return found if corpus.last is None else {name: p[:, -corpus.last :] for name, p in found.items()}
+
+
+class ClassScores(NamedTuple):
+    """How well classes are predicted."""
+
+    accuracy: float
+    macro_f1: float
+    """Gives the same weight to frequent and rare classes."""
+
+
+def class_scores(truth: Classes, chosen: Classes, classes: int) -> ClassScores:
+    """The scores of the classes `chosen`, (rows,), against the true ones.
+
+    F1 of a class is 2 hits / (rows of the class + rows predicted as it); macro-F1 is its mean over the classes that
+    occur among either.
+    """
+    hits = np.bincount(truth[truth == chosen], minlength=classes)
+    rows = np.bincount(truth, minlength=classes) + np.bincount(chosen, minlength=classes)
+    occur = rows > 0
+    return ClassScores(float((truth == chosen).mean()), float((2 * hits[occur] / rows[occur]).mean()))
+
+
+def majority_scores(truth: Classes, counts: NDArray[np.int64]) -> ClassScores:
+    """The scores of always choosing the class that is most frequent in training; `counts` (classes,) are its counts."""
+    return class_scores(truth, np.full_like(truth, counts.argmax()), len(counts))
+
+
+def uniform_and_frequency(truth: Classes, counts: NDArray[np.int64]) -> tuple[float, float]:
+    """The mean loss in nats of uniform predictions, and of predictions by the counts of the classes plus 1."""
+    expected = (counts + 1.0) / (counts.sum() + len(counts))
+    return float(np.log(len(counts))), float(-np.log(expected[truth]).mean())

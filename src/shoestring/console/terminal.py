@@ -1,0 +1,216 @@
+"""Tables, lines and a live display of progress, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shoestring.core.records import Density, Evaluation, MemoryModel, Outcome, Plan, Point, Profile
+from shoestring.core.throughput import fastest, knee, smallest_near
+from shoestring.core.units import Bytes, Count, Seconds, rate
+from shoestring.runs.reporter import Reporter, TrainingProgress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from shoestring.data.store.fixed_rows import Progress as RowsWritten
+
+_NARROW = 24
+"""Columns that a text needs to be read in a table."""
+_QUIET_SECONDS = 10.0
+"""Between lines of progress where there is no terminal."""
+
+
+class Terminal(Reporter):
+    """Prints to standard output, or to standard error where standard output is for JSON."""
+
+    def __init__(self, to_stderr: bool = False):
+        self.console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+        self._notebook = self.console.is_jupyter
+        if self._notebook:  # plain text: each print of a Jupyter console is an output of its own
+            self.console = Console(file=sys.stdout, force_jupyter=False, highlight=False, soft_wrap=True, width=120)
+        self._progress: Progress | None = None
+        self._shown = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table; a last column without room for its words is printed below it, line by line."""
+        rows = list(rows)
+        *widths, last = (max(map(len, column)) for column in zip(head, *rows))
+        below = len(head) > 2 and self.console.width - sum(widths) - 3 * len(head) < min(last, _NARROW)
+        shown = len(head) - below
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, name in enumerate(head[:shown]):
+            table.add_column(name, no_wrap=index < len(head) - 1, overflow="fold", style="dim" if index == 0 else None)
+        for row in rows:
+            table.add_row(*map(Text, row[:shown]))
+        self.console.print(table, soft_wrap=False)
+        if below:
+            self.say("\n".join(f"{row[0]}: {row[-1]}" for row in rows) + "\n")
+
+    def measured(self, profile: Profile) -> None:
+        head = ("batch", "pass", "fastest – slowest", "speed", "memory")
+        rows = [_point_row(point, profile.length) for point in profile.points]
+        self.table(f"Measured on {profile.machine.device_name}", head, rows)
+        self.say("\n".join(_profile_lines(profile)) + "\n")
+        if profile.density is not None:
+            self.say(f"corpus: {_density(profile.density)}\n")
+
+    def left_out(self, ledger: Mapping[str, Any]) -> None:
+        """Print what a store leaves out of its corpus, with the first examples; nothing where it is complete."""
+        counts = [f"{count:,} {name}" for name, count in ledger.items() if name != "examples" and count]
+        if counts:
+            self.say("left out: " + ", ".join(counts))
+            for example in ledger.get("examples", ()):
+                self.say(f"  {example}")
+
+    def planned(self, plan: Plan) -> None:
+        rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
+        self.table("Plan", ("", "value", "reason"), rows)
+
+    def preparing(self, documents: int, total: int | None) -> None:
+        self._show(documents, total, f"prepared {documents:,}{f' of {total:,}' if total else ''} documents")
+
+    def training(self, progress: TrainingProgress) -> None:
+        budget = progress.budget_left
+        left = "" if budget is None else f" · budget left {Seconds(max(0.0, budget)).short()}"
+        count = f"{progress.unit} {Count(progress.done).short()}/{Count(progress.total).short()}"
+        speed = rate(progress.tokens_per_second, "tokens/s")
+        text = (
+            f"{count} · loss {progress.loss:.3f} · {speed} · time left {Seconds(progress.seconds_left).short()}{left}"
+        )
+        self._show(progress.done, progress.total, text, first=progress.done == 1)
+
+    def writing(self, progress: RowsWritten) -> None:
+        """Show the progress of writing rows."""
+        text = (
+            f"{Count(progress.rows).short()} of {Count(progress.total).short()} rows · "
+            f"{rate(progress.rate, 'tokens/s')} · time left {Seconds(progress.seconds_left).short()}"
+        )
+        self._show(progress.rows, progress.total, text)
+
+    def _show(self, done: int, total: int | None, text: str, first: bool = False) -> None:
+        """Show a bar on a terminal; elsewhere print the first and the last line, and some between."""
+        if self._notebook or not self.console.is_terminal:
+            if first or done == total or time.monotonic() - self._shown > (0.25 if self._notebook else _QUIET_SECONDS):
+                self._shown = time.monotonic()
+                self.console.print(Text(text), end="\r" if self._notebook and done != total else "\n")
+            return
+        if self._progress is None:
+            from rich.progress import BarColumn, Progress, TextColumn  # takes a while, and a plan needs none
+
+            self._progress = Progress(BarColumn(24), TextColumn("{task.description}"), console=self.console)
+            self._progress.add_task("", total=total)
+            self._progress.start()
+        self._progress.update(self._progress.task_ids[0], completed=done, total=total, description=text)
+        if done == total:
+            self.close()
+
+    def trained(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the live display, and leave it on the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        losses = evaluation.baselines | {"this model": evaluation.loss}
+        rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
+        title = f"\nHeld out: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
+        what = "nats per token" if evaluation.macro_f1 is None else "nats per row"
+        self.table(title, ("baseline", what, "perplexity"), rows)
+        if evaluation.macro_f1 is not None and evaluation.accuracy is not None:
+            from shoestring.report.page import class_scores
+
+            self.say(class_scores(evaluation) + "\n")
+
+    def finished(self, plan: Plan, outcome: Outcome) -> None:
+        from shoestring.report.page import plan_against_actual
+
+        self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
+        for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):
+            if reason:
+                self.say(f"{how}: {reason}\n")
+
+
+def _point_row(point: Point, length: int) -> tuple[str, ...]:
+    shortest = "" if point.fastest_seconds is None else f"{Seconds(point.fastest_seconds).short()} "
+    return (
+        f"{point.batch:,}",
+        Seconds(point.seconds).short(),
+        f"{shortest}– {Seconds(point.slowest_seconds).short()}",
+        rate(point.batch * length / point.seconds, "tokens/s"),
+        "unknown" if point.peak_bytes is None else Bytes(point.peak_bytes).short(),
+    )
+
+
+def _profile_lines(profile: Profile) -> list[str]:
+    """The lines below the table of a profile."""
+    points = profile.points
+    parts = {
+        "compile": profile.compile_seconds,
+        "warm-up": profile.warmup_seconds,
+        "update": profile.update_seconds,
+        "evaluation": profile.validate_seconds_per_row,
+        "checkpoint": profile.checkpoint_seconds,
+        "set-up": profile.setup_seconds,
+    }
+    others = {name: Seconds(value).short() for name, value in parts.items() if value is not None}
+    others["evaluation"] += " per row"
+    others["checkpoint"] += f" for {Bytes(profile.checkpoint_bytes).short()}"
+    rows = "rows of the recipe's own store" if profile.real else "random tokens"
+    together = f", on {profile.devices} devices at the same time" if profile.devices > 1 else ""
+    return [
+        f"fastest: batch {fastest(points).batch:,}; within 2 % of it: batch {smallest_near(points).batch:,}; the curve "
+        f"bends at {knee(points).batch:,}",
+        f"no larger batch timed: {profile.stopped}",
+        *_memory_lines("training", profile.memory),
+        *_memory_lines("evaluation", profile.validation_memory),
+        "besides: " + ", ".join(f"{name} {value}" for name, value in others.items()),
+        f"measured on {rows}{together}",
+    ]
+
+
+def _memory_lines(use: str, memory: MemoryModel | None) -> list[str]:
+    if memory is None:
+        return []
+    text = f"{use}: {Bytes(memory.fixed_bytes).short()} + {Bytes(round(memory.row_bytes)).short()} per row"
+    if memory.limit_bytes is not None:
+        limit, margin = Bytes(memory.limit_bytes).short(), Bytes(memory.margin_bytes).short()
+        text += f"; {limit} may be used, less a margin of {margin}"
+    if memory.largest is not None:
+        time_used = Seconds(memory.trial_seconds).short()
+        trials = f"{memory.trials} trials, {memory.out_of_memory} out of memory, {time_used}"
+        text += f"; the largest batch is {memory.largest:,} ({memory.verified:,} was tried; {trials})"
+    return [text]
+
+
+def _density(density: Density) -> str:
+    """Entries and tokens per gigabyte of text, with 95 % intervals where they are estimated from a sample."""
+    entries = _interval(density.entries_per_gb, density.entries_per_gb_error, "entries/GB")
+    tokens = _interval(density.tokens_per_gb, density.tokens_per_gb_error, "tokens/GB")
+    read = f"{Bytes(density.text_bytes).short()} of text"
+    if density.tokens_per_gb_error is None:
+        how = f"from its first {density.documents:,} entries, {read}; unverified"
+    elif density.tokens_per_gb_error == 0:
+        how = f"all of its {read} counted"
+    else:
+        how = f"± is 95 %, from a sample of {read}"
+    return f"{entries}, {tokens} ({how})"
+
+
+def _interval(value: float, error: float | None, unit: str) -> str:
+    """A value and 1.96 standard errors, as in 1.42M ± 28.3k entries/GB."""
+    return f"{rate(value, '')}± {rate(1.96 * error, unit)}" if error else rate(value, unit)

@@ -1,0 +1,85 @@
+"""The interface of a family of networks: its fields, its cost, and how to build it.
+
+Nothing here needs torch, so a plan can count a network without building it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoestring.core.recipe import Model, Recipe
+from shoestring.core.registry import load_entry, registry
+from shoestring.core.specs import CodeSpec, is_code
+from shoestring.core.user_code import load_code
+
+if TYPE_CHECKING:
+    from shoestring.core.records import Cost
+
+Recompute = Literal["none", "selective", "full"]
+_CUSTOM = "shoestring.models.families.custom:CustomFamily"
+
+
+class Family(ABC):
+    """A kind of network. A subclass is registered by name as a "family"."""
+
+    name: str
+    fields: frozenset[str] = frozenset()
+    """Fields of `[model]` that it has, besides family and init; others are refused."""
+    data_fields: frozenset[str] = frozenset()
+    """Fields of `[data]` that it reads, among masked, whole_words and label."""
+    document_mask: bool = False
+    """Whether it can restrict attention to documents."""
+    recompute: tuple[Recompute, ...] = ("none",)
+    """Kinds of recomputation that it supports."""
+
+    def problems(self, recipe: Recipe) -> list[str]:  # noqa: ARG002
+        """Problems of a recipe with this family: a line each, with the field and what to do."""
+        return []
+
+    def predicts_hidden(self, model: Model) -> bool:  # noqa: ARG002
+        """Whether it sees whole rows and predicts masked tokens or a class, not the next token."""
+        return False
+
+    def last_predictions(self, model: Model) -> int | None:  # noqa: ARG002
+        """The number of positions at the end of a row that are predicted; None: all."""
+        return None
+
+    @abstractmethod
+    def cost(self, model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:
+        """Parameters and FLOPs for rows of `length`; a masked model predicts the share `predicted` of positions."""
+
+    @abstractmethod
+    def build(self, model: Model, vocabulary: int, length: int, seed: int) -> Any:
+        """The network for rows of `length` predictions: a `LanguageModel` on the CPU with initial weights."""
+
+    def decisive(self, model: Model) -> dict[str, object]:  # noqa: ARG002
+        """The fields that the weights depend on: weights of a model with other values cannot be loaded."""
+        return {}
+
+    def transformers(self) -> Any:
+        """The `TransformersFormat` of its files in transformers; None: there is no such class."""
+        return None
+
+
+def family_of(model: Model) -> Family:
+    """The family that a model names, which may be a module of the user's own."""
+    if is_code(model.family):
+        return _own_family(model.family)
+    family: Family = registry("family")[model.family]
+    return family
+
+
+def network_cost(model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:
+    """Parameters and FLOPs of a network; see `Family.cost`."""
+    return family_of(model).cost(model, vocabulary, length, predicted)
+
+
+@cache
+def _own_family(text: str) -> Family:
+    """The `Family` in the user's file, or the family of a network there."""
+    spec = CodeSpec(text)
+    own = load_code(spec, "model.family")
+    family: Family = own if isinstance(own, Family) else load_entry(_CUSTOM)(spec)
+    return family

@@ -1,0 +1,31 @@
+"""Linear interpolation, and bisection over whole numbers."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+
+def interpolate(known: Sequence[tuple[float, float]], x: float) -> float:
+    """y at x on the line between the neighbouring points, which ascend in x; outside them, the y of the nearest end."""
+    after = bisect.bisect_left(known, x, key=lambda point: point[0])
+    if after == 0 or after == len(known):
+        return known[min(after, len(known) - 1)][1]
+    (x0, y0), (x1, y1) = known[after - 1], known[after]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def last_that_holds(holds: Callable[[int], bool], first: int, most: int = 1 << 80) -> int | None:
+    """The largest number up to which `holds` is true, by doubling and then halving; None: it is true up to `most`.
+
+    `first`, above 0, is assumed to hold.
+    """
+    low, high = first, 2 * first
+    while holds(high):
+        if high >= most:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

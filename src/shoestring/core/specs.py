@@ -1,0 +1,174 @@
+"""Texts of a recipe that name something, with their parts; no other module parses them.
+
+A spec is a string, equal to any string of the same characters; its properties are its parts. `parse` refuses a text of
+another form. What a spec names (a file, a folder, a hub name) is looked up where it is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Self
+
+from shoestring.core.registry import registry
+
+_NUMBER = r"[0-9]+(\.[0-9]+)?"
+
+
+class Spec(str):
+    """A text of a certain form."""
+
+    form: ClassVar[str]
+    """Regular expression."""
+    allowed: ClassVar[str]
+    """The form for people."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The spec; raises ValueError with what is allowed."""
+        spec = cls(text)
+        if (problem := spec.problem()) is not None:
+            raise ValueError(problem)
+        return spec
+
+    def problem(self) -> str | None:
+        """What is wrong with it, or None."""
+        return None if re.fullmatch(self.form, self) else f"must be {self.allowed}"
+
+    @property
+    def kind(self) -> str:
+        """The part before the colon, or all of it."""
+        return self.partition(":")[0]
+
+    @property
+    def place(self) -> str:
+        """The part after the colon."""
+        return self.partition(":")[2]
+
+
+class CodeSpec(Spec):
+    """ "file.py:name": an object in a Python file of the user's own."""
+
+    form = r".+\.py:[A-Za-z_][A-Za-z0-9_]*"
+    allowed = '"file.py:name"'
+
+    @property
+    def file(self) -> str:
+        return self.rpartition(":")[0]
+
+    @property
+    def name(self) -> str:
+        return self.rpartition(":")[2]
+
+
+def is_code(text: str) -> bool:
+    """Whether a text has the form of a `CodeSpec`."""
+    return re.fullmatch(CodeSpec.form, text) is not None
+
+
+class SourceSpec(Spec):
+    """`data.source`: "stories", FORMAT:PATH, "hf:NAME[:CONFIG]", "store:FOLDER" or "file.py:name"."""
+
+    def problem(self) -> str | None:
+        known = (*registry("format"), "hf", "store")
+        if self == "stories" or is_code(self) or (self.kind in known and self.place):
+            return None
+        return f'must be "stories", or one of {", ".join(known)} with ":" and a path or name, or "file.py:name"'
+
+    @property
+    def kind(self) -> str:
+        """The part before the colon; "code" for a function of the user's own."""
+        return "code" if is_code(self) else self.partition(":")[0]
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether a record has named fields, one of which may be a label."""
+        return self.kind == "hf" or (self.kind in registry("format") and registry("format")[self.kind].has_columns)
+
+
+class TokenizerSpec(Spec):
+    """`data.tokenizer`."""
+
+    form = "bytes|words:[1-9][0-9]*|(file|hf):.+"
+    allowed = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
+
+    @property
+    def words(self) -> int | None:
+        """N of "words:N"; None of any other."""
+        return int(self.place) if self.kind == "words" else None
+
+
+class StreamSpec(Spec):
+    """`data.stream`."""
+
+    form = "hmm:.+|markov:[1-9][0-9]*"
+    allowed = '"hmm:RUN" or "markov:SYMBOLS"'
+
+    @property
+    def symbols(self) -> int | None:
+        """Symbols of random Markov chains; None where a model determines them."""
+        return int(self.place) if self.kind == "markov" else None
+
+
+class PermutationSpec(Spec):
+    """`stream.symbols` and `stream.states`; N is below 2^63, and P at most 2^24."""
+
+    form = "none|sequence|(block|pool):[1-9][0-9]*"
+    allowed = '"none", "sequence", "block:N" or "pool:P"'
+
+    def problem(self) -> str | None:
+        if (problem := super().problem()) is not None:
+            return problem
+        if len(self.place) > 19 or self.number >= 1 << 63:  # int() refuses thousands of digits
+            return "must be below 2^63"
+        if self.kind == "pool" and self.number > 1 << 24:
+            return f'a pool holds at most {1 << 24:,} permutations; "sequence" has no limit'
+        return None
+
+    @property
+    def number(self) -> int:
+        return int(self.place or 0)
+
+
+class RotaryScaling(Spec):
+    """`model.rotary_scaling`."""
+
+    form = rf"linear:{_NUMBER}|llama3:{_NUMBER}:{_NUMBER}:{_NUMBER}:[1-9][0-9]*"
+    allowed = '"linear:FACTOR" or "llama3:FACTOR:LOW:HIGH:LENGTH"'
+
+    def problem(self) -> str | None:
+        if (problem := super().problem()) is not None:
+            return problem
+        if self.factor < 1:
+            return "its factor must be at least 1"
+        if self.kind == "llama3" and not 0 < self.low < self.high:
+            return f"LOW {self.low:g} must be above 0 and below HIGH {self.high:g}"
+        return None
+
+    @property
+    def factor(self) -> float:
+        return float(self.split(":")[1])
+
+    @property
+    def low(self) -> float:
+        return float(self.split(":")[2])
+
+    @property
+    def high(self) -> float:
+        return float(self.split(":")[3])
+
+    @property
+    def length(self) -> float:
+        """Of llama3: the training length that LOW and HIGH refer to."""
+        return float(self.split(":")[4])
+
+
+class CheckpointSpec(Spec):
+    """The checkpoint of a run."""
+
+    form = r"last|best|\d+"
+    allowed = '"last", "best" or a step'
+
+    @property
+    def step(self) -> int | None:
+        """The step; None of "last" and "best"."""
+        return int(self) if self.isdecimal() else None

@@ -1,0 +1,138 @@
+"""Problems of a recipe whose fields are valid on their own but not together."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Data, Model, Recipe
+from shoestring.core.registry import registry
+
+_MASKED = ("masked", "whole_words", "label")
+"""Fields of `[data]` that only some families read."""
+
+
+def problems(recipe: Recipe) -> list[str]:
+    """A line per problem, with the fields and what to do."""
+    found = _hmm_problems(recipe) if recipe.kind == "hmm" else []
+    found += _stream_problems(recipe) + _packing_problems(recipe.data)
+    budget, name = recipe.budget, recipe.run.name
+    if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
+        found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
+    if recipe.kind != "hmm":
+        found += _batch_problems(recipe) + _model_problems(recipe)
+    files = {str(Path(spec.file).expanduser()) for spec in recipe.code}
+    if len({Path(file).name for file in files}) < len(files):
+        found.append(
+            f"{' and '.join(sorted(files))}: two files of one name; a run keeps both in one folder, so rename one"
+        )
+    if not name or name in (".", "..") or set("/\0") & set(name):
+        found.append(f'run.name = "{name}": must be the name of a folder, without "/"')
+    return found
+
+
+def _batch_problems(recipe: Recipe) -> list[str]:
+    """At most one, since each check needs a batch that passed those before."""
+    train, length = recipe.train, recipe.data.length
+    if train.batch is None and train.tokens is None:
+        return ["train: no effective batch; give batch (in rows) or tokens"]
+    if train.batch is not None and train.tokens is not None:
+        return [f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two"]
+    if train.tokens is not None and int(train.tokens) % length:
+        return [f"train.tokens = {train.tokens}: must be a multiple of data.length = {length}"]
+    if train.per_device is not None and recipe.batch % train.per_device:
+        return [f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows"]
+    return []
+
+
+def _model_problems(recipe: Recipe) -> list[str]:
+    """Problems of the network: fields of other families, inconsistent shapes, data that it cannot read."""
+    family, data, train = family_of(recipe.model), recipe.data, recipe.train
+    is_family = f'model.family = "{family.name}"'
+
+    def foreign(name: str) -> str:
+        return f"{is_family} has none; it is for {_families_with(name)}"
+
+    others = [name for name in given_fields(recipe.model) if name not in (*family.fields, "family", "init")]
+    found = [f"model.{name}: {foreign(name)}" for name in others]
+    if recipe.parallel is not None and recipe.parallel.shard and not registry("optimizer")[train.optimizer].shards:
+        found.append(f'train.optimizer = "{train.optimizer}": needs whole matrices, and parallel.shard divides them')
+    found += family.problems(recipe)
+    if data.document_mask and not family.document_mask:
+        found.append(f"data.document_mask: {is_family} attends over whole rows")
+    if train.recompute not in family.recompute:
+        allowed = " or ".join(f'"{name}"' for name in family.recompute)
+        found.append(f'train.recompute = "{train.recompute}": {is_family} has {allowed}')
+    others = [name for name in given_fields(data) if name in _MASKED and name not in family.data_fields]
+    found += [f"data.{name}: {foreign(name)}" for name in others]
+    # a store has its own message
+    if data.label is not None and (data.stream or not (data.source.has_columns or data.source.kind == "store")):
+        known = ", ".join(name for name, form in registry("format").items() if form.has_columns)
+        found.append(f'data.label = "{data.label}": needs a source with columns: {known} or hf')
+    return found
+
+
+def _families_with(field: str) -> str:
+    families = registry("family").items()
+    found = [name for name, family in families if field in (*family.fields, *family.data_fields)]
+    return " and ".join(found) or 'a module of your own, "file.py:name"'
+
+
+def given_fields(section: Model | Data) -> list[str]:
+    """Names of the fields that are not at their defaults."""
+    return [f.name for f in dataclasses.fields(section) if getattr(section, f.name) != f.default]
+
+
+def _hmm_problems(recipe: Recipe) -> list[str]:
+    found, data = [], recipe.data
+    for name in ("packing", "document_mask", "random_offset", "unique"):
+        if name in given_fields(data):
+            more = "; hmm.unique leaves out repeated sentences" if name == "unique" else ""
+            found.append(f"data.{name}: an HMM reads sentences, joined and cut{more}")
+    if data.tokenizer.words is None:
+        found.append(f'data.tokenizer = "{data.tokenizer}": an HMM takes "words:N", its alphabet of N words')
+    given = {name: getattr(recipe.budget, name) for name in ("flops", "tokens", "steps")}
+    found += [f"budget.{n} = {v}: the budget of an HMM is time or epochs" for n, v in given.items() if v is not None]
+    if data.source == "stories" and data.documents is None:
+        found.append('data.source = "stories" is endless, and an HMM reads a fixed set; give data.documents')
+    if data.length < 2:
+        found.append(f"data.length = {data.length}: a row of an HMM holds at least 2 tokens")
+    return found
+
+
+def _packing_problems(data: Data) -> list[str]:
+    found = []
+    if data.random_offset and data.packing != "concat":
+        found.append(f'data.random_offset: rows of data.packing = "{data.packing}" start with a document')
+    if data.stream is not None and (data.document_mask or data.random_offset or data.packing != "concat"):
+        found.append(
+            "data.packing, document_mask and random_offset: rows of a stream hold no documents and are read once"
+        )
+    if data.source.kind == "store":
+        given = [name for name in ("documents", "unique", "label") if name in given_fields(data)]
+        found += [f"data.{name}: {data.source} exists already, with its own documents" for name in given]
+    if data.unique and data.stream is not None:
+        found.append("data.unique: the rows of a stream are never repeated")
+    return found
+
+
+def _stream_problems(recipe: Recipe) -> list[str]:
+    data, stream = recipe.data, recipe.stream_settings
+    if data.stream is None:
+        return [] if recipe.stream is None else ['stream: needs data.stream, such as stream = "hmm:runs/icll-hmm"']
+    found = []
+    if recipe.kind == "hmm":
+        found.append(f'data.stream = "{data.stream}": an HMM is fitted to a source; a network is trained on a stream')
+    if data.source != "stories":
+        found.append(f'data.source = "{data.source}" and data.stream = "{data.stream}": give one of the two')
+    if data.documents is not None:
+        found.append(f"data.documents = {data.documents}: a stream has rows, not documents")
+    if recipe.budget.epochs is not None:
+        found.append("budget.epochs: a stream is endless, so it has no epochs")
+    if (symbols := data.stream.symbols) is not None:
+        if stream.fewest > stream.most:
+            found.append(f"stream.fewest = {stream.fewest}: must be at most stream.most = {stream.most}")
+        if not stream.most <= symbols <= 1 << 16:
+            found.append(f'data.stream = "{data.stream}": must have stream.most = {stream.most} to 65536 symbols')
+    return found

@@ -1,0 +1,1 @@
+"""Which tokens stand in which row, and in which order rows are read."""

@@ -1,0 +1,322 @@
+"""The corpora that a recipe can name: the built-in stories, files of any format, a data set of the hub, user code."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import glob
+import io
+import itertools
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shoestring.core.errors import DataError, storage_error
+from shoestring.core.recipe import Data, fingerprint
+from shoestring.core.seeds import derive
+from shoestring.core.specs import CodeSpec, SourceSpec
+from shoestring.core.user_code import code_fingerprint, load_code
+from shoestring.data.read.documents import (
+    Corpus,
+    Document,
+    Format,
+    Part,
+    Reading,
+    Records,
+    Skipped,
+    Values,
+    documents,
+    text_of,
+)
+from shoestring.data.read.formats import FORMATS
+from shoestring.data.read.formats.text import ends_group
+from shoestring.data.read.lines import COMPRESSIONS, LONGEST, Broken, open_file
+
+BLOCK_BYTES = 1 << 16
+BLOCK_ITEMS = 64
+
+
+def open_source(data: Data, seed: int) -> Corpus:
+    """The corpus that `data.source` names; the seed matters to the stories alone."""
+    reading = Reading(**{field.name: getattr(data, field.name) for field in dataclasses.fields(Reading)})
+    if data.source != "stories":
+        return open_corpus(data.source, reading)
+    if reading != Reading():
+        raise DataError('data.source = "stories" is read without any of column, delimiter, end_line, split, streaming')
+    return Stories(seed)
+
+
+def texts(corpus: Corpus, documents: int | None = None) -> Iterator[str]:
+    """The texts of the first `documents` documents; of all where that is None."""
+    return (document.text for document in itertools.islice(corpus.documents(), documents))
+
+
+def open_corpus(source: str, reading: Reading | None = None) -> Corpus:
+    """The corpus that "FORMAT:PATH", "hf:NAME[:CONFIG]" or "file.py:name" names."""
+    spec, reading = SourceSpec(source), reading or Reading()
+    problem = spec.problem()
+    if problem is None and spec.kind in ("stories", "store"):
+        problem = "is not read from files"
+    if problem is not None:
+        raise DataError(f'data.source = "{spec}": {problem}')
+    parts: Sequence[Part]
+    if spec.kind == "hf":
+        from shoestring.data.read.hub import SETTINGS, hub_parts
+
+        _check_settings(spec, SETTINGS, reading)
+        parts = hub_parts(spec, reading)
+    elif spec.kind == "code":
+        _check_settings(spec, {"column"}, reading)
+        parts = [CodePart(CodeSpec(spec), reading)]
+    else:
+        _check_settings(spec, FORMATS[spec.kind].settings, reading)
+        parts = [FilePart(path, spec.kind, reading) for path in find_files(spec.kind, spec.place)]
+    return ReadCorpus(spec, reading, parts)
+
+
+def _check_settings(spec: str, known: Collection[str], reading: Reading) -> None:
+    for setting in dataclasses.fields(reading):
+        value = getattr(reading, setting.name)
+        if value != setting.default and setting.name not in (*known, "on_error"):
+            raise DataError(f'data.{setting.name} does not apply to data.source = "{spec}"; leave it out')
+    if len(reading.delimiter) != 1 or reading.delimiter in '"\r\n':
+        raise DataError(f'data.delimiter = "{reading.delimiter}": must be one character, no quote and no line end')
+    if reading.end_line is not None and not reading.end_line.strip():
+        raise DataError('data.end_line is blank; for documents between blank lines use data.source = "paragraphs:PATH"')
+
+
+@dataclass
+class ReadCorpus(Corpus):
+    """A corpus of files, of a data set, or of user code."""
+
+    spec: str
+    reading: Reading
+    parts: Sequence[Part]
+
+    def identity(self) -> dict[str, Any]:
+        parts = fingerprint([part.identity() for part in self.parts])
+        source = CodeSpec(self.spec).name if SourceSpec(self.spec).kind == "code" else self.spec
+        return {"source": source, **dataclasses.asdict(self.reading), "parts": len(self.parts), "fingerprint": parts}
+
+
+class Stories(Corpus):
+    """The built-in corpus, which has no end."""
+
+    endless = True
+
+    def __init__(self, seed: int):
+        self.parts = (StoriesPart(derive(seed, "stories")),)
+
+    def identity(self) -> dict[str, Any]:
+        return self.parts[0].identity()
+
+
+@dataclass(frozen=True)
+class StoriesPart:
+    """All stories: story *i* is computed from (seed, i), so any range of them can be read alone."""
+
+    seed: int
+    size: int | None = None
+    block: int | None = 1
+
+    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:  # noqa: ARG002
+        return map(self._story, itertools.count())
+
+    def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:  # noqa: ARG002
+        return map(self._story, range(begin, end))
+
+    def _story(self, index: int) -> Document:
+        from shoestring.data.stories import story  # not loaded for other corpora
+
+        return Document(story(self.seed, index), "stories, number", index)
+
+    def values(self, column: str) -> Values:
+        raise AssertionError(f"stories have no column {column}")
+
+    def identity(self) -> dict[str, Any]:
+        from shoestring.data.stories import CORPUS_VERSION
+
+        return {"source": "stories", "version": CORPUS_VERSION, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class CodePart:
+    """User code, as in `data.source = "my_data.py:documents"`: a sequence, or a function that returns an iterable.
+
+    Its items are texts, or mappings with a text in `data.column`. A function takes no arguments, is called once for
+    every pass over the corpus, and must yield the same items each time. A sequence can be sampled at random and read by
+    several processes.
+    """
+
+    spec: CodeSpec
+    reading: Reading
+
+    def _items(self) -> Iterable[Any]:
+        items = load_code(self.spec, "data.source")
+        if callable(items):
+            try:
+                items = items()
+            except TypeError as cause:
+                raise DataError(f'data.source = "{self.spec}": must be callable without arguments ({cause})') from cause
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
+            kind = type(items).__name__
+            raise DataError(f'data.source = "{self.spec}": must give texts, one after the other, not {kind}')
+        return items
+
+    @property
+    def size(self) -> int | None:
+        items = load_code(self.spec, "data.source")
+        return len(items) if isinstance(items, Sequence) else None
+
+    @property
+    def block(self) -> int | None:
+        return None if self.size is None else BLOCK_ITEMS
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": self.spec.name, "code": code_fingerprint(self.spec)}
+
+    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:
+        return self._documents(self._items(), 0, skipped)
+
+    def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:
+        items = self._items()
+        assert isinstance(items, Sequence), "only the whole of it can be read"
+        return self._documents(items[begin:end], begin, skipped)
+
+    def values(self, column: str) -> Values:
+        for number, item in enumerate(self._items(), 1):
+            yield number, item.get(column) if isinstance(item, Mapping) else None
+
+    def _documents(self, items: Iterable[Any], first: int, skipped: Skipped | None) -> Iterator[Document]:
+        column = self.reading.column
+
+        def records() -> Records:
+            for number, item in enumerate(items, first + 1):
+                try:
+                    yield number, text_of(item.get(column) if isinstance(item, Mapping) else item, column)
+                except Broken as cause:
+                    yield number, cause
+
+        return documents(records(), f"{self.spec}, item", self.reading, skipped)
+
+
+def find_files(kind: str, path: str) -> list[Path]:
+    """The file `path`; or all files of the format in that folder and below, or that match that pattern, sorted."""
+    here, suffixes = Path(path), FORMATS[kind].suffixes
+    if here.is_dir():
+        files = [file for file in here.rglob("*") if _fits(file.relative_to(here), suffixes) and file.is_file()]
+        missing = f"no file in the folder {path} ends in {' or '.join(suffixes)}; name others by a pattern: {path}/*"
+    elif here.exists():
+        files, missing = [here], ""
+    else:
+        files = [file for file in map(Path, glob.glob(path, recursive=True)) if file.is_file()]
+        missing = f"no file matches {path}" if glob.has_magic(path) else f"there is no file or folder {path}"
+    if not files:
+        raise DataError(f"data.source: {missing}")
+    packed = [file for file in files if FORMATS[kind].compressed and file.suffix.lower() in COMPRESSIONS]
+    if packed:
+        raise DataError(f"data.source: {packed[0]} must be decompressed first; {kind} has a compression of its own")
+    return sorted(files, key=lambda file: file.parts)
+
+
+def _fits(file: Path, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file, by its path within the folder, is of the format and not hidden."""
+    name = Path(file.stem if file.suffix.lower() in COMPRESSIONS else file.name)
+    return name.suffix.lower() in suffixes and not any(part.startswith(".") for part in file.parts)
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """One file."""
+
+    path: Path
+    kind: str
+    reading: Reading
+
+    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:
+        try:
+            with open_file(self.path) as file:
+                yield from self._documents(file, str(self.path), skipped)
+        except OSError as cause:
+            raise storage_error("read", self.path, cause) from cause
+
+    def _documents(self, file: io.BufferedIOBase, name: str, skipped: Skipped | None) -> Iterator[Document]:
+        records = self._format.records(file, name, self.reading)
+        return documents(records, f"{name}, {self._format.unit}", self.reading, skipped)
+
+    @property
+    def _format(self) -> Format:
+        return FORMATS[self.kind]
+
+    def values(self, column: str) -> Values:
+        assert self._format.values is not None, "checked when the recipe was read"
+        with open_file(self.path) as file:
+            yield from self._format.values(file, str(self.path), self.reading, column)
+
+    def identity(self) -> dict[str, Any]:
+        status = self._status()
+        return {"name": str(self.path), "bytes": status.st_size, "modified": status.st_mtime_ns}
+
+    def _status(self) -> os.stat_result:
+        try:
+            return self.path.stat()
+        except OSError as cause:
+            raise storage_error("read", self.path, cause) from cause
+
+    @property
+    def size(self) -> int:
+        return self._status().st_size
+
+    @property
+    def block(self) -> int | None:
+        """The start of a record can be found from anywhere in plain text, but not in CSV, with its quotes."""
+        plain = self.path.suffix.lower() not in COMPRESSIONS
+        return BLOCK_BYTES if plain and self._format.by_lines else None
+
+    def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:
+        if begin == 0 and end >= self.size:
+            yield from self.documents(skipped)
+            return
+        assert self.block is not None, "only the whole of it can be read"
+        try:
+            with open(self.path, "rb") as file:
+                start, raw = self._cut(file, begin, end)
+        except OSError as cause:
+            raise storage_error("read", self.path, cause) from cause
+        if start and raw.startswith(codecs.BOM_UTF8):  # it is text here; the reader drops the first one
+            raw = codecs.BOM_UTF8 + raw
+        yield from self._documents(io.BytesIO(raw), f"{self.path} from byte {start}", skipped)
+
+    def _cut(self, file: BinaryIO, begin: int, end: int) -> tuple[int, bytes]:
+        """Where the first record that starts in the block begins, and the bytes from there to the end of the last."""
+        start = 0
+        if begin > 0:
+            file.seek(begin - 1)
+            start = begin - 1 + len(self._line(file))
+        if self._format.grouped(self.reading):
+            return self._cut_groups(file, start, end)
+        raw = file.read(max(end - start, 0))
+        return start, raw if raw.endswith(b"\n") or not raw else raw + self._line(file)
+
+    def _line(self, file: BinaryIO) -> bytes:
+        line = file.readline(LONGEST)
+        if len(line) == LONGEST:
+            raise DataError(f"{self.path}: no end of line within {LONGEST:,} bytes; is it another format?")
+        return line
+
+    def _cut_groups(self, file: BinaryIO, start: int, end: int) -> tuple[int, bytes]:
+        """`_cut` for documents of several lines: each belongs to the block in which the line before it starts."""
+        lines: list[bytes] = []
+        inside, at = start == 0, start
+        while (inside or at < end) and (line := self._line(file)):
+            ends = ends_group(line.decode(errors="replace"), self.reading.end_line)
+            if inside:
+                lines.append(line)
+            elif ends:
+                inside, start = True, at + len(line)
+            if ends and at >= end:
+                break
+            at += len(line)
+        return start, b"".join(lines)

@@ -1,0 +1,236 @@
+"""How much a corpus holds: documents and tokens per gigabyte, from blocks drawn at random, with standard errors."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoestring.core.errors import DataError
+from shoestring.core.recipe import Data
+from shoestring.core.records import Density
+from shoestring.core.seeds import derive
+from shoestring.data.read.corpora import BLOCK_BYTES, texts
+from shoestring.data.read.documents import Corpus, Document, Part, Skipped
+from shoestring.data.tokenize.vocabulary import Count, in_batches, plain_count
+
+SAMPLE_BYTES = 1 << 26
+FEW_BYTES = 1 << 19
+"""Size of the sample for a quick estimate."""
+_FIRST_DOCUMENTS, _FEW_DOCUMENTS = 1000, 200
+"""Read from the start of a corpus that cannot be sampled: an endless or a streamed one."""
+_SECONDS = 10.0
+_BATCH_CHARACTERS = 1 << 21
+
+
+class Block(NamedTuple):
+    """A piece of a part, drawn at random."""
+
+    part: Part
+    begin: int
+    end: int
+    draws: int
+    """How many times it was drawn."""
+
+    @property
+    def size(self) -> int:
+        """In the source; the last of its documents may reach beyond."""
+        return self.end - self.begin
+
+    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:
+        """The documents that start in it, each to its end."""
+        return self.part.between(self.begin, self.end, skipped)
+
+
+class Total(NamedTuple):
+    """An estimate for a whole corpus, and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Blocks of a corpus, from which any sum over all its documents can be estimated without bias."""
+
+    blocks: tuple[Block, ...]
+    size: int
+    """Size of the whole corpus, in the unit of its parts."""
+    exact: bool
+    """The blocks are the whole corpus."""
+
+    def total(self, sums: Sequence[float]) -> Total:
+        """The sum over all documents, from the sums over those of each block.
+
+        A block is drawn with a probability in proportion to its size, so the mean of sum / size over the draws has the
+        expected value of the corpus, whatever the lengths of the documents. A 95 % interval is the value ± 1.96
+        errors, or Student's t with draws − 1 degrees of freedom if the draws are few.
+        """
+        if self.exact:
+            return Total(math.fsum(sums), 0.0)
+        draws = sum(block.draws for block in self.blocks)
+        densities = [(value / block.size, block.draws) for value, block in zip(sums, self.blocks, strict=True)]
+        mean = math.fsum(density * times for density, times in densities) / draws
+        variance = math.fsum((density - mean) ** 2 * times for density, times in densities) / (draws - 1)
+        return Total(mean * self.size, math.sqrt(variance / draws) * self.size)
+
+    def per_gb_error(self, sums: Sequence[float], text_bytes: Sequence[int]) -> float:
+        """The standard error of a sum per 10⁹ bytes of text, from the sums over the documents of each block."""
+        if self.exact:
+            return 0.0
+        each = [(block.draws, a / block.size, b / block.size) for block, a, b in zip(self.blocks, sums, text_bytes)]
+        draws = sum(times for times, _, _ in each)
+        under = math.fsum(times * b for times, _, b in each)
+        ratio = math.fsum(times * a for times, a, _ in each) / under
+        spread = math.fsum(times * (a - ratio * b) ** 2 for times, a, b in each)
+        return 1e9 * math.sqrt(spread * draws / (draws - 1)) / under
+
+
+def sample(parts: Sequence[Part], draws: int, seed: int) -> Sample:
+    """Blocks of parts of known size, drawn at random places; the whole corpus if it has at most `draws` blocks.
+
+    Every record starts in exactly one block, so a long record is no more likely to be read than a short one. A part
+    that cannot be cut (a compressed, CSV or Parquet file) is one block, however large.
+    """
+    assert draws > 1, "the spread of one draw is unknown"
+    sizes = [part.size for part in parts if part.size is not None]
+    assert len(sizes) == len(parts), "streamed parts cannot be sampled"
+    ends = list(itertools.accumulate(sizes, initial=0))
+    if sum(-(-size // (part.block or size or 1)) for part, size in zip(parts, sizes)) <= draws:
+        return Sample(tuple(Block(part, 0, size, 1) for part, size in zip(parts, sizes)), ends[-1], exact=True)
+    generator = random.Random(derive(seed, "sample"))
+    drawn: Counter[tuple[int, int, int]] = Counter()
+    for _ in range(draws):
+        place = generator.randrange(ends[-1])
+        index = bisect.bisect_right(ends, place) - 1
+        block = parts[index].block or sizes[index]
+        begin = (place - ends[index]) // block * block
+        drawn[index, begin, min(begin + block, sizes[index])] += 1
+    blocks = [Block(parts[index], begin, end, times) for (index, begin, end), times in sorted(drawn.items())]
+    return Sample(tuple(blocks), ends[-1], exact=False)
+
+
+class _Sums(NamedTuple):
+    """Sums over the documents of a block."""
+
+    documents: int
+    text_bytes: int
+    tokens: int
+
+
+class _Counting(NamedTuple):
+    """How the tokens of a sample are counted."""
+
+    count: Count
+    byte_seconds: float | None = None
+    """Seconds per byte of text that tokenizing would take; None: as long as counting takes."""
+
+
+def measure_density(
+    source: Corpus, data: Data, seed: int = 0, sample_bytes: int = SAMPLE_BYTES, seconds: float = _SECONDS
+) -> Density:
+    """The density of blocks at random places; of the whole corpus if it is small, of fewer if tokenizing is slow.
+
+    Words beyond the tokenizer's N are one token each in any case, so the sample needs no fitted vocabulary.
+    """
+    from shoestring.data.tokenize.tokenizers import WordTokenizer, open_tokenizer  # imports numpy
+
+    tokenizer = WordTokenizer(1, ()) if data.tokenizer.words else open_tokenizer(data.tokenizer, data.end)
+
+    def count(documents: Sequence[str]) -> int:
+        return int(tokenizer.encode_batch(documents)[1].sum())
+
+    return _density(source, data, seed, _Counting(count), sample_bytes, seconds, _FIRST_DOCUMENTS)
+
+
+def estimate_density(source: Corpus, data: Data, seed: int = 0) -> Density:
+    """As `measure_density`, from fewer documents, whose tokens are only counted where the tokenizer allows it.
+
+    The seconds then are those of reading, plus a stored estimate for tokenizing.
+    """
+    known = plain_count(data.tokenizer)
+    if known is None:
+        return measure_density(source, data, seed, FEW_BYTES)
+    return _density(source, data, seed, _Counting(*known), FEW_BYTES, _SECONDS, _FEW_DOCUMENTS)
+
+
+def _density(
+    source: Corpus, data: Data, seed: int, counting: _Counting, sample_bytes: int, seconds: float, documents: int
+) -> Density:
+    """The density of a sample, or of the first `documents`."""
+    if not source.endless and all(part.size is not None for part in source.parts):
+        drawn = sample(source.parts, max(2, sample_bytes // BLOCK_BYTES), derive(seed, "density"))
+        density = _of_sample(drawn, counting, seconds)
+        if density is not None:
+            return density
+    first, took = _sums(counting, texts(source, documents))
+    if first.documents == 0:
+        raise DataError(f'data.source = "{data.source}": the corpus is empty')
+    if source.endless and counting.byte_seconds is None:  # most of the first time was loading and compiling
+        _, took = _sums(counting, texts(source, documents))
+    whole = first.documents if not source.endless and first.documents < documents else None  # read to its end
+    return Density(**first._asdict(), seconds=took, total_documents=whole, total_documents_error=whole and 0.0)
+
+
+def _of_sample(drawn: Sample, counting: _Counting, seconds: float) -> Density | None:
+    """The density of a sample; None if no document starts in any of its blocks."""
+    order = list(range(len(drawn.blocks)))
+    if not drawn.exact:
+        random.Random(0).shuffle(order)  # so that the blocks read before the time is up are as random as all
+    sums: dict[int, _Sums] = {}
+    times: list[float] = []
+    for index in order:
+        sums[index], took = _sums(counting, (document.text for document in drawn.blocks[index].documents()))
+        times.append(took)
+        if not drawn.exact and len(sums) > 16 and sum(times) > seconds:
+            break
+    blocks = tuple(drawn.blocks[index] for index in sums)
+    columns = list(zip(*sums.values(), strict=True))
+    if not columns or not any(columns[0]):
+        return None
+    seen = Sample(blocks, drawn.size, drawn.exact)
+    documents, text_bytes, tokens = map(seen.total, columns)
+    # totals, scaled to the part that was read: a large block was more likely to be drawn, and must not count for more
+    share = 1.0 if drawn.exact else sum(block.size for block in blocks) / drawn.size
+    return Density(
+        documents=max(1, round(documents.value * share)),
+        text_bytes=max(1, round(text_bytes.value * share)),
+        tokens=max(1, round(tokens.value * share)),
+        seconds=_steady(times, columns[1]),
+        total_documents=round(documents.value),
+        total_documents_error=documents.error,
+        tokens_per_gb_error=seen.per_gb_error(columns[2], columns[1]),
+        entries_per_gb_error=seen.per_gb_error(columns[0], columns[1]),
+    )
+
+
+def _steady(times: list[float], sizes: Sequence[int]) -> float:
+    """Seconds of all blocks if the first, which includes compiling, had been as fast per byte as the others.
+
+    Never more than was measured: the other blocks may be too small to tell.
+    """
+    others = sum(sizes[1:])
+    return min(sum(times), sum(times[1:]) * sum(sizes) / others) if others else sum(times)
+
+
+def _sums(counting: _Counting, documents: Iterable[str]) -> tuple[_Sums, float]:
+    """The sums over documents, some megabytes of text at a time, and the seconds to read and tokenize them."""
+    number = text_bytes = tokens = 0
+    seconds, started = 0.0, time.perf_counter()
+    for batch in in_batches(documents, _BATCH_CHARACTERS):
+        read = time.perf_counter()
+        tokens += counting.count(batch) + len(batch)
+        size = len("".join(batch).encode())
+        counted = time.perf_counter()
+        each = counting.byte_seconds
+        seconds += read - started + (counted - read if each is None else each * size)
+        number += len(batch)
+        text_bytes += size
+        started = counted
+    return _Sums(number, text_bytes, tokens), seconds + time.perf_counter() - started

@@ -1,0 +1,72 @@
+"""CSV: one document per row, from the column that the header names."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shoestring.core.errors import DataError
+from shoestring.data.read.documents import Format, Reading, Records, Values, some_names
+from shoestring.data.read.lines import LONGEST, Broken, read_lines
+
+
+def _csv_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Records:
+    """One document per row; blank lines are not records."""
+    rows = _csv_rows(file, name, reading.delimiter)
+    line, header = next(rows, (1, [reading.column]))
+    if isinstance(header, Broken):
+        raise DataError(f"{name}, line {line}: {header}")
+    if header.count(reading.column) != 1:
+        many = "more than one column" if reading.column in header else "no column"
+        raise DataError(
+            f'{name}, line {line}: {many} "{reading.column}"; the columns are {some_names(header)}; set data.column'
+        )
+    column, width = header.index(reading.column), len(header)
+    for line, row in rows:
+        if isinstance(row, Broken):
+            yield line, row
+        elif len(row) == width:
+            yield line, row[column]
+        else:
+            yield line, Broken(f"a row of {len(row)} fields, while the header has {width}")
+
+
+def _csv_rows(file: io.BufferedIOBase, name: str, delimiter: str) -> Iterator[tuple[int, list[str] | Broken]]:
+    broken: dict[int, Broken] = {}
+
+    def lines() -> Iterator[str]:
+        for block in read_lines(file, name):
+            broken.update(block.broken)
+            yield from [f"{text}\n" for text in block.texts]
+
+    csv.field_size_limit(LONGEST)  # for the whole process: the module has no other limit
+    rows = csv.reader(lines(), delimiter=delimiter, strict=True)
+    while True:
+        first = rows.line_num + 1
+        row: list[str] | Broken | None
+        try:
+            row = next(rows, None)
+        except csv.Error as cause:
+            row = Broken(f"not CSV ({cause})")
+        if row is None:
+            return
+        if broken:
+            bad = [broken.pop(line) for line in range(first, rows.line_num + 1) if line in broken]
+            row = bad[0] if bad else row
+        if row:
+            yield first, row
+
+
+def _csv_values(file: io.BufferedIOBase, name: str, reading: Reading, column: str) -> Values:
+    """The values of a column; broken rows are left out here, and reported when the texts are read."""
+    try:
+        for number, value in _csv_records(file, name, replace(reading, column=column)):
+            if not isinstance(value, Broken):
+                yield number, value
+    except DataError as cause:  # an error in the header
+        raise DataError(str(cause).replace("data.column", "data.label")) from cause
+
+
+CSV = Format((".csv",), _csv_records, settings=frozenset({"column", "delimiter"}), values=_csv_values)

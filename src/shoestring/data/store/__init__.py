@@ -1,0 +1,1 @@
+"""Token stores on disk, and how they are made."""

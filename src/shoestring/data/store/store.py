@@ -1,0 +1,280 @@
+"""The token store: a folder of shards with a manifest, opened as rows.
+
+    manifest.json     content, source and tokenizer, with the checksum of every shard; written last
+    tokenizer.json    the tokenizer itself
+    train-00000.tok, …, heldout-00000.tok, …
+
+A folder without a manifest is not a store. Packing is `concat`: the documents of a split, each followed by the end
+token, form one stream, and row *i* is the window of `length + 1` tokens from i · length, so every token is predicted
+once. The rest, fewer than `length` predictions, is not used. A store of fixed rows is different: its row *i* is the
+i-th of equal pieces, as it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.core.errors import DataError, RecordError, VersionError
+from shoestring.core.files import is_locked, write_whole
+from shoestring.core.recipe import fingerprint
+from shoestring.core.schema import Record, encode
+from shoestring.data.pack.order import Index, RowIndex, epoch_offset, step_rows
+from shoestring.data.store.shards import Shard
+from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, tokenizer_fingerprint
+
+Rows = NDArray[np.int64]
+"""(rows, length + 1) token ids."""
+
+_ORDERED_ROWS = 1 << 16
+EAGER_BYTES = 1 << 30
+"""Stores up to this size are checked when opened, in about a second; larger ones block by block when read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry:
+    """A shard in the manifest."""
+
+    name: str
+    tokens: int
+    documents: int
+    bytes: int
+    seal: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitEntry:
+    """A split in the manifest."""
+
+    tokens: int
+    documents: int
+    text_bytes: int
+    shards: tuple[ShardEntry, ...]
+
+    @classmethod
+    def of(cls, shards: Sequence[ShardEntry], text_bytes: int) -> SplitEntry:
+        """The split that these shards make up."""
+        tokens, documents = (sum(getattr(shard, name) for shard in shards) for name in ("tokens", "documents"))
+        return cls(tokens=tokens, documents=documents, text_bytes=text_bytes, shards=tuple(shards))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """What a store holds."""
+
+    SCHEMA: ClassVar[str] = "shoestring.store/1"
+
+    source: dict[str, Any]
+    tokenizer: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    itemsize: int
+    end: int | None
+    """The token that ends a document; None if rows are not documents."""
+    splits: dict[str, SplitEntry]
+    row: int | None = None
+    """Tokens per row, in a store of fixed rows."""
+    ledger: dict[str, Any] = field(default_factory=dict)
+    """For text: numbers of broken records (with examples), empty records and repeated documents."""
+    check: int = 0
+    """CRC-32 of all the other fields."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two stores exactly when they hold the same tokens."""
+        return fingerprint([self.tokenizer_fingerprint, encode(self.splits)])
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for split in self.splits.values() for shard in split.shards)
+
+    def expected_check(self) -> int:
+        values = {key: value for key, value in encode(self).items() if key != "check"}
+        return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+class StorePaths:
+    """The names of the files in a store's folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifest = folder / "manifest.json"
+        self.tokenizer = folder / "tokenizer.json"
+
+    def lock(self, part: tuple[int, int]) -> Path:
+        """The lock of the process that makes part i of n."""
+        return self.folder / (".lock" if part == (0, 1) else f".lock-{part[0]}-of-{part[1]}")
+
+    def remove_leftovers(self, own: Path | None = None) -> None:
+        """Remove temporary files of killed processes, unless another process holds a lock."""
+        if not any(is_locked(path) for path in self.folder.glob(".lock*") if path != own):
+            for leftover in self.folder.glob(".*.tmp"):
+                leftover.unlink(missing_ok=True)
+
+    def shard(self, split: str, *numbers: int) -> Path:
+        """A shard by its number, or by its work unit and its number there."""
+        name = "-".join([split, *(f"{number:05d}" for number in numbers)])
+        return self.folder / f"{name}.tok"
+
+
+def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Write the file that `read_tokenizer` reads."""
+    write_whole(path, json.dumps(tokenizer.to_dict(), ensure_ascii=False, indent=1) + "\n")
+
+
+class Store:
+    """A store on disk, checked against its manifest; `split(name, length)` returns its rows."""
+
+    def __init__(self, folder: Path, tokenizer: str | None = None):
+        self.paths = StorePaths(folder)
+        if not self.paths.manifest.is_file():
+            raise DataError(f"{folder} is not a token store: it has no manifest; run `shoestring prepare` first")
+        try:
+            self.manifest = Manifest.read(self.paths.manifest)
+        except VersionError:
+            raise
+        except RecordError as cause:
+            raise DataError(f"{folder}: damaged manifest; remove the folder and prepare it again\n{cause}") from cause
+        if self.manifest.check != self.manifest.expected_check():
+            raise DataError(f"{folder}: damaged manifest (wrong checksum); remove the folder and prepare it again")
+        if tokenizer is not None and tokenizer != self.manifest.tokenizer:
+            raise DataError(f'{folder} was made with the tokenizer "{self.manifest.tokenizer}", not "{tokenizer}"')
+        self.tokenizer = read_tokenizer(self.paths.tokenizer)
+        if tokenizer_fingerprint(self.tokenizer) != self.manifest.tokenizer_fingerprint:
+            raise DataError(f"{self.paths.tokenizer} is not the tokenizer that {folder} was made with")
+
+    def verify(self) -> None:
+        """Check every byte of every shard."""
+        for split in self.manifest.splits.values():
+            for entry in split.shards:
+                self._shard(entry).verify()
+
+    def split(self, name: str, length: int, offset_seed: int | None = None) -> StoreRows:
+        """The rows of the split "train" or "heldout"; with `offset_seed`, each epoch shifts them."""
+        entry = self.manifest.splits.get(name)
+        if entry is None:
+            raise DataError(f"{self.paths.folder} has no {name} rows; it has: {', '.join(self.manifest.splits)}")
+        row = self.manifest.row
+        if row is not None and length + 1 > row:
+            raise DataError(
+                f"{self.paths.folder} holds rows of {row:,} tokens, and data.length = {length:,} needs {length + 1:,}; "
+                f"a row of {row:,} makes at most {row - 1:,} predictions"
+            )
+        if entry.tokens < length + 1:
+            raise DataError(
+                f"{self.paths.folder}: its {name} part holds {entry.tokens:,} tokens in {entry.documents:,} documents, "
+                f"and one row needs {length + 1:,}; give more text, a smaller data.length, or another data.heldout"
+            )
+        if row is not None and offset_seed is not None:
+            raise DataError(f"{self.paths.folder} holds rows of a fixed length, which cannot be shifted")
+        return StoreRows([self._shard(shard) for shard in entry.shards], length, entry, row, offset_seed)
+
+    def _shard(self, entry: ShardEntry) -> Shard:
+        shard = Shard(self.paths.folder / entry.name)
+        if (shard.tokens, shard.documents, shard.seal) != (entry.tokens, entry.documents, entry.seal):
+            raise DataError(f"{shard.path} does not belong to this store: its content differs from the manifest")
+        if self.manifest.bytes <= EAGER_BYTES:
+            shard.verify()
+        return shard
+
+
+class StoreRows:
+    """The rows of a split, from its shards.
+
+    With `offset_seed` each epoch cuts the stream at another random place (see `epoch_offset`).
+    """
+
+    def __init__(
+        self,
+        shards: list[Shard],
+        length: int,
+        entry: SplitEntry,
+        row: int | None = None,
+        offset_seed: int | None = None,
+    ):
+        self.length = length
+        self.tokens = entry.tokens
+        self.bytes_per_token = entry.text_bytes / entry.tokens
+        self.shards, self._row, self._stride, self._offset_seed = shards, row, row or length, offset_seed
+        self._starts = np.cumsum([0, *(shard.tokens for shard in shards)])
+        self._documents = np.cumsum([0, *(shard.documents for shard in shards)])
+        self._count = entry.tokens // row if row else (entry.tokens - 1) // length
+        self._block, self._blocks = (-1, -1, -1), RowIndex.first(np.zeros(0, dtype=np.int64))
+        if offset_seed is not None:
+            self._count = max(1, (entry.tokens - length) // length)  # as many as remain at any offset
+
+    def __len__(self) -> int:
+        return self._count
+
+    def order(self, seed: int, step: int, batch: int) -> RowIndex:
+        """The rows that a step reads, as `step_rows`; computed for many steps at once, which costs little more."""
+        steps = max(1, min(_ORDERED_ROWS, 4 * self._count) // batch)
+        block = (seed, batch, step // steps)
+        if self._block != block:
+            self._block, self._blocks = block, step_rows(seed, self._count, step // steps, steps * batch)
+            for part in self._blocks:
+                part.flags.writeable = False
+        at = step % steps * batch
+        return RowIndex(*(part[at : at + batch] for part in self._blocks))
+
+    def starts(self, index: RowIndex) -> Index:
+        """The place in the stream at which each row starts."""
+        epochs, rows = index
+        if len(rows) and (rows.min() < 0 or rows.max() >= self._count):
+            raise IndexError(f"rows are numbered 0 to {self._count - 1}")
+        starts = rows * self._stride
+        if self._offset_seed is None:
+            return starts
+        seen, which = np.unique(epochs, return_inverse=True)
+        offsets = [epoch_offset(self.tokens, self.length, self._offset_seed, int(epoch)) for epoch in seen]
+        return starts + np.array(offsets, dtype=np.int64)[which]
+
+    def rows(self, rows: Index) -> Rows:
+        """Rows by number, as (len(rows), length + 1) ids; those of the first epoch if epochs differ."""
+        return self.windows(self.starts(RowIndex.first(rows)), self.length + 1)
+
+    def windows(self, starts: Index, width: int) -> Rows:
+        """The `width` tokens that start at each place of the stream."""
+        if len(self.shards) == 1:
+            return self.shards[0].gather(starts, width).astype(np.int64)
+        shards = np.searchsorted(self._starts, starts, side="right") - 1
+        inside = starts + width <= self._starts[shards + 1]
+        tokens = np.empty((len(starts), width), dtype=np.int64)
+        for shard in np.unique(shards[inside]).tolist():
+            here = np.flatnonzero(inside & (shards == shard))
+            tokens[here] = self.shards[shard].gather(starts[here] - self._starts[shard], width)
+        for row in np.flatnonzero(~inside).tolist():  # it continues in the next shard
+            tokens[row] = np.concatenate(list(self._pieces(int(starts[row]), width)))
+        return tokens
+
+    def _pieces(self, start: int, width: int) -> Iterator[NDArray[np.unsignedinteger]]:
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while width:
+            local = start - int(self._starts[shard])
+            piece = self.shards[shard].ids(local, min(local + width, self.shards[shard].tokens))
+            yield piece
+            start, width, shard = start + len(piece), width - len(piece), shard + 1
+
+    def segments(self, starts: Index, width: int) -> NDArray[np.int64]:
+        """The documents of the `width` tokens from each place, numbered from 1 within a row, (n, width)."""
+        places = starts[:, None] + np.arange(width)
+        shards = np.searchsorted(self._starts, places, side="right") - 1
+        numbers = np.empty_like(places)
+        for shard in np.unique(shards).tolist():  # no document continues in the next one
+            here = shards == shard
+            ends, local = self.shards[shard].document_ends(), places[here] - self._starts[shard]
+            numbers[here] = self._documents[shard] + np.searchsorted(ends, local, side="right")
+        return numbers - numbers[:, :1] + 1
+
+    def stream(self) -> Iterator[NDArray[np.unsignedinteger]]:
+        """All tokens of the split, shard by shard, for counting; (rows, tokens) in a store of fixed rows."""
+        for shard in self.shards:
+            ids = shard.ids(0, shard.tokens)
+            yield ids if self._row is None else ids.reshape(-1, self._row)

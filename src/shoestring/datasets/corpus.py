@@ -1,0 +1,187 @@
+"""What a run reads, on disk or computed: training rows, and the held-out rows on which it is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.errors import DataError, RunError
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
+from shoestring.core.seeds import derive
+from shoestring.data.pack.order import RowIndex
+from shoestring.data.pack.packed import PackedSource
+from shoestring.data.store.prepare import given_store, planned_documents, store_folder
+from shoestring.data.store.store import Store
+from shoestring.data.tokenize.special_tokens import special_tokens
+from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
+from shoestring.datasets.labelled import LabelledCorpus
+from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, RowsOfStore, RowsOfStream, TokenSource
+from shoestring.datasets.streams import hmm_of, open_stream, symbol_names
+from shoestring.models.batch import Batch
+from shoestring.streams.source import HELDOUT, TRAIN, StreamRows
+
+
+class Corpus(Protocol):
+    """What a run reads."""
+
+    fingerprint: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    bytes: int
+    """Size on disk."""
+    class_counts: NDArray[np.int64] | None
+    """How many training rows each class has, (classes,); None if tokens are predicted."""
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Mean over the scored predictions; None if tokens do not keep every byte of a text, or some are hidden."""
+        ...
+
+    def training(self, device: torch.device) -> TokenSource: ...
+
+    def heldout(self) -> Batch:
+        """The rows that every evaluation of a run scores, on the CPU."""
+        ...
+
+
+class StoreCorpus:
+    """A token store."""
+
+    class_counts: NDArray[np.int64] | None = None
+
+    def __init__(self, recipe: Recipe, store: Store):
+        self.fingerprint, self.bytes = store.manifest.fingerprint, store.manifest.bytes
+        self.tokenizer = store.tokenizer
+        self.vocab_size, self.masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
+        self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
+        self._data, self._seed = recipe.data, recipe.run.seed
+        self._last = family_of(recipe.model).last_predictions(recipe.model)
+
+    def training(self, device: torch.device) -> TokenSource:  # noqa: ARG002
+        return _predicting(self._open("train"), self.masks, "train", self._last)
+
+    def heldout(self) -> Batch:
+        source = self._open("heldout")
+        return _heldout(_predicting(source, self.masks, "heldout", self._last), min(self._rows, len(source)))
+
+    def training_tokens(self) -> Iterator[NDArray[np.unsignedinteger]]:
+        """All tokens of the training split, for counting; (rows, tokens) in a store of fixed rows."""
+        return self._store.split("train", self._length).stream()
+
+    @property
+    def training_size(self) -> int:
+        """Tokens in the training split."""
+        return self._store.manifest.splits["train"].tokens
+
+    def _open(self, split: str) -> RowsOfStore:
+        data = self._data
+        if data.packing != "concat":
+            return RowsOfStore(PackedSource(self._store, split, data.length, data.packing), data.document_mask)
+        seed = derive(self._seed, "shift") if data.random_offset and split == "train" else None
+        return RowsOfStore(self._store.split(split, data.length, seed), data.document_mask)
+
+    @cached_property
+    def bytes_per_token(self) -> float | None:
+        """If only a part of the split is scored, from the bytes that its tokens spell; a row may cut a character."""
+        kind = self._store.manifest.tokenizer.partition(":")[0]
+        if self.masks is not None or kind in ("words", "symbols"):
+            return None  # other tokenizers keep every byte of a text
+        rows = self._store.split("heldout", self._length)
+        if self._rows >= len(rows) and self._data.packing == "concat" and self._last is None:
+            return rows.bytes_per_token
+        batch, tokenizer = self.heldout(), self._store.tokenizer
+        targets, scored = batch.targets().numpy(), batch.predicted().numpy()
+        size = sum(spelled_bytes(tokenizer, row[there]) for row, there in zip(targets, scored, strict=True))
+        return size / max(1, batch.predictions())
+
+
+def masks(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Masking] | None:
+    """The masking of each split; None for a model that predicts the next token."""
+    if not family_of(recipe.model).predicts_hidden(recipe.model):
+        return None
+    return {split: Masking.of(recipe, tokenizer, split) for split in ("train", "heldout")}
+
+
+class StreamCorpus:
+    """A stream; held-out rows come from a separate range."""
+
+    bytes = 0
+    bytes_per_token: float | None = None
+    class_counts: NDArray[np.int64] | None = None
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.stream = recipe, open_stream(recipe)
+        self.scored_rows = recipe.evaluate.rows
+        self.last = family_of(recipe.model).last_predictions(recipe.model)
+        self.tokenizer: Tokenizer = SymbolTokenizer(self.stream.symbols, symbol_names(recipe))
+        self.fingerprint, self.vocab_size = self.stream.fingerprint, vocabulary(recipe, self.tokenizer)
+        self.masks = masks(recipe, self.tokenizer)
+
+    def training(self, device: torch.device) -> TokenSource:
+        return self._open("train", TRAIN, device if self.masks is None else torch.device("cpu"))
+
+    def heldout(self) -> Batch:
+        return _heldout(self._open("heldout", HELDOUT, torch.device("cpu")), self.scored_rows)
+
+    def _open(self, split: str, first: int, device: torch.device) -> TokenSource:
+        rows = RowsOfStream(StreamRows(self.stream, first, device))
+        return _predicting(rows, self.masks, split, self.last)
+
+
+def _predicting(source: TokenSource, masks: dict[str, Masking] | None, split: str, last: int | None) -> TokenSource:
+    """The rows of a split with what the model predicts: hidden tokens, the last predictions, or all."""
+    if masks is not None:
+        return MaskedRows(source, masks[split])
+    return source if last is None else LastPredictions(source, last)
+
+
+def _heldout(source: TokenSource, rows: int) -> Batch:
+    """The first rows of a source; raises DataError if they have nothing to predict."""
+    batch = source.batch(RowIndex.first(np.arange(rows)))
+    if not batch.predictions():
+        raise DataError(
+            f"no token of the {rows:,} held-out rows is hidden; use more text, or raise data.masked, evaluate.rows or "
+            f"data.heldout"
+        )
+    return batch
+
+
+def open_corpus(recipe: Recipe, plan: Plan, store: Store | None = None) -> Corpus:
+    """What a run of this plan reads: a stream, documents with a class, or a store, prepared or named by the recipe."""
+    if recipe.data.stream is not None:
+        return StreamCorpus(recipe)
+    if recipe.data.label is not None:
+        return LabelledCorpus(recipe)
+    store = store or given_store(recipe.data)
+    if store is None:
+        folder = store_folder(recipe.data, recipe.run.seed, planned_documents(recipe.data, plan))
+        if not folder.is_dir():
+            raise RunError(f"the store {folder} of this run is missing; make it again with: shoestring prepare RECIPE")
+        store = Store(folder, recipe.data.tokenizer)
+    return StoreCorpus(recipe, store)
+
+
+def vocabulary(recipe: Recipe, tokenizer: Tokenizer | None = None) -> int:
+    """How many ids a recipe's rows have, including the mask; known before the corpus is read."""
+    tokenizer = tokenizer or _tokenizer(recipe)
+    hides = family_of(recipe.model).predicts_hidden(recipe.model)
+    return special_tokens(tokenizer).vocab_size if hides else tokenizer.vocab_size
+
+
+def _tokenizer(recipe: Recipe) -> Tokenizer:
+    """The recipe's tokenizer, or one with as many ids."""
+    data, store = recipe.data, given_store(recipe.data)
+    if data.stream is not None:
+        symbols = data.stream.symbols
+        return SymbolTokenizer(hmm_of(recipe).parameters.symbols if symbols is None else symbols)
+    if store is not None:
+        return store.tokenizer
+    words = data.tokenizer.words
+    return open_tokenizer(data.tokenizer, data.end) if words is None else WordTokenizer(words, ())

@@ -1,0 +1,129 @@
+"""What training reads: rows as batches, in an order that is a pure function of seed and step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.recipe import Recipe
+from shoestring.core.seeds import derive
+from shoestring.data.pack.masking import IGNORED, Masked, mask_rows
+from shoestring.data.pack.order import Index, RowIndex
+from shoestring.data.pack.packed import PackedSource
+from shoestring.data.store.store import StoreRows
+from shoestring.data.tokenize.special_tokens import SpecialTokens, special_tokens, word_starts
+from shoestring.data.tokenize.tokenizers import Tokenizer
+from shoestring.models.batch import Batch
+from shoestring.streams.source import StreamRows
+
+
+class TokenSource(Protocol):
+    """Anything that returns rows by number."""
+
+    def order(self, seed: int, step: int, batch: int) -> RowIndex:
+        """The rows that a step reads: a pure function of its arguments."""
+        ...
+
+    def batch(self, index: RowIndex) -> Batch:
+        """Rows by epoch and number; tensors may be on any device."""
+        ...
+
+
+class RowsOfStore:
+    """Rows of a store, with the documents that they hold where these matter."""
+
+    def __init__(self, source: StoreRows | PackedSource, document_mask: bool):
+        self._source, self._document_mask = source, document_mask
+        self.order = source.order
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, index: RowIndex) -> Batch:
+        if isinstance(self._source, PackedSource):
+            packed = self._source.rows(index.rows)
+            return Batch(torch.from_numpy(packed.ids), torch.from_numpy(packed.segments), self._document_mask)
+        starts, width = self._source.starts(index), self._source.length + 1
+        ids = torch.from_numpy(self._source.windows(starts, width))
+        if not self._document_mask:
+            return Batch(ids)
+        return Batch(ids, torch.from_numpy(self._source.segments(starts, width)), True)
+
+
+class RowsOfStream:
+    """Rows of a stream, which all belong to one epoch."""
+
+    def __init__(self, rows: StreamRows):
+        self._rows = rows
+
+    def order(self, seed: int, step: int, batch: int) -> RowIndex:
+        return RowIndex.first(self._rows.order(seed, step, batch))
+
+    def batch(self, index: RowIndex) -> Batch:
+        return Batch(self._rows.rows(index.rows))
+
+
+class LastPredictions:
+    """Rows for which only the last predictions are made."""
+
+    def __init__(self, source: TokenSource, last: int):
+        self._source, self._last = source, last
+        self.order = source.order
+
+    def batch(self, index: RowIndex) -> Batch:
+        return self._source.batch(index)._replace(last=self._last)
+
+
+class Masking(NamedTuple):
+    """How the tokens of a split are hidden."""
+
+    special: SpecialTokens
+    share: float
+    word_starts: NDArray[np.bool_] | None
+    """(vocabulary,): by id; None if each token is hidden independently."""
+    seed: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokenizer: Tokenizer, split: str) -> Masking:
+        """The masking that a recipe describes; splits are masked independently."""
+        starts = word_starts(tokenizer) if recipe.data.whole_words else None
+        return cls(special_tokens(tokenizer), recipe.data.masked, starts, derive(recipe.run.seed, "masks", split))
+
+    def __call__(self, ids: NDArray[np.int64], rows: Index, epoch: int) -> Masked:
+        """The rows (R, T) with the numbers (R,), as they are masked in an epoch."""
+        return mask_rows(
+            ids,
+            rows,
+            seed=self.seed,
+            epoch=epoch,
+            vocab_size=self.special.vocab_size,
+            mask_id=self.special.mask,
+            special_ids=self.special.fixed,
+            share=self.share,
+            word_starts=self.word_starts,
+        )
+
+
+class MaskedRows:
+    """Rows without their last token, some tokens hidden: others in every epoch, the same in every evaluation."""
+
+    def __init__(self, source: TokenSource, masking: Masking):
+        self._source, self._masking = source, masking
+        self.order = source.order
+
+    def batch(self, index: RowIndex) -> Batch:
+        """Rows by epoch and number, (n, length)."""
+        batch = self._source.batch(index)
+        ids = batch.ids[:, :-1].cpu().numpy()
+        inputs, wanted = np.empty_like(ids), np.empty_like(ids)
+        for epoch in np.unique(index.epochs).tolist():
+            here = index.epochs == epoch
+            inputs[here], wanted[here] = self._masking(ids[here], index.rows[here], epoch)
+        segments = None if batch.segments is None else batch.segments[:, :-1]
+        if segments is not None:
+            padding = segments.numpy() == 0  # its ids are arbitrary
+            inputs[padding], wanted[padding] = ids[padding], IGNORED
+        return Batch(torch.from_numpy(inputs), segments, wanted=torch.from_numpy(wanted), share=self._masking.share)

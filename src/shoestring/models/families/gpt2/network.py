@@ -1,0 +1,91 @@
+"""GPT-2: learned positions, LayerNorm before each part, GELU, biases, causal attention.
+
+The same network as `GPT2LMHeadModel` of transformers.
+
+Shapes: R rows, T positions, D width, H heads, C = D / H channels per head, F hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from shoestring.core.errors import UserError
+from shoestring.core.recipe import Model
+from shoestring.cost.transformer import table_positions
+from shoestring.models.batch import Batch
+from shoestring.models.families.gpt2 import FAMILY
+from shoestring.models.language_model import LanguageModel, Output
+from shoestring.models.layers import blocks
+from shoestring.models.layers.attention import Documents, Heads, Seen, attend
+from shoestring.models.layers.blocks import LayerNorm
+from shoestring.models.layers.embedding_lookup import embedding_lookup
+
+EPSILON = 1e-5
+
+
+class GPT2(LanguageModel):
+    """Next-token prediction in rows of `length`. Weights are drawn from `seed` on the CPU: the same on every device."""
+
+    def __init__(self, model: Model, vocab_size: int, length: int, seed: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, model.width)
+        self.positions = nn.Embedding(table_positions(model, length), model.width)
+        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.norm = LayerNorm(model.width, eps=EPSILON)
+        self.head = nn.Linear(model.width, vocab_size, bias=False)
+        if model.tied:
+            self.head.weight = self.embedding.weight
+        self.dropout = model.dropout
+        self.heads = Heads(model.heads, model.heads, model.width // model.heads)
+        blocks.draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
+
+    def hidden(self, inputs: Batch) -> Float[Tensor, "rows positions width"]:
+        length, known = inputs.ids.shape[1], len(self.positions.weight)
+        if length > known:
+            raise UserError(f"a row of {length} tokens: the model has {known} positions (model.positions)")
+        documents = None
+        if inputs.document_mask and inputs.segments is not None:
+            documents = Documents(inputs.segments)
+            places = self.positions(documents.positions)  # R T D: positions restart in every document
+        else:
+            places = self.positions.weight[:length]  # T D
+        x = F.dropout(embedding_lookup(self.embedding, inputs.ids) + places, self.dropout, self.training)
+        x = blocks.as_stream(x)
+        seen = documents and documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+        for block in self.blocks:
+            x = blocks.run(block, x, seen)
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+    def output(self) -> Output:
+        return Output(self.head.weight)
+
+
+class Block(blocks.Block):
+    """Attention, then an MLP, each on a normalised copy of the stream and added to it."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        d, f = model.width, FAMILY.hidden(model)
+        self.heads, self.dropout = model.heads, model.dropout
+        self.norm1 = LayerNorm(d, eps=EPSILON)
+        self.qkv = nn.Linear(d, 3 * d)
+        self.out = nn.Linear(d, d)
+        self.norm2 = LayerNorm(d, eps=EPSILON)
+        self.up = nn.Linear(d, f)
+        self.down = nn.Linear(f, d)
+
+    def forward(self, x: Float[Tensor, "R T D"], seen: Seen | None = None) -> Float[Tensor, "R T D"]:
+        r, t, d = x.shape
+        dropout = self.dropout if self.training else 0.0
+        qkv = self.qkv(self.norm1(x)).view(r, t, 3, self.heads, d // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each R H T C
+        mixed = attend(q, k, v, seen, dropout).transpose(1, 2).reshape(r, t, d)
+        x = x + F.dropout(self.out(mixed), dropout)
+        return x + F.dropout(self.part(self._mlp, x), dropout)
+
+    def _mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        change: Tensor = self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return change

@@ -1,0 +1,36 @@
+"""Any causal or masked language model of `transformers`, by hub name, folder or config; counted with torch."""
+
+from __future__ import annotations
+
+from shoestring.core.family import Family
+from shoestring.core.recipe import Model, Recipe
+from shoestring.core.records import Cost
+from shoestring.models.families import InFolder
+
+
+class HFFamily(InFolder, Family):
+    """The shape is in the model's own config."""
+
+    name = "hf"
+    network = "HF"
+    fields = frozenset({"name"})
+    data_fields = frozenset({"masked", "whole_words"})
+    recompute = ("none", "full")
+
+    def problems(self, recipe: Recipe) -> list[str]:
+        missing = 'model.name: missing; family "hf" needs a hub name or a folder'
+        return [missing] if recipe.model.name is None else []
+
+    def predicts_hidden(self, model: Model) -> bool:
+        from shoestring.models.families.hf.network import predicts_hidden, read_config
+
+        assert model.name is not None, "checked when the recipe was read"
+        return predicts_hidden(read_config(model.name), model.name)
+
+    def cost(self, model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:  # noqa: ARG002
+        from shoestring.models.families.hf.network import hf_cost
+
+        return hf_cost(model, vocabulary, length)
+
+
+FAMILY = HFFamily()

@@ -1,0 +1,101 @@
+"""A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, causal attention, grouped keys and values.
+
+Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D / H channels per head, F hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from shoestring.core.recipe import Model
+from shoestring.models.batch import Batch
+from shoestring.models.families.llama import FAMILY, norm_eps
+from shoestring.models.language_model import LanguageModel, Output
+from shoestring.models.layers.add_norm import add_norm
+from shoestring.models.layers.attention import Documents, Heads, Seen, attend
+from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, run, stream_type
+from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.linear import linear, swiglu_linear
+from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
+from shoestring.models.layers.short_attention import fits, short_attention
+
+
+class Llama(LanguageModel):
+    """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
+
+    frequencies: Tensor
+
+    def __init__(self, model: Model, vocab_size: int, length: int, seed: int):  # noqa: ARG002 (other families need it)
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, model.width)
+        self.blocks = nn.ModuleList(LlamaBlock(model) for _ in range(model.layers))
+        self.norm = RMSNorm(model.width, eps=norm_eps(model))
+        self.head = nn.Linear(model.width, vocab_size, bias=False)
+        if model.tied:
+            self.head.weight = self.embedding.weight
+        self.dropout = model.dropout
+        self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
+        turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
+        self.register_buffer("frequencies", turning, persistent=False)
+        draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
+
+    def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
+        x = embedding_lookup(self.embedding, inputs.ids, stream_type(self.embedding.weight))
+        x = F.dropout(x, self.dropout, self.training)
+        angles = turns(self.frequencies, inputs.ids.shape[1])
+        seen = None
+        if inputs.document_mask and inputs.segments is not None:
+            documents = Documents(inputs.segments)
+            seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+            angles = turns_at(documents.positions, angles)
+        change = torch.zeros_like(x)
+        for block in self.blocks:
+            x, change = run(block, x, change, angles, seen)
+        return add_norm(x, change, self.norm)[1]
+
+    def output(self) -> Output:
+        return Output(self.head.weight)
+
+
+class LlamaBlock(Block):
+    """Attention, then SwiGLU, each on a normalised copy of the stream and added to it.
+
+    The last change is returned separately: the next block adds it in one pass with its norm.
+    """
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
+        self.channels, self.dropout = model.width // model.heads, model.dropout
+        (qkv, d), _ = FAMILY.block_products(model)["attention"]
+        (gate_up, _), (_, f) = FAMILY.block_products(model)["mlp"]
+        self.norm1 = RMSNorm(d, eps=norm_eps(model))
+        self.qkv = nn.Linear(d, qkv, bias=model.bias)
+        self.out = nn.Linear(d, d, bias=model.bias)
+        self.norm2 = RMSNorm(d, eps=norm_eps(model))
+        self.gate_up = nn.Linear(d, gate_up, bias=model.bias)
+        self.down = nn.Linear(f, d, bias=model.bias)
+
+    def forward(
+        self, x: Float[Tensor, "R T D"], change: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None
+    ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
+        x, normed = add_norm(x, change, self.norm1)
+        x, normed = add_norm(x, self.dropped(self.attention(normed, angles, seen)), self.norm2)
+        return x, self.dropped(self.part(self.mlp, normed))
+
+    def attention(self, x: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None) -> Float[Tensor, "R T D"]:
+        r, t, d = x.shape
+        qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
+        dropout = self.dropout if self.training else 0.0
+        if seen is None and not dropout and fits(qkv, self.heads):
+            mixed = short_attention(qkv, *angles, self.heads)  # R T H C
+        else:
+            q, k, v = (part.transpose(1, 2) for part in qkv_rope(qkv, angles, self.heads))  # each R H T C
+            mixed = attend(q, k, v, seen, dropout).transpose(1, 2)
+        return linear(mixed.reshape(r, t, d), self.out)
+
+    def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        return swiglu_linear(linear(x, self.gate_up), self.down.weight, self.down.bias)

@@ -1,0 +1,95 @@
+# mypy: ignore-errors
+"""`cross_entropy.plain` as a Triton kernel: one program per row, which reads it once, or twice if it is long.
+
+Sums are float32 for any type of logits. A program overwrites the logits of its row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoestring.models.layers.cross_entropy import IGNORED
+
+WHOLE = 8_192
+"""Most columns of a row that a program holds at once."""
+PIECE = 4_096
+"""Columns of a longer row that it holds at a time; the cache keeps the rows in progress until they are read again."""
+_IGNORED = tl.constexpr(IGNORED)
+
+
+@triton.jit
+def read(here, at, columns, ids, KEEP: tl.constexpr):
+    """Logits of a row, minus infinity beyond the ids; `columns` is a multiple of 16, so that whole words are loaded.
+
+    KEEP is the eviction policy of the cache.
+    """
+    x = tl.load(here + at, mask=at < columns, other=0.0, eviction_policy=KEEP).to(tl.float32)
+    return tl.where(at < ids, x, float("-inf"))
+
+
+@triton.jit
+def losses_kernel(
+    logits, targets, losses, columns, ids, GRADIENT: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Rows of `columns` logits; only the first `ids` count. HELD: a block is a whole row."""
+    row = tl.program_id(0).to(tl.int64)
+    here = logits + row * columns
+    block = tl.arange(0, BLOCK)
+    target = tl.load(targets + row)
+    if target == _IGNORED:
+        tl.store(losses + row, 0.0)
+        if GRADIENT:
+            for first in range(0, columns, BLOCK):
+                nothing = tl.zeros([BLOCK], logits.dtype.element_ty)
+                tl.store(here + first + block, nothing, mask=first + block < columns)
+        return
+    known = (target >= 0) & (target < ids)
+    chosen = tl.load(here + target, mask=known, other=float("nan")).to(tl.float32)
+    if HELD:
+        x = read(here, block, columns, ids, "")
+        top = tl.max(x, 0)
+        e = tl.exp(x - top)
+        total = tl.sum(e, 0)
+    else:
+        top = tl.full([], float("-inf"), tl.float32)
+        total = tl.full([], 0.0, tl.float32)
+        for first in range(0, ids, BLOCK):
+            x = read(here, first + block, columns, ids, "evict_last")
+            higher = tl.maximum(top, tl.max(x, 0))
+            total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
+            top = higher
+    tl.store(losses + row, tl.log(total) + top - chosen)
+    if GRADIENT:
+        tl.debug_barrier()  # every thread has read the chosen logit
+        share = 1.0 / total
+        if HELD:
+            gradient = e * share - tl.where(block == target, 1.0, 0.0)
+            tl.store(here + block, gradient.to(logits.dtype.element_ty), mask=block < columns)
+        else:
+            for first in range(0, columns, BLOCK):
+                at = first + block
+                x = read(here, at, columns, ids, "evict_first")
+                gradient = tl.exp(x - top) * share - tl.where(at == target, 1.0, 0.0)
+                made = gradient.to(logits.dtype.element_ty)
+                tl.store(here + at, made, mask=at < columns, eviction_policy="evict_first")
+
+
+def columns(ids: int) -> int:
+    """Columns of logits for a number of ids: a multiple of 16 or 64, for tensor cores and whole loads."""
+    tile = 64 if ids >= 1024 else 16
+    return -(-ids // tile) * tile
+
+
+def fused(logits: Tensor, ids: int, targets: Tensor, losses: Tensor, gradient: bool) -> None:
+    """As `cross_entropy.plain`; the gradient of columns from `ids` on is 0, and all tensors are contiguous."""
+    rows, width = logits.shape
+    held = width <= WHOLE
+    block = triton.next_power_of_2(width) if held else PIECE
+    with torch.cuda.device_of(logits):
+        losses_kernel[(rows,)](
+            logits, targets, losses, width, ids, GRADIENT=gradient, HELD=held, BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What all families share: first weights, norms for a stream in half precision, recomputation.
+
+Shapes: R rows, T positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from shoestring.core.family import Recompute
+
+
+class Block(nn.Module):
+    """A layer. Its backward pass may compute all of the forward pass again, or some parts."""
+
+    recompute: Recompute = "none"
+    dropout: float
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+    def part(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """A part with large and cheap results: computed again in the backward pass if `recompute` is "selective"."""
+        if self.recompute != "selective" or not torch.is_grad_enabled():
+            return function(*inputs)
+        found: Tensor = checkpoint(function, *inputs, use_reentrant=False)
+        return found
+
+
+def run(block: nn.Module, *inputs: object) -> Any:
+    """The output of a layer; nothing inside it is kept for the backward pass if `recompute` is "full"."""
+    if getattr(block, "recompute", "none") != "full" or not torch.is_grad_enabled():
+        return block(*inputs)
+    return checkpoint(block, *inputs, use_reentrant=False)
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, seed: int, residual_scale: float = 1.0) -> None:
+    """Draw first weights from `seed`, on the CPU: matrices and tables normal with deviation 0.02, biases 0, gains kept.
+
+    The deviation of `out` and `down`, whose output is added to the stream, is multiplied by `residual_scale`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2:
+            scale = residual_scale if name.endswith(("out.weight", "down.weight")) else 1.0
+            parameter.normal_(0.0, 0.02 * scale, generator=generator)
+        elif name.endswith("bias"):
+            parameter.zero_()
+
+
+def stream_type(like: Tensor) -> torch.dtype:
+    """The type of products, which autocast may set to another than that of the weights."""
+    kind = like.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+
+
+def as_stream(x: Tensor) -> Tensor:
+    """x in the type of products, as the start of the residual stream; autocast would leave it at float32."""
+    return x.to(stream_type(x))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in float32 at least."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+class RMSNorm(nn.RMSNorm):
+    """Computed in float32 at least, returned in the type of the stream."""
+
+    def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        return F.rms_norm(_wide(x), self.normalized_shape, self.weight, self.eps).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Computed in float32 at least, returned in the type of the stream."""
+
+    def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        return F.layer_norm(_wide(x), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)

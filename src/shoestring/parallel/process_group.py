@@ -1,0 +1,186 @@
+"""The processes that torchrun started, or this one alone, and how they find each other.
+
+torchrun keeps one store for all attempts of a run. The addresses of an attempt's processes stay in it, and processes of
+the next attempt would connect to them. So every attempt has its own keys, under a name that its first process chooses
+and tells the others. The count of restarts in the environment cannot be that name: every machine has its own, and does
+not count when its processes were stopped because those of another machine failed (pytorch issue 135712).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from shoestring.core.errors import Fault, ShoestringError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+E = TypeVar("E", bound=ShoestringError)
+
+PATIENCE = timedelta(days=1)
+"""How long a process waits for the others: one may measure, or prepare data. torchrun ends all if one dies."""
+POLL_SECONDS = 0.01
+BUCKET_BYTES = 64 << 20
+"""Approximate size of a message."""
+
+
+class ReportedElsewhere(Exception):
+    """The cause of an error that another process reports."""
+
+
+def join(device: torch.device) -> ProcessGroup:
+    """Connect to the other processes, if there are any; on GPUs each process gets its own."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        if not dist.is_initialized():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+            own = PrefixStore(agree(store, rank, world, PATIENCE), store)
+            dist.init_process_group(backend, timeout=PATIENCE, store=own, rank=rank, world_size=world)
+            atexit.register(dist.destroy_process_group)
+    return ProcessGroup.of(device)
+
+
+def agree(store: Store, rank: int, world: int, patience: timedelta) -> str:
+    """A name for this attempt that is new, and the same on all of its processes.
+
+    Keys of earlier processes do no harm: each process waits for an answer to its own arrival, and the first one waits
+    for replies under its new name, which only a present process can know.
+    """
+    own = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"arrived/{rank}", own)
+        name: str = store.get(f"answer/{own}").decode()
+        store.set(f"heard/{name}/{rank}", own)
+        return name
+    until, missing = time.monotonic() + patience.total_seconds(), set(range(1, world))
+    while missing:
+        for other in missing:
+            if store.check([f"arrived/{other}"]):
+                store.set(f"answer/{store.get(f'arrived/{other}').decode()}", own)
+        time.sleep(POLL_SECONDS)
+        missing = {other for other in missing if not store.check([f"heard/{own}/{other}"])}
+        if missing and time.monotonic() > until:
+            numbers = ", ".join(map(str, sorted(missing)))
+            raise Fault(f"after {patience} these of {world} processes are not here: {numbers}; see their output")
+    return own
+
+
+@contextmanager
+def sharing_work(device: torch.device) -> Iterator[ProcessGroup]:
+    """As `join`; after an error this process ends without waiting for the others, which may never answer."""
+    group = join(device)
+    try:
+        yield group
+    except BaseException as cause:
+        atexit.unregister(dist.destroy_process_group)
+        if isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "/gloo/" in str(cause)):
+            raise Fault("another process ended, and this one cannot continue alone") from cause
+        raise
+
+
+@cache
+def host_group() -> dist.ProcessGroup:
+    """A second group of all processes, for a thread that communicates while the first is in use; a collective call."""
+    found: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return found
+
+
+class ProcessGroup(NamedTuple):
+    """This process among all that share the work."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, device: torch.device) -> ProcessGroup:
+        """All processes of `torch.distributed`, or this one alone."""
+        together = dist.is_available() and dist.is_initialized()
+        return cls(dist.get_rank() if together else 0, dist.get_world_size() if together else 1, device)
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, in few large messages; does not wait for the device."""
+        if self.world == 1:
+            return
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.all_reduce(flat)
+            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def on_first(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `make` in the first process, or its error, on all processes."""
+        if self.world == 1:
+            return make(*args, **kwargs)
+        message: list[Any] = [None, None]
+        if self.rank == 0:
+            message[:] = _outcome(make, *args, **kwargs)
+        dist.broadcast_object_list(message, src=0, device=self.device if dist.get_backend() == "nccl" else None)
+        if message[1] is not None:
+            raise self.reported_by(0, message[1])
+        result: T = message[0]
+        return result
+
+    def on_all(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `make` in this process; an error in one process is raised by all."""
+        if self.world == 1:
+            return make(*args, **kwargs)
+        found: Any
+        found, own = _outcome(make, *args, **kwargs)
+        for rank, error in enumerate(self.all_gather(own)):
+            if error is not None:
+                raise self.reported_by(rank, error)
+        result: T = found
+        return result
+
+    def all_gather(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+    def reported_by(self, rank: int, error: E) -> E:
+        """The error of process `rank`, marked on all others so that only that one prints it."""
+        if self.rank != rank:
+            error.__cause__ = ReportedElsewhere(f"process {rank} reports it")
+        return error
+
+
+def _outcome(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, ShoestringError | None]:
+    """The result, or the error."""
+    try:
+        return make(*args, **kwargs), None
+    except ShoestringError as error:
+        return None, error
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Consecutive tensors of one type, up to about BUCKET_BYTES."""
+    found: list[list[Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if not found or size > room or found[-1][0].dtype != tensor.dtype:
+            found.append([])
+            room = BUCKET_BYTES
+        found[-1].append(tensor)
+        room -= size
+    return found

@@ -1,0 +1,168 @@
+"""The rows of a run: ready ones, or the documents that its steps, its time and its disk allow."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoestring.core.errors import Refusal
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Density, Profile
+from shoestring.core.units import Bytes
+
+_PREPARE_SHARE = 0.10
+"""Largest share of the time budget for preparing an endless corpus, which is then repeated."""
+
+StoreBytes = Callable[[float, float], int]
+"""Bytes on disk of a store, from its tokens and documents."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Rows that exist before the run, with no corpus to read: a stream, or an existing store."""
+
+    rows: int | None
+    """For training; None: endless."""
+    bytes: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is read: of a text, the least of what the steps need, what exists, and what time and disk allow."""
+
+    reason: str
+    rows: int | None
+    """For training; None: endless."""
+    bytes: int
+    """On disk."""
+    documents: int | None = None
+    text_bytes: float | None = None
+    tokens_per_document: float | None = None
+    seconds: float = 0.0
+    """To prepare it."""
+    whole: bool = False
+    """Whether all of the text is read."""
+    as_needed: bool = False
+    """Whether the number of documents follows from the tokens of the run."""
+
+
+def full_passes(recipe: Recipe) -> float:
+    """Epochs after which every position can have been predicted once: 1, or length / latents."""
+    last = family_of(recipe.model).last_predictions(recipe.model)
+    return 1.0 if last is None else recipe.data.length / last
+
+
+def available_rows(recipe: Recipe, density: Density) -> float | None:
+    documents = available_documents(recipe, density)
+    if documents is None:
+        return None
+    return documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
+
+
+def _rows_per_document(recipe: Recipe, density: Density) -> float:
+    """Rows per document of average length.
+
+    A document with rows of its own fills at least one; the last of several rows is half full on average.
+    """
+    if recipe.data.packing == "pad":
+        return max(1.0, (density.tokens_per_document - 1) / recipe.data.length + 0.5)
+    return density.tokens_per_document / recipe.data.length
+
+
+def available_documents(recipe: Recipe, density: Density) -> int | None:
+    """Documents that can be read; None: endless."""
+    numbers = [n for n in (recipe.data.documents, density.total_documents) if n is not None]
+    return min(int(n) for n in numbers) if numbers else None
+
+
+def documents_for(recipe: Recipe, density: Density, steps: int) -> float:
+    """Documents that `steps` of one epoch need."""
+    return steps * recipe.batch / _rows_per_document(recipe, density) / (1 - recipe.data.heldout)
+
+
+def least_documents(recipe: Recipe, density: Density) -> int:
+    """Documents for the held-out rows and for one step of training."""
+    heldout = recipe.evaluate.rows / _rows_per_document(recipe, density) / recipe.data.heldout
+    return math.ceil(max(heldout, documents_for(recipe, density, 1))) + 1
+
+
+def document_limit(recipe: Recipe, density: Density) -> float:
+    """The available documents; for an endless corpus, those that can be prepared in the time they may take."""
+    if (available := available_documents(recipe, density)) is not None:
+        return available
+    if recipe.budget.time is None:
+        return math.inf
+    in_time = _PREPARE_SHARE * float(recipe.budget.time) * density.documents / density.seconds
+    return max(in_time, least_documents(recipe, density))
+
+
+def kept_bytes(recipe: Recipe, profile: Profile) -> int:
+    """Most bytes of checkpoints on disk: those kept, the best, and the one being written."""
+    return (recipe.train.keep + 2) * profile.checkpoint_bytes
+
+
+def corpus_to_read(
+    recipe: Recipe, density: Density, store_bytes: StoreBytes, profile: Profile, steps: int, free_disk: int | None
+) -> Corpus:
+    needed = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
+    limit = document_limit(recipe, density)
+    if available_documents(recipe, density) is not None:
+        documents, reason = int(limit), "all available" if recipe.data.documents is None else "data.documents"
+    elif needed <= limit:
+        documents, reason = needed, "one epoch for the steps, and the held-out rows"
+    else:
+        documents, reason = int(limit), f"as many as can be prepared in {_PREPARE_SHARE:.0%} of the time; then repeated"
+    as_needed = available_documents(recipe, density) is None and needed <= limit
+
+    def size(number: int) -> int:
+        return store_bytes(number * density.tokens_per_document, number)
+
+    limits = [(recipe.budget.disk, f"budget.disk = {recipe.budget.disk}"), (free_disk, "free on the disk")]
+    for disk, name in limits:
+        if disk is None:
+            continue
+        room = int(disk) - kept_bytes(recipe, profile)
+        least = min(documents, least_documents(recipe, density))
+        if size(least) > room:
+            raise Refusal(
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and the checkpoints take "
+                f"{Bytes(kept_bytes(recipe, profile)).short()} and the least text {Bytes(size(least)).short()}; "
+                f"make room, or choose a smaller model or train.keep",
+                "disk",
+            )
+        if size(documents) > room:
+            reason = f"as many as fit {name}; then repeated"
+            as_needed = False
+            documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
+    rows = documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
+    reads_all = density.total_documents is not None and documents >= density.total_documents
+    return Corpus(
+        reason=reason,
+        rows=max(1, int(rows)),
+        bytes=size(documents),
+        documents=documents,
+        text_bytes=documents * density.text_bytes / density.documents,
+        tokens_per_document=density.tokens_per_document,
+        seconds=density.seconds_for(documents),
+        whole=reads_all and (recipe.data.documents is None or documents < int(recipe.data.documents)),
+        as_needed=as_needed,
+    )
+
+
+def corpus_that_is_ready(recipe: Recipe, ready: Ready, profile: Profile, free_disk: int | None) -> Corpus:
+    """The ready rows, where only checkpoints are written."""
+    needed = kept_bytes(recipe, profile)
+    budget = (recipe.budget.disk, f"budget.disk = {recipe.budget.disk}", needed + ready.bytes)
+    for disk, name, taken in (budget, (free_disk, "free", needed)):
+        if disk is not None and taken > int(disk):
+            what = "the checkpoints" if taken == needed else "the store and the checkpoints"
+            raise Refusal(
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and {what} take {Bytes(taken).short()}; "
+                f"make room, or choose a smaller model or train.keep",
+                "disk",
+            )
+    return Corpus(reason=ready.what, rows=ready.rows, bytes=ready.bytes)

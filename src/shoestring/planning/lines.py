@@ -1,0 +1,149 @@
+"""The lines of a plan, each a number with its reason, and what a scaling law says about it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Line, Plan, Profile
+from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, rate
+from shoestring.planning.corpus import Corpus, full_passes
+from shoestring.planning.figures import show_bytes, show_count, show_seconds
+from shoestring.planning.split import Split, is_measured
+
+_STORED_TOKEN = 2
+"""Bytes per token in a store, for a vocabulary up to 65,536."""
+_NEAR = 2.0
+"""A model within this factor of the optimum loses next to nothing: the minimum of a law is flat."""
+
+
+def plan_lines(
+    recipe: Recipe, profile: Profile, split: Split, corpus: Corpus, plan: Plan, reserve: float | None
+) -> list[Line]:
+    """The plan for people; `reserve` seconds of the time budget are kept free."""
+    assert plan.steps and plan.tokens and plan.seconds and plan.tokens_per_second and plan.flops
+    field = "train.tokens" if recipe.train.tokens else "train.batch"
+    step_tokens = f"{recipe.batch * recipe.data.length:,} tokens"
+    limit = getattr(recipe.budget, plan.binding)
+    steps_reason = f"budget.{plan.binding} = {limit}"
+    if plan.binding == "time":
+        steps_reason = f"what fits {limit}, with {Seconds(reserve or 0.0).short()} in reserve"
+    corrected = "" if plan.correction is None else " and corrected"
+    spread = split.point.slowest_seconds / split.point.seconds - 1
+    slowest = f"the slowest pass {'may take' if profile.estimated else 'took'} {spread:.0%} longer"
+    kept = f"{'store, ' if corpus.bytes else ''}{recipe.train.keep} last checkpoints, the best, and one being written"
+    memory = "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short()
+    groups = ", ".join(f"{name} {Count(number).short()}" for name, number in profile.cost.parameters.items() if number)
+    split_shown = f"{split.per_device} × {split.accumulate} × {split.devices}"
+    table = [
+        ("effective batch", f"{recipe.batch} rows", f"{field}: {step_tokens} per step"),
+        ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
+        *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
+        ("steps", Count(plan.steps).short(), steps_reason),
+        ("tokens", Count(plan.tokens).short(), f"{plan.steps:,} steps × {step_tokens}"),
+        ("speed", rate(plan.tokens_per_second, "tokens/s"), f"{profile.how}{corrected}; {slowest}"),
+        ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} per token"),
+        *_corpus_lines(recipe, corpus, plan),
+        ("seconds", shown(plan, "seconds", plan.seconds), parts_reason(plan.parts)),
+        ("disk", Bytes(plan.disk_bytes or 0).short(), f"at most: {kept}"),
+        ("memory", memory, _memory_reason(recipe, profile, split)),
+        ("parameters", Count(profile.cost.total_parameters).short(), groups),
+    ]
+    return [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
+
+
+def devices_note(devices: int, profile: Profile) -> list[str]:
+    """A note where the profile was measured with another number of devices than `devices`."""
+    if devices == profile.devices:
+        return []
+    return [
+        f"{profile.how} on {profile.devices}, planned for {devices}: the rows of a step are divided, and an update "
+        f"takes as long; communication is not counted"
+    ]
+
+
+def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan) -> list[tuple[str, str, str]]:
+    read = f"{(plan.steps or 0) * recipe.batch:,} rows"
+    if corpus.rows is None:
+        stored = Bytes(_STORED_TOKEN * (plan.tokens or 0)).short()
+        return [
+            ("rows", "no end", corpus.reason),
+            ("epochs", "less than 1", f"{read}, each read once"),
+            ("stored rows", "none", f"a token store would take {stored}, at {_STORED_TOKEN} bytes per token"),
+        ]
+    epochs = ("epochs", f"{plan.epochs or 0:.2f}", f"{read} read of {corpus.rows:,}{_latents(recipe)}")
+    if corpus.documents is None or corpus.tokens_per_document is None:
+        return [("rows", Count(corpus.rows).short(), corpus.reason), epochs]
+    text_bytes = corpus.text_bytes or 0.0
+    per_document = f"{Bytes(round(text_bytes / corpus.documents)).short()} per document, from a sample"
+    own = ", which has rows of its own" if recipe.data.packing == "pad" else ""
+    return [
+        ("documents", shown(plan, "entries", corpus.documents), corpus.reason),
+        ("text", shown(plan, "gigabytes", text_bytes / 1e9), per_document),
+        ("rows", show_count(corpus.rows), f"for training, {corpus.tokens_per_document:.0f} tokens per document{own}"),
+        epochs,
+    ]
+
+
+def _latents(recipe: Recipe) -> str:
+    """A note where only the latents of a row are predicted."""
+    latents, length = family_of(recipe.model).last_predictions(recipe.model), recipe.data.length
+    if latents is None:
+        return ""
+    share = f"; {latents} of {length} tokens of a row are predicted"
+    if not recipe.data.random_offset:
+        return f"{share}, the same every epoch; data.random_offset moves them"
+    return f"{share}, others every epoch: {math.ceil(full_passes(recipe))} epochs for each token once on average"
+
+
+def parts_reason(parts: dict[str, float]) -> str:
+    """The parts of a run's seconds, without those below 0.05 s."""
+    return " + ".join(f"{Seconds(seconds).short()} {name}" for name, seconds in parts.items() if seconds >= 0.05)
+
+
+_PRINTERS = {"seconds": show_seconds, "entries": show_count, "gigabytes": lambda value: show_bytes(value * 1e9)}
+
+
+def shown(plan: Plan, name: str, value: float) -> str:
+    """A number of the plan with its interval, where it has one."""
+    low, high = plan.intervals.get(name, (value, value))
+    return Interval(low, value, high).show(_PRINTERS[name])
+
+
+def _memory_reason(recipe: Recipe, profile: Profile, split: Split) -> str:
+    how = f"{profile.how} peak" if is_measured(profile, split.point) else f"interpolated between {profile.how} peaks"
+    if recipe.budget.memory is not None:
+        return f"{how}; budget.memory = {recipe.budget.memory}"
+    free = "unknown" if profile.available_bytes is None else Bytes(profile.available_bytes).short()
+    return f"{how}; {free} were free"
+
+
+class Optimum(NamedTuple):
+    """The model with the least loss for the computation of a plan, by a law."""
+
+    parameters: Interval
+    tokens: float
+    source: str
+    """What the law was fitted to."""
+    is_beyond: bool
+    """Whether the computation is outside the range that the law was fitted to."""
+
+
+def law_lines(optimum: Optimum, plan: Plan, parameters: float) -> list[Line]:
+    """Whether a model of `parameters`, counted as the law counts them, is near the optimum for this plan."""
+    budget = "this computation" if plan.flops is None else Flops(plan.flops).short()
+    beyond = "; beyond the range it was fitted to" if optimum.is_beyond else ""
+    reason = f"for {budget}, with {show_count(optimum.tokens)} tokens, by {optimum.source}{beyond}"
+    ratio = parameters / optimum.parameters.expected
+    if ratio > _NEAR:
+        advice = f"too large by {ratio:.3g}: a smaller model would see more tokens and end lower"
+    elif ratio < 1 / _NEAR:
+        advice = f"too small by {1 / ratio:.3g}: a larger model would end lower for the same computation"
+    else:
+        advice = f"near the optimum: {ratio:.3g} of it"
+    return [
+        Line(quantity="best model", value=optimum.parameters.show(show_count), reason=reason),
+        Line(quantity="this model", value=show_count(parameters), reason=advice),
+    ]

@@ -1,0 +1,286 @@
+"""The plan of a recipe: every number of the run, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shoestring.core.errors import PlanError, Refusal
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Density, Plan, Point, Profile
+from shoestring.core.units import Flops, Seconds
+from shoestring.planning.corpus import (
+    Corpus,
+    Ready,
+    StoreBytes,
+    available_documents,
+    available_rows,
+    corpus_that_is_ready,
+    corpus_to_read,
+    document_limit,
+    documents_for,
+    kept_bytes,
+    least_documents,
+)
+from shoestring.planning.history import NO_HISTORY, Correction
+from shoestring.planning.lines import plan_lines
+from shoestring.planning.refusal import naming_the_nearest
+from shoestring.planning.split import Split, choose_split
+
+RESERVE_SECONDS = 2.5
+RESERVE_SHARE = 0.02
+"""Time kept free at the end of a time budget, for a machine that became slower since the measurement and for the end
+of the process."""
+MOST_LONGER = 1.5
+"""Most steps of a faster machine, as a multiple of the planned steps."""
+REPORT_SECONDS = 2.5
+"""The page, and the baselines of the last evaluation on few tokens, on one slow core."""
+COUNT_SECONDS, MOST_COUNTED = 5e-8, 1 << 28
+"""Seconds per token that the baselines count, and the most tokens they count."""
+_SIGMAS = 1.96
+"""Standard deviations to either side that hold 95 % of a normal distribution."""
+_RANGE_SIGMAS = 4.0
+"""Approximate range of a dozen passes, in standard deviations."""
+
+Ends = tuple[float, float]
+
+
+def checkpoint_interval(recipe: Recipe) -> float:
+    """Seconds between checkpoints."""
+    if recipe.train.checkpoint_every is not None:
+        return float(recipe.train.checkpoint_every)
+    return min(600.0, max(1.0, float(recipe.budget.time or 12000) / 20))
+
+
+def saving_seconds(recipe: Recipe, profile: Profile) -> float:
+    """How long one checkpoint delays a run, including the wait for the previous one to be written.
+
+    Checkpoints are at least half the interval apart: that of an evaluation may fall between two others.
+    """
+    return max(profile.checkpoint_seconds, (profile.write_seconds or 0.0) - checkpoint_interval(recipe) / 2)
+
+
+def counting_seconds(tokens: float) -> float:
+    """Seconds that the baselines take to count a training split of `tokens`."""
+    return COUNT_SECONDS * min(MOST_COUNTED, tokens)
+
+
+def evaluation_count(recipe: Recipe) -> int:
+    return math.ceil(1 / recipe.evaluate.every)
+
+
+def reserve_seconds(time: float) -> float:
+    """The time kept free at the end of a time budget."""
+    return RESERVE_SECONDS + RESERVE_SHARE * time
+
+
+@naming_the_nearest
+def make_plan(
+    recipe: Recipe,
+    profile: Profile,
+    store_bytes: StoreBytes,
+    spent: float = 0.0,
+    free_disk: int | None = None,
+    ready: Ready | None = None,
+    devices: int = 1,
+    correction: Correction = NO_HISTORY,
+) -> Plan:
+    """The plan of a recipe on the measured machine.
+
+    `spent` seconds of the time budget are gone, and at most `free_disk` bytes may be written (None: unknown).
+    `correction` comes from past runs on this machine. Raises PlanError with the reason when nothing fits.
+    """
+    supply = ready or profile.density
+    assert supply is not None, "a profile without a density needs rows that are ready"
+    split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory, devices)
+    split = split._replace(step_seconds=split.step_seconds * correction.factor)
+    tokens_per_step = recipe.batch * recipe.data.length
+    fixed = _fixed_seconds(recipe, profile, spent)
+    steps, binding, most = _steps(recipe, profile, supply, split, fixed)
+    if isinstance(supply, Ready):
+        corpus = corpus_that_is_ready(recipe, supply, profile, free_disk)
+        counted = float((supply.rows or 0) * recipe.data.length)
+    else:
+        corpus = corpus_to_read(recipe, supply, store_bytes, profile, steps, free_disk)
+        counted = (corpus.documents or 0) * _counted_per_document(recipe, supply)
+    tokens = steps * tokens_per_step
+    saves = steps * split.step_seconds / checkpoint_interval(recipe) + evaluation_count(recipe)
+    parts = fixed | {
+        "baselines": counting_seconds(counted),
+        "prepare": corpus.seconds,
+        "train": steps * split.step_seconds,
+        "checkpoints": saves * saving_seconds(recipe, profile),
+    }
+    plan = Plan(
+        binding=binding,
+        recipe=recipe.fingerprint,
+        steps=steps,
+        tokens=tokens,
+        samples=steps * recipe.batch,
+        effective_batch=recipe.batch,
+        per_device=split.per_device,
+        accumulate=split.accumulate,
+        devices=split.devices,
+        epochs=None if corpus.rows is None else steps * recipe.batch / corpus.rows,
+        entries=corpus.documents,
+        every_entry=corpus.whole,
+        gigabytes=None if corpus.text_bytes is None else corpus.text_bytes / 1e9,
+        flops=tokens * profile.cost.train_flops_per_token,
+        seconds=sum(parts.values()),
+        parts=parts,
+        step_seconds=split.step_seconds,
+        tokens_per_second=tokens_per_step / split.step_seconds,
+        disk_bytes=corpus.bytes + kept_bytes(recipe, profile),
+        peak_bytes=split.peak_bytes,
+        evaluations=evaluation_count(recipe),
+        most_steps=most,
+        intervals=_intervals(profile, split, corpus, steps, parts, correction.spread),
+        correction=correction.factor if correction.runs else None,
+        measured_on=profile.machine.fingerprint,
+    )
+    reserve = None if recipe.budget.time is None else reserve_seconds(float(recipe.budget.time))
+    return replace(plan, lines=(*plan_lines(recipe, profile, split, corpus, plan, reserve), *correction.lines()))
+
+
+def _intervals(
+    profile: Profile, split: Split, corpus: Corpus, steps: int, parts: dict[str, float], spread: float
+) -> dict[str, Ends]:
+    density, found = profile.density, {}
+    error = 0.0
+    if corpus.documents is not None and corpus.text_bytes is not None and density is not None:
+        found = text_ends(density, corpus.documents, corpus.text_bytes / 1e9, corpus.as_needed)
+        if corpus.whole and density.total_documents and density.total_documents_error:
+            error = density.total_documents_error / density.total_documents
+    passes = steps * split.accumulate
+    return {"seconds": seconds_ends(parts, profile, split.point, passes, spread, error), **found}
+
+
+def seconds_ends(
+    parts: Mapping[str, float], profile: Profile, point: Point, passes: int, spread: float, documents_error: float = 0.0
+) -> Ends:
+    """(low, high) of the seconds of a run that takes `parts`, with `passes` like `point`.
+
+    Three things vary independently: the speed of the machine, by the share `spread` of all remaining time; single
+    passes, whose differences nearly cancel over a run; and the documents, by the share `documents_error`. Compiled code
+    may come from a cache, so the low end is without compilation.
+    """
+    total, remaining = sum(parts.values()), sum(v for name, v in parts.items() if name != "spent so far")
+    fastest = point.seconds if point.fastest_seconds is None else point.fastest_seconds
+    single = (point.slowest_seconds - fastest) / _RANGE_SIGMAS
+    deviations = (spread * remaining, single * math.sqrt(passes), documents_error * parts.get("prepare", 0.0))
+    half = _SIGMAS * math.hypot(*deviations)
+    compiled = min(profile.compile_seconds or 0.0, parts.get("set-up", 0.0))
+    return max(total - remaining, total - half - compiled), total + half
+
+
+def text_ends(density: Density, entries: float, gigabytes: float, as_needed: bool) -> dict[str, Ends]:
+    """(low, high) of the entries and gigabytes that are read; both vary if they are what the run's tokens need."""
+    tokens_error = (density.tokens_per_gb_error or 0.0) / density.tokens_per_gb
+    entries_error = (density.entries_per_gb_error or 0.0) / density.entries_per_gb
+    errors = {"gigabytes": (gigabytes, entries_error)}
+    if as_needed:
+        both = math.hypot(tokens_error, entries_error)
+        errors = {"entries": (entries, both), "gigabytes": (gigabytes, tokens_error)}
+    return {
+        name: (value * max(0.0, 1 - _SIGMAS * error), value * (1 + _SIGMAS * error))
+        for name, (value, error) in errors.items()
+        if error
+    }
+
+
+def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, float]:
+    """Seconds that do not grow with the steps."""
+    validation = recipe.evaluate.rows * profile.validate_seconds_per_row
+    finish = validation + REPORT_SECONDS
+    meanwhile = finish if profile.machine.device == "cuda" else profile.checkpoint_seconds
+    return {
+        "spent so far": spent,
+        "set-up": profile.setup_seconds,
+        "evaluations": evaluation_count(recipe) * validation,
+        "finish": finish,
+        "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - meanwhile),
+    }
+
+
+def _steps(
+    recipe: Recipe, profile: Profile, supply: Density | Ready, split: Split, fixed: dict[str, float]
+) -> tuple[int, str, int | None]:
+    """The steps that every budget allows, the budget that binds, and the most steps of a faster machine if that is the
+    time."""
+    budget, tokens_per_step = recipe.budget, recipe.batch * recipe.data.length
+    allowed: dict[str, int] = {}
+    if budget.steps is not None:
+        allowed["steps"] = int(budget.steps)
+    if budget.tokens is not None:
+        allowed["tokens"] = int(budget.tokens) // tokens_per_step
+    if budget.flops is not None:
+        allowed["flops"] = int(float(budget.flops) / (profile.cost.train_flops_per_token * tokens_per_step))
+    if budget.epochs is not None:
+        rows = supply.rows if isinstance(supply, Ready) else available_rows(recipe, supply)
+        if rows is None:
+            raise PlanError("budget.epochs: the corpus has no end, so an epoch has no length; give data.documents too")
+        allowed["epochs"] = round(budget.epochs * rows / recipe.batch)
+    if budget.time is not None:
+        allowed["time"] = _steps_in_time(recipe, profile, supply, split, fixed)
+    binding = min(allowed, key=lambda name: allowed[name])
+    if allowed[binding] < 1:
+        raise Refusal(_nothing_fits(recipe, binding, split, fixed, tokens_per_step, profile), binding)
+    if binding != "time":
+        return allowed[binding], binding, None
+    others = [steps for name, steps in allowed.items() if name != "time"]
+    return allowed[binding], binding, min([*others, math.ceil(MOST_LONGER * allowed[binding])])
+
+
+def _steps_in_time(
+    recipe: Recipe, profile: Profile, density: Density | Ready, split: Split, fixed: dict[str, float]
+) -> int:
+    """Steps that fit the time budget, each with its share of the checkpoints and of the text."""
+    time = float(recipe.budget.time or 0)
+    save = saving_seconds(recipe, profile)
+    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
+    step = split.step_seconds * (1 + save / checkpoint_interval(recipe))
+    if isinstance(density, Ready):
+        return int((left - counting_seconds((density.rows or 0) * recipe.data.length)) / step)
+    counted = _counted_per_document(recipe, density)
+    if (available := available_documents(recipe, density)) is not None:
+        return int((left - density.seconds_for(available) - counting_seconds(available * counted)) / step)
+    # the baselines count all tokens of an endless corpus, or the most they count: whichever takes less time
+    counting = [(0.0, COUNT_SECONDS * counted), (COUNT_SECONDS * MOST_COUNTED, 0.0)]
+    return max(
+        _steps_of_endless(recipe, density, step, left - start - known, each + more)
+        for start, each in density.methods()
+        for known, more in counting
+    )
+
+
+def _counted_per_document(recipe: Recipe, density: Density) -> float:
+    """Tokens per document that the baselines count: those of the training split."""
+    return density.tokens_per_document * (1 - recipe.data.heldout)
+
+
+def _steps_of_endless(recipe: Recipe, density: Density, step: float, left: float, per_document: float) -> int:
+    """Steps in the seconds that are left, when every document of an endless corpus takes `per_document` seconds."""
+    left -= per_document  # documents are read whole
+    # every step reads its own text up to the limit, and a least amount is always read
+    one_epoch = left / (step + documents_for(recipe, density, 1) * per_document)
+    repeated = (left - document_limit(recipe, density) * per_document) / step
+    least = (left - least_documents(recipe, density) * per_document) / step
+    return int(min(max(one_epoch, repeated), least))
+
+
+def _nothing_fits(
+    recipe: Recipe, binding: str, split: Split, fixed: dict[str, float], tokens_per_step: int, profile: Profile
+) -> str:
+    value = getattr(recipe.budget, binding)
+    if binding == "time":
+        around = sum(fixed.values()) + reserve_seconds(float(value))
+        return (
+            f"nothing fits the time: budget.time = {value}; set-up, evaluation and reserve take "
+            f"{Seconds(around).short()}, and one step {Seconds(split.step_seconds).short()}; raise it or lower "
+            f"evaluate.rows"
+        )
+    if binding == "flops":
+        step = Flops(profile.cost.train_flops_per_token * tokens_per_step).short()
+        return f"nothing fits the computation: budget.flops = {value}, and one step takes {step}"
+    return f"nothing fits: budget.{binding} = {value} is less than one step of {tokens_per_step:,} tokens"

@@ -1,0 +1,108 @@
+"""Score a model on the held-out rows, beside the baselines that count and the known answers of a stream."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.baselines.of_corpus import ClassScores, baselines_of, class_scores, majority_scores, predictions_of
+from shoestring.baselines.oracle import divergences
+from shoestring.baselines.streams import Baselines
+from shoestring.core.records import Evaluation, Plan
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.specs import CheckpointSpec
+from shoestring.datasets.corpus import Corpus
+from shoestring.models.batch import Batch
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.probe.machine import pick_device
+from shoestring.runs.task import task_of
+from shoestring.training.checkpoint import Checkpoints
+from shoestring.training.learner import Learner
+
+
+class Watch:
+    """Scores during training, on the same rows every time."""
+
+    def __init__(self, corpus: Corpus):
+        self._batch, self._predictions = corpus.heldout(), predictions_of(corpus)
+        self._classes = corpus.class_counts is not None
+
+    def __call__(self, learner: Learner, per_device: int) -> dict[str, float]:
+        """The held-out loss; for a stream, the divergence of each baseline from the model; for classes, scores."""
+        losses = learner.score(self._batch, per_device)
+        scores = {"heldout_loss": float(losses[self._batch.predicted()].mean())}
+        if self._predictions:
+            count = len(next(iter(self._predictions.values())))
+            log_p = learner.log_probs(self._batch.part(0, count), per_device)
+            scores |= {f"kl_of_{name}": float(divergences(log_p, p)) for name, p in self._predictions.items()}
+        if self._classes:
+            classes = _class_scores(learner, self._batch, per_device)
+            scores |= {"heldout_accuracy": classes.accuracy, "heldout_macro_f1": classes.macro_f1}
+        return scores
+
+
+def evaluate_learner(learner: Learner, step: int, per_device: int, corpus: Corpus) -> Evaluation:
+    """Score a learner and the baselines on the same rows."""
+    batch = corpus.heldout()
+    losses = learner.score(batch, per_device).numpy()
+    classes, counts = None, corpus.class_counts
+    if counts is not None:
+        classes = _class_scores(learner, batch, per_device), majority_scores(batch.targets()[:, 0].numpy(), counts)
+    predicted = batch.predicted().numpy()
+    return make_evaluation(losses, step, corpus.bytes_per_token, baselines_of(corpus), predicted, classes)
+
+
+def _class_scores(learner: Learner, batch: Batch, per_device: int) -> ClassScores:
+    log_p = learner.log_probs(batch, per_device)  # rows, 1, classes
+    return class_scores(batch.targets()[:, 0].numpy(), log_p[:, 0].argmax(dim=1).numpy(), log_p.shape[2])
+
+
+def make_evaluation(
+    losses: NDArray[np.float64],
+    step: int,
+    bytes_per_token: float | None,
+    baselines: Baselines,
+    predicted: NDArray[np.bool_] | None = None,
+    classes: tuple[ClassScores, ClassScores] | None = None,
+) -> Evaluation:
+    """The record of the losses of all predictions, (rows, length) in nats; only those `predicted` count, if given.
+
+    `bytes_per_token` is None for a tokenizer that does not keep every byte. `classes` are the scores of the model and
+    of the majority class.
+    """
+    own, majority = classes or (None, None)
+    counted = np.ones(losses.shape, dtype=bool) if predicted is None else predicted
+    loss = float(losses[counted].mean())
+    sums, counts = np.where(counted, losses, 0.0).sum(axis=0), counted.sum(axis=0)
+    rate = baselines.rate
+    return Evaluation(
+        step=step,
+        rows=losses.shape[0],
+        tokens=int(counted.sum()),
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_byte=None if bytes_per_token is None else loss / math.log(2) / bytes_per_token,
+        loss_by_position=tuple(float(total / count) if count else None for total, count in zip(sums, counts)),
+        baselines=dict(baselines.losses),
+        baselines_by_position=dict(baselines.by_position),
+        entropy_rate=None if rate is None else rate.nats,
+        entropy_rate_error=None if rate is None else rate.error,
+        accuracy=None if own is None else own.accuracy,
+        macro_f1=None if own is None else own.macro_f1,
+        majority_accuracy=None if majority is None else majority.accuracy,
+        majority_macro_f1=None if majority is None else majority.macro_f1,
+    )
+
+
+def evaluate_run(folder: RunFolder, checkpoint: CheckpointSpec) -> Evaluation:
+    """Score a checkpoint of a run, finished or not."""
+    recipe, plan = folder.read_recipe(), Plan.read(folder.plan)
+    trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
+    trainee.build(fresh=False)
+    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep)
+    found = checkpoints.find(checkpoint, folder.path)
+    state = checkpoints.restore(found.state.step, trainee.saveable, recipe.fingerprint, trainee.data)
+    trainee.put_values(state.task)
+    return trainee.evaluate(state)

@@ -1,0 +1,260 @@
+"""An HMM that is fitted, update by update; its metrics count epochs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from shoestring.baselines.hmm_score import Scores, score
+from shoestring.baselines.ngram import count
+from shoestring.core.clock import Clock
+from shoestring.core.errors import RunError
+from shoestring.core.records import Evaluation, Plan, StateRow, StateTable
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.seeds import derive
+from shoestring.data.store.sentence_store import SentenceStore
+from shoestring.hmm.engine import engine_of_updates
+from shoestring.hmm.fit import Epoch, Fit, FitSettings
+from shoestring.hmm.inference import token_log_probs
+from shoestring.hmm.maximize import Priors
+from shoestring.hmm.parameters import Parameters, save
+from shoestring.hmm.progress import Tally, Trial, load_progress, save_progress
+from shoestring.hmm.show import describe
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.probe.machine import pick_device
+from shoestring.runs.hmm_task import HmmTask
+from shoestring.runs.task import task_of
+from shoestring.runs.trainee import Trainee
+from shoestring.track import LineFile
+from shoestring.training.checkpoint import State
+from shoestring.training.learner import half
+from shoestring.training.loop import AnyHook, Consensus, Report, Requests, Sum
+from shoestring.training.schedule import Schedule
+
+
+class HmmStep(NamedTuple):
+    """A finished update."""
+
+    number: int
+    ended: float
+    result: Report
+
+    def read(self) -> Report:
+        return self.result
+
+
+class HmmTrainee(Trainee):
+    """A fit whose updates are the steps of a run."""
+
+    decays = sharded = False
+    unit = "epoch"
+    fit: Fit
+
+    def __init__(self, task: HmmTask, plan: Plan, group: ProcessGroup):
+        assert plan.epochs and plan.per_device, "the plan of an HMM has them"
+        self.recipe, self.plan, self.group = task.recipe, plan, group
+        self._task, self._settings = task, fit_settings(task, round(plan.epochs))
+        self.rows = task.rows()
+        self.data = self.rows.fingerprint
+        self.per_device, self.scored_rows = plan.per_device, task.recipe.evaluate.rows
+        self._heldout = torch.from_numpy(self.rows.heldout[: self.scored_rows].astype("int64"))
+        self._scores: Scores | None = None
+
+    def build(self, fresh: bool) -> None:
+        self.fit = Fit(
+            torch.from_numpy(self.rows.train),
+            self._settings,
+            symbols=len(self.rows.alphabet),
+            device=self.group.device,
+            count=engine_of_updates(self.group.device, self.per_device),
+        )
+        self.planned_steps = self.fit.planned_updates
+        per_epoch, last = self.fit.updates_per_epoch, self._settings.epochs
+        every = max(1, math.ceil(last * self.recipe.evaluate.every))
+        due = [number for number in range(1, last + 1) if number % every == 0 or number == last]
+        # while several starts are compared, each of them has the same epochs, and the winner is not known yet
+        self.evaluation_steps = {self._step_of(number) for number in due if number > self._compared}
+        self.tokens_per_step = self.rows.train.size / per_epoch
+        if fresh and self.plan.binding == "time" and self.recipe.budget.epochs is None:
+            self.most_steps = math.inf  # only time ends the fit
+
+    @property
+    def _compared(self) -> int:
+        """Epochs of each start while several are compared; 0 with one start."""
+        return self._settings.restart_epochs if self._settings.restarts > 1 else 0
+
+    def _step_of(self, epoch: int) -> int:
+        """Updates of the run when an epoch of the chosen start ends."""
+        return (epoch + self._compared * (self._settings.restarts - 1)) * self.fit.updates_per_epoch
+
+    def begin(self, step: int, schedule: Schedule, requests: Requests) -> HmmStep:  # noqa: ARG002
+        numbers = torch.tensor(requests.numbers(self.group.rank), dtype=torch.float64, device=self.group.device)
+        before, epoch, unfitted = self.fit.progress.trial.tally, None, False
+        try:
+            epoch = self.fit.update()
+        except torch.OutOfMemoryError:
+            if self.group.world > 1:  # the others wait for counts that will not come
+                raise
+            unfitted = True
+        self.group.all_reduce([numbers])
+        consensus, finished = Consensus.of(numbers.tolist()), self.fit.stopped == "tolerance"
+        loss = _loss(before, self.fit.progress.trial.tally, epoch)
+        result = Report(loss, unfitted=unfitted, consensus=consensus, finished=finished, detail=epoch)
+        return HmmStep(step, time.perf_counter(), result)
+
+    def halve(self) -> int:
+        self.per_device = half(self.per_device)
+        self.fit.recount(engine_of_updates(self.group.device, self.per_device))
+        return self.per_device
+
+    @property
+    def saveable(self) -> Self:
+        return self
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        return save_progress(self.fit.progress)[0]
+
+    def saved_values(self) -> dict[str, Any]:
+        return save_progress(self.fit.progress)[1]
+
+    def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def placement(self, name: str) -> None:
+        """No tensor is divided."""
+
+    def misfits(self, shapes: Mapping[str, torch.Size]) -> list[str]:  # noqa: ARG002
+        return []
+
+    def put_values(self, values: dict[str, Any]) -> None:
+        self.fit.restore(load_progress(self._tensors, values))
+        del self._tensors
+
+    def label(self, state: State) -> int:  # noqa: ARG002
+        """Epochs that ended; a run that resumes within an epoch has yet to write that epoch's lines."""
+        return len(self._start.epochs)
+
+    @property
+    def _start(self) -> Trial:
+        """The best start so far."""
+        return self.fit.progress.best or self.fit.progress.trial
+
+    def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
+        def log(state: State, report: Report) -> State:
+            epoch: Epoch | None = report.detail
+            if epoch is None:
+                return state
+            if epoch.epoch > self._compared:
+                metrics.add(step=epoch.epoch, tokens=epoch.tokens, loss=epoch.loss, updates=epoch.updates)
+            timings.add(step=epoch.epoch, elapsed=clock.elapsed(), tokens_per_second=epoch.tokens_per_second)
+            return state
+
+        return [log]
+
+    def score(self) -> dict[str, float]:
+        log_p = token_log_probs(self.fit.parameters, self._heldout).log_probabilities
+        return {"heldout_loss": -float(log_p.double().mean())}
+
+    def evaluate(self, state: State) -> Evaluation:
+        self._scores = score_rows(self.fit.parameters, self.rows, self.scored_rows)
+        return as_evaluation(self._scores, self.label(state))
+
+    def write_results(self, folder: RunFolder) -> int:
+        assert self._scores is not None, "it was evaluated"
+        save(folder.model, self.fit.parameters, self.rows.alphabet)
+        state_table(self.fit.parameters, self.rows.alphabet).write(folder.states)
+        self._scores.write(folder.scores)
+        return folder.model.stat().st_size
+
+    def steps_taken(self, state: State) -> int:  # noqa: ARG002
+        return self._start.updates
+
+    def tokens_seen(self, state: State) -> int:  # noqa: ARG002
+        start = self._start
+        return sum(epoch.tokens for epoch in start.epochs[-1:]) + start.tally.tokens
+
+    def progress(self, state: State) -> tuple[int, int]:
+        per_epoch, extra = self.fit.updates_per_epoch, self._compared * (self._settings.restarts - 1)
+        done, total = state.step // per_epoch, math.ceil(state.schedule.total / per_epoch)
+        return max(0, done - extra), max(1, total - extra)
+
+
+def _loss(before: Tally, after: Tally, epoch: Epoch | None) -> Sum:
+    """The loss of an update's rows under the tables before it; of the whole epoch where the update ended one."""
+    if epoch is not None:
+        return Sum(epoch.loss * epoch.loss_tokens, max(1, round(epoch.loss_tokens)))
+    tokens = after.loss_tokens - before.loss_tokens
+    return Sum(before.log_likelihood - after.log_likelihood, max(1, round(tokens)))
+
+
+def fit_settings(task: HmmTask, epochs: int) -> FitSettings:
+    """The settings of a fit of the recipe's model in so many epochs."""
+    hmm = task.hmm
+    return FitSettings(
+        states=hmm.states,
+        epochs=epochs,
+        update=hmm.update,
+        update_every=hmm.update_every,
+        priors=Priors(start=hmm.prior, transition=hmm.prior, emission=hmm.prior, end=hmm.prior),
+        restarts=hmm.restarts,
+        concentration=hmm.concentration,
+        tied_start=hmm.tied_start,
+        tolerance=hmm.tolerance,
+        seed=derive(task.recipe.run.seed, "hmm"),
+    )
+
+
+def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30) -> StateTable:
+    """The `most` most visited states, as a table for people."""
+    description = describe(parameters, alphabet, top=6)
+    rows = tuple(
+        StateRow(
+            state=state.state,
+            share=state.stationary,
+            words=", ".join(f"{w.word} {w.probability:.2f}" for w in state.words if w.probability >= 0.005),
+            moves=", ".join(f"{m.state} {m.probability:.2f}" for m in state.moves[:4] if m.probability >= 0.005),
+        )
+        for state in description.states[:most]
+    )
+    return StateTable(rows=rows, sentences=description.sentences)
+
+
+def score_rows(parameters: Parameters, rows: SentenceStore, most: int | None = None) -> Scores:
+    """Scores on held-out rows, causally, beside the baselines in context and from the training rows."""
+    counts = count([rows.train], len(rows.alphabet))
+    return score(parameters, torch.from_numpy(rows.heldout[:most].astype("int64")), corpus_counts=counts)
+
+
+def score_run(run: Path) -> Scores:
+    """Score a fitted run's model on all its held-out rows."""
+    from shoestring.runs.trained_model import load_hmm  # loads what networks need
+
+    folder = RunFolder.open(run)
+    model, task = load_hmm(folder), task_of(folder.read_recipe())
+    assert isinstance(task, HmmTask), "its run holds a fitted HMM"
+    rows = task.rows()
+    if rows.alphabet != model.alphabet:
+        raise RunError(f"{folder.model} has another alphabet than {rows.path}")
+    return score_rows(model.parameters.to(pick_device(), torch.float32), rows)
+
+
+def as_evaluation(scores: Scores, epochs: int) -> Evaluation:
+    """The evaluation record of a fit's scores, after so many epochs."""
+    assert scores.loss is not None and scores.perplexity is not None, "a prior leaves no row impossible"
+    baselines = {name: value.loss for name, value in scores.baselines.items() if value.loss is not None}
+    return Evaluation(
+        step=epochs,
+        rows=scores.sequences,
+        tokens=scores.tokens,
+        loss=scores.loss,
+        perplexity=scores.perplexity,
+        bits_per_byte=None,
+        loss_by_position=tuple(loss for loss in scores.loss_by_position if loss is not None),
+        baselines=baselines,
+    )

@@ -1,0 +1,94 @@
+"""A network to train: what is measured, planned, prepared and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoestring.core.errors import PlanError
+from shoestring.core.family import network_cost
+from shoestring.core.files import free_bytes
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Cost, Plan, Profile
+from shoestring.data.store.sizes import estimate_bytes
+from shoestring.planning.corpus import Ready
+from shoestring.planning.history import NO_HISTORY, Correction
+from shoestring.planning.make import make_plan
+from shoestring.runs.prepare import check_source, prepare_recipe, ready_rows, vocabulary_of
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.task import Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoestring.parallel.process_group import ProcessGroup
+    from shoestring.probe.meter import Meter
+    from shoestring.probe.trials import Workload
+    from shoestring.runs.trainee import Trainee
+
+
+class NetworkTask(Task):
+    """Training with an effective batch, split into micro-batches as the plan says."""
+
+    command = ("train",)
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.workload = recipe, recipe.workload
+        self.batch = self.most_rows = recipe.batch
+
+    def check(self, devices: int) -> None:
+        if self.batch % devices:
+            raise PlanError(
+                f"an effective batch of {self.batch} rows does not divide over {devices} processes; start another "
+                f"number of processes, or change train.batch"
+            )
+        check_source(self.recipe)
+
+    def cost(self) -> Cost:
+        recipe = self.recipe
+        return network_cost(recipe.model, vocabulary_of(recipe), recipe.data.length, recipe.data.masked)
+
+    def trial_rows(self, factor: int) -> list[int]:
+        from shoestring.probe.measure import candidate_batches
+
+        given = self.recipe.train.per_device
+        return candidate_batches(self.batch, factor) if given is None else [given]
+
+    def scored_rows(self, per_device: int) -> int:
+        return min(self.recipe.evaluate.per_device or per_device, self.recipe.evaluate.rows)
+
+    def open_workload(self, device: torch.device, real: bool) -> Callable[[Meter], Workload]:
+        from shoestring.runs.network_workload import TrainingWorkload, own_rows
+
+        rows = own_rows(self.recipe, device) if real else None
+        return lambda meter: TrainingWorkload(self.recipe, meter, rows)
+
+    def make_plan(
+        self, profile: Profile, spent: float = 0.0, devices: int = 1, correction: Correction = NO_HISTORY
+    ) -> Plan:
+        return plan_network(self.recipe, ready_rows(self.recipe), profile, spent, devices, correction)
+
+    def prepare(self, plan: Plan, reporter: Reporter) -> None:
+        if self.recipe.data.stream is None and self.recipe.data.label is None:
+            prepare_recipe(self.recipe, plan, reporter)
+
+    def open(self, plan: Plan, group: ProcessGroup) -> Trainee:
+        from shoestring.runs.network_trainee import NetworkTrainee
+
+        return NetworkTrainee(self.recipe, plan, group)
+
+    def fits(self, profile: Profile) -> bool:
+        """A profile that was measured at several micro-batches serves any train.per_device."""
+        any_split = replace(self.recipe, train=replace(self.recipe.train, per_device=None))
+        return profile.workload in (self.workload, any_split.workload)
+
+
+def plan_network(
+    recipe: Recipe, ready: Ready | None, profile: Profile, spent: float, devices: int, correction: Correction
+) -> Plan:
+    """As `NetworkTask.make_plan`, for rows that are `ready`, or must be prepared."""
+    store_bytes, free = partial(estimate_bytes, data=recipe.data), free_bytes(Path(recipe.run.folder))
+    return make_plan(recipe, profile, store_bytes, spent, free, ready, devices, correction)

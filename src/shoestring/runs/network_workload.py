@@ -1,0 +1,145 @@
+"""The training of a recipe as a workload to measure: the real learner on random tokens, or on the recipe's rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import UserError
+from shoestring.core.family import family_of
+from shoestring.core.files import make_folder
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.seeds import derive
+from shoestring.data.store.prepare import given_store, planned_documents, store_folder
+from shoestring.data.store.store import Store, StorePaths
+from shoestring.datasets.corpus import open_corpus, vocabulary
+from shoestring.datasets.source import TokenSource
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
+from shoestring.models.layers.cross_entropy import IGNORED
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.probe.meter import Meter, memory_errors
+from shoestring.runs.trained_model import start_from
+from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.learner import Learner, Tally
+from shoestring.training.schedule import Schedule
+
+MEASURED_DOCUMENT = 128
+"""Tokens per document, where attention stays within documents."""
+
+
+def make_learner(recipe: Recipe, device: torch.device, group: ProcessGroup | None = None, init: bool = True) -> Learner:
+    """The learner of a run with its first weights; without `init`, those of `model.init` are not read."""
+    model = build(recipe.model, vocabulary(recipe), recipe.data.length, derive(recipe.run.seed, "weights"))
+    if init and recipe.model.init is not None:
+        start_from(model, recipe.model, recipe.model.init)
+    return Learner(model, recipe.train, device, group, shard=recipe.parallel is not None and recipe.parallel.shard)
+
+
+def own_rows(recipe: Recipe, device: torch.device) -> TokenSource:
+    """The rows that the recipe trains on; raises UserError where they are not prepared."""
+    file = RunFolder.of(recipe).plan
+    plan = Plan.read(file) if file.is_file() else None
+    store = None
+    if recipe.data.stream is None and recipe.data.label is None and given_store(recipe.data) is None:
+        folder = store_folder(recipe.data, recipe.run.seed, planned_documents(recipe.data, plan))
+        if not StorePaths(folder).manifest.is_file():
+            raise UserError(f"--real: there is no store {folder} yet; make it first with: shoestring prepare RECIPE")
+        store = Store(folder, recipe.data.tokenizer)
+    return open_corpus(recipe, plan or Plan(binding=""), store).training(device)
+
+
+class TrainingWorkload:
+    """Steps of a recipe's learner at any batch size, on the rows of `source` or on random ones."""
+
+    def __init__(self, recipe: Recipe, meter: Meter, source: TokenSource | None = None):
+        self.learner = make_learner(recipe, meter.device)
+        self.compiled, self._meter = self.learner.compiled, meter
+        self.reset_peak, self.usage, self.forget = meter.reset, meter.usage, self.learner.forget
+        self._folder, self._seed = Path(recipe.run.folder), recipe.run.seed
+        self._length, self._data, self._model = recipe.data.length, recipe.data, recipe.model
+        self._vocabulary = vocabulary(recipe)
+        self._encoder = family_of(recipe.model).predicts_hidden(recipe.model)
+        self._last = family_of(recipe.model).last_predictions(recipe.model)
+        self._tally: Tally | None = None
+        self._source, self._step = source, 0
+        self._random = np.random.default_rng(derive(recipe.run.seed, "random ids"))
+        self._generator = torch.Generator().manual_seed(derive(recipe.run.seed, "random tokens"))
+
+    def _rows(self, batch: int) -> Batch:
+        """Rows like those of the recipe."""
+        if self._source is not None:
+            self._step += 1
+            return self._source.batch(self._source.order(self._seed, self._step, batch))
+        ids = self._random_ids(batch)
+        if self._encoder:
+            return self._encoder_rows(ids[:, :-1])
+        if not self._data.document_mask:
+            return Batch(ids, last=self._last)
+        documents = torch.arange(self._length + 1) // MEASURED_DOCUMENT + 1
+        return Batch(ids, documents.repeat(batch, 1), document_mask=True)
+
+    def _random_ids(self, batch: int) -> Tensor:
+        """In memory of the same kind as in a run: a store's rows are NumPy's, outside the tensors of a CPU's heap."""
+        drawn = self._random.integers(self._vocabulary, size=(batch, self._length + 1))
+        return torch.from_numpy(drawn) if self._data.stream is None else torch.tensor(drawn)
+
+    def _encoder_rows(self, ids: Tensor) -> Batch:
+        """Rows with hidden tokens or a class each; with documents where rows may be padded, for attention to see it."""
+        padded = self._data.label is not None or self._data.packing != "concat"
+        segments = torch.ones_like(ids) if padded else None
+        if self._model.classes is not None:
+            return Batch(ids, segments, wanted=ids[:, :1] % self._model.classes)
+        hidden = torch.rand(ids.shape, generator=self._generator) < self._data.masked
+        hidden[0, 0] = True  # at least one in a batch of any size
+        return Batch(ids, segments, wanted=ids.masked_fill(~hidden, IGNORED), share=self._data.masked)
+
+    def accumulate(self, batch: int) -> None:
+        self._tally = self.learner.accumulate(self._rows(batch), batch)
+        self._meter.wait()
+        if not self._tally.fitted:
+            raise MemoryError(f"{batch} rows do not fit")
+
+    def rehearse(self, batch: int) -> bool:
+        with memory_errors():
+            return self.learner.rehearse(self._rows(batch))
+
+    def update(self) -> None:
+        assert self._tally is not None, "there is a gradient to apply"
+        self.learner.update(self._tally, 0.0)  # a rate of zero: the arithmetic of an update, with unchanged weights
+        self._meter.wait()
+
+    def steps(self, batch: int, count: int, passes: int = 1) -> None:
+        for _ in range(count):
+            tally = self.learner.accumulate(self._rows(passes * batch), batch)
+            if not tally.fitted:
+                raise MemoryError(f"{batch} rows do not fit")
+            self.learner.update(tally, 0.0)
+        self._meter.wait()
+
+    def validate(self, batch: int) -> None:
+        failed = self._failures()
+        self.learner.score(self._rows(batch), batch)
+        if self._failures() > failed:  # the learner scored them in smaller parts
+            raise MemoryError(f"{batch} rows to be scored do not fit")
+
+    def _failures(self) -> int:
+        """How often the device had no memory for a tensor."""
+        device = self._meter.device
+        return int(torch.cuda.memory_stats(device)["num_ooms"]) if device.type == "cuda" else 0
+
+    def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
+        make_folder(self._folder)
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:  # on the disk that the run will write to
+            checkpoints = Checkpoints(Path(folder), keep=1)
+            checkpoints.save(self.learner, State(recipe="", data="", schedule=Schedule(total=1)), wait=False)
+            beside()
+            checkpoints.wait()
+            return checkpoints.path(0).stat().st_size

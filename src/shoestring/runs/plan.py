@@ -1,0 +1,142 @@
+"""From a recipe and its profile to a plan. Needs no torch, and numpy only to read an existing store."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shoestring.core.errors import PlanError, ShoestringError
+from shoestring.core.files import write_whole
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Machine, Outcome, Plan, Profile
+from shoestring.core.run_folder import RunFolder
+from shoestring.planning.history import Correction, Past, learn
+from shoestring.planning.make import reserve_seconds
+from shoestring.planning.sbatch import Job, sbatch_script
+from shoestring.runs.task import Task
+
+LEARNED_RUNS = 20
+"""How many finished runs a plan learns from, the latest first."""
+
+
+def plan_task(
+    task: Task,
+    profile: Profile,
+    spent: float = 0.0,
+    devices: int = 1,
+    estimate_error: float = 0.0,
+    history: Sequence[Path] = (),
+) -> Plan:
+    """The plan, with `spent` seconds of the time budget already used; for an HMM, its rows are made.
+
+    It is corrected by the finished runs beside this one, or those in `history`. `estimate_error` is the relative error
+    of a profile that was estimated instead of measured; it widens the interval of the seconds.
+    """
+    correction = learned(task.recipe, profile, history)
+    correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
+    return task.make_plan(profile, spent, devices, correction)
+
+
+def learned(recipe: Recipe, profile: Profile, history: Sequence[Path] = ()) -> Correction:
+    """The correction from the last finished runs of this kind on this machine, in the same folder or in `history`.
+
+    It also says how many runs in `history` were of another kind or machine.
+    """
+    machine, beside = profile.machine.fingerprint, Path(recipe.run.folder)
+    past, left_out = history_of(history) if history else read_history(finished_runs(beside))
+    others = sum(run.teaches != (machine, recipe.kind) for run in past)
+    if history and others:
+        left_out.append(f"{others} of {len(past)} runs (not {recipe.kind}, or not on the machine that was measured)")
+    return learn(past, machine, recipe.kind, left_out)
+
+
+def finished_runs(folder: Path, most: int = LEARNED_RUNS) -> list[Path]:
+    """The last finished runs in `folder`, the latest first."""
+    if not folder.is_dir():
+        return []
+    ended: list[tuple[float, Path]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                ended.append((RunFolder(entry.path).done.stat().st_mtime, Path(entry.path)))
+            except OSError:  # not a run, or not finished
+                continue
+    return [path for _, path in sorted(ended, reverse=True)[:most]]
+
+
+def read_history(folders: Iterable[Path]) -> tuple[list[Past], list[str]]:
+    """Finished runs with their plans, and a line for each folder that is not a finished run or cannot be read."""
+    runs, left_out = [], []
+    for path in folders:
+        folder = RunFolder(path)
+        try:
+            if not folder.done.is_file() or not folder.plan.is_file():
+                missing = folder.plan if folder.done.is_file() else folder.done
+                left_out.append(f"{path} (not a finished run: no {missing.name})")
+                continue
+            machine = Machine.read(folder.machine).fingerprint if folder.machine.is_file() else None
+            plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
+            measured_on = plan.measured_on
+            if measured_on is None and folder.profile.is_file():
+                measured_on = Profile.read(folder.profile).machine.fingerprint
+            kind = folder.read_recipe().kind if folder.recipe.is_file() else None
+        except (ShoestringError, UnicodeDecodeError) as cause:
+            left_out.append(f"{path} ({str(cause).splitlines()[0]})")
+            continue
+        runs.append(
+            Past(name=path.name, machine=machine, measured_on=measured_on, kind=kind, plan=plan, outcome=outcome)
+        )
+    return runs, left_out
+
+
+def history_of(paths: Sequence[Path]) -> tuple[list[Past], list[str]]:
+    """As `read_history`, for runs and folders of runs; at least one run must be finished."""
+    runs: list[Path] = []
+    for path in paths:
+        inside = [] if RunFolder(path).recipe.is_file() else finished_runs(path)
+        runs += inside or [path]
+    past, left_out = read_history(runs)
+    if not past:
+        raise PlanError(f"no finished run in {', '.join(map(str, paths))}; a run is finished when it has a file DONE")
+    return past, left_out
+
+
+def read_profile(task: Task, folder: RunFolder, file: Path | None = None) -> Profile:
+    """An existing profile: the run folder's own, or the one in `file`."""
+    path = file or folder.profile
+    if not path.is_file():
+        raise PlanError(
+            f"there is no profile {path}; measure this machine first: shoestring measure RECIPE, "
+            f"or give figures by hand: --time, --tokens-per-second, …"
+        )
+    profile = Profile.read(path)
+    if not task.fits(profile):
+        raise PlanError(f"{path} was measured with another model, row length or batch; run: shoestring measure RECIPE")
+    return profile
+
+
+def write_sbatch(path: Path, recipe: Recipe, plan: Plan, profile: Profile, command: Sequence[str], python: str) -> None:
+    """Write a Slurm script that runs `python -m COMMAND` in the current folder."""
+    job = Job(
+        name=recipe.run.name,
+        folder=str(RunFolder.of(recipe).path.resolve()),
+        working_folder=str(Path.cwd()),
+        command=command,
+        python=python,
+        on_gpu=profile.machine.device == "cuda",
+        threads=profile.machine.threads,
+        time_budget=None if recipe.budget.time is None else float(recipe.budget.time),
+        reserve=reserve_seconds(plan.seconds or 0.0),
+    )
+    write_whole(path, sbatch_script(plan, job))
+
+
+def read_plan(recipe: Recipe, path: Path) -> Plan:
+    """An existing plan; raises PlanError where it is of another recipe."""
+    plan = Plan.read(path)
+    if plan.recipe != recipe.fingerprint:
+        raise PlanError(f"{path} is the plan of another recipe; make it again with: shoestring plan RECIPE")
+    return plan

@@ -1,0 +1,109 @@
+"""The data of a recipe: its vocabulary and size, and preparing its rows. Loads numpy and torch only where needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Density, Plan
+from shoestring.data.tokenize.vocabulary import vocabulary_size
+from shoestring.planning.corpus import Ready
+from shoestring.runs.reporter import Reporter
+
+if TYPE_CHECKING:
+    from shoestring.data.store.store import Store
+
+
+def vocabulary_of(recipe: Recipe, given: int | None = None) -> int:
+    """How many symbols the recipe's model has: `given`, or what its tokenizer has."""
+    if given is not None:
+        return given
+    data = recipe.data
+    if recipe.model.name is not None or (data.stream is not None and data.stream.symbols is None):
+        from shoestring.datasets.corpus import vocabulary  # imports torch
+
+        return vocabulary(recipe)
+    hides = family_of(recipe.model).predicts_hidden(recipe.model)
+    if data.stream is not None:
+        return (data.stream.symbols or 0) + hides
+    if data.source.kind == "store":
+        from shoestring.data.store.store import Store
+        from shoestring.data.tokenize.special_tokens import special_tokens
+
+        tokenizer = Store(Path(data.source.place)).tokenizer
+        return special_tokens(tokenizer).vocab_size if hides else tokenizer.vocab_size
+    return vocabulary_size(data.tokenizer, data.end, hides)
+
+
+def ready_rows(recipe: Recipe) -> Ready | None:
+    """Rows that need no preparing; None where a corpus must be prepared."""
+    data = recipe.data
+    if data.stream is not None:
+        return Ready(None, 0, "computed as they are read; nothing is prepared")
+    if data.label is not None:
+        from shoestring.data.read.labels import count_labelled
+
+        assert recipe.model.classes is not None, "checked when the recipe was read"
+        rows, _ = count_labelled(data, recipe.run.seed, recipe.model.classes)
+        return Ready(rows, 0, "for training, one per document, read into memory; nothing is prepared")
+    if data.source.kind != "store":
+        return None
+    from shoestring.data.store.store import Store
+
+    store = Store(Path(data.source.place))
+    if data.packing == "concat":
+        rows = len(store.split("train", data.length))
+    else:
+        from shoestring.data.pack.packed import PackedSource
+
+        rows = len(PackedSource(store, "train", data.length, data.packing))
+    return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
+
+
+def recipe_density(recipe: Recipe) -> Density | None:
+    """How much the corpus holds, measured on a sample; None where there is no corpus to prepare."""
+    if recipe.data.stream is not None or recipe.data.source.kind == "store":
+        return None
+    from shoestring.data.read.corpora import open_source
+    from shoestring.data.read.density import measure_density
+    from shoestring.data.store.prepare import with_all_passes
+
+    density = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
+    return with_all_passes(density, recipe.data)
+
+
+def check_source(recipe: Recipe) -> None:
+    """Raise an error for a corpus, a store or a stream's model that does not exist."""
+    if recipe.data.stream is not None:
+        from shoestring.datasets.streams import open_stream  # imports torch
+
+        open_stream(recipe)
+        return
+    from shoestring.data.read.corpora import open_source
+    from shoestring.data.store.prepare import given_store
+
+    if given_store(recipe.data) is None:
+        open_source(recipe.data, recipe.run.seed)
+
+
+def prepare_recipe(recipe: Recipe, plan: Plan | None, reporter: Reporter) -> Store:
+    """The store with as many documents as the plan says; without a plan, all that the recipe allows."""
+    store = prepare_part(recipe, plan, reporter, (0, 1))
+    assert store is not None, "the only part is the whole store"
+    return store
+
+
+def prepare_part(recipe: Recipe, plan: Plan | None, reporter: Reporter, part: tuple[int, int]) -> Store | None:
+    """Prepare part i of n of the store; None while other parts are missing."""
+    from shoestring.data.store.prepare import given_store, planned_documents, prepare
+
+    if (given := given_store(recipe.data)) is not None:
+        return given
+    documents = planned_documents(recipe.data, plan)
+    store = prepare(recipe.data, recipe.run.seed, documents, lambda count: reporter.preparing(count, documents), part)
+    if store is not None:
+        for split in store.manifest.splits:
+            store.split(split, recipe.data.length)  # raises an error now where there is too little text for a row
+    return store

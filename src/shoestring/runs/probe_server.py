@@ -1,0 +1,81 @@
+"""The child process of `measure`: builds the workload on the first request, and answers. Run with -m."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from shoestring.core import recipe_file
+from shoestring.core.clock import process_age
+from shoestring.core.errors import UserError
+from shoestring.core.registry import load_added
+from shoestring.core.schema import encode
+from shoestring.probe.child import Answer, Request, answer, serve
+from shoestring.probe.machine import available_bytes, describe_machine, pick_device
+from shoestring.probe.meter import Meter
+from shoestring.probe.trials import LocalTrials, Trial, Workload
+from shoestring.runs.task import Task, task_of
+
+
+class Server:
+    """Answers the requests of one measurement."""
+
+    def __init__(self, task: Task, device: torch.device, real: bool):
+        self._task, self._device, self._real = task, device, real
+        self._workload: Workload | None = None
+        self._available: int | None = None
+
+    def __call__(self, request: Request) -> Answer:
+        if "machine" in request:
+            return self._machine()
+        trials = LocalTrials(self._built())
+        if "begin" in request:
+            return self._begin(trials.begin(request["begin"], request["passes"]))
+        return answer(trials, request)
+
+    def _built(self) -> Workload:
+        if self._workload is None:
+            build = self._task.open_workload(self._device, self._real)
+            meter = Meter(self._device)
+            self._available = meter.available
+            self._workload = build(meter)
+        return self._workload
+
+    def _begin(self, first: Trial) -> Answer:
+        """Facts of machine and model, and the time from the start of the process to its first full-speed step."""
+        ready = process_age()
+        compiled = self._built().compiled
+        recording = first.warmup_seconds if compiled else 0.0
+        return {
+            **self._machine(),
+            "available_bytes": self._available,
+            "cost": encode(self._task.cost()),
+            "setup_seconds": max(0.0, ready - (first.seconds - recording)),
+            "compile_seconds": first.compile_seconds if compiled else None,
+            "warmup_seconds": first.warmup_seconds,
+            "first_seconds": first.compile_seconds + first.warmup_seconds,
+            "peak_bytes": None if first.usage is None else first.usage.reserved,
+        }
+
+    def _machine(self) -> Answer:
+        return {"machine": encode(describe_machine(self._device)), "available_bytes": available_bytes(self._device)}
+
+
+def main(file: str, local_rank: str, real: str, added: str | None = None) -> None:
+    if added is not None:
+        load_added(added)
+    device = pick_device()
+    if device.type == "cuda":
+        device = torch.device("cuda", int(local_rank))
+        torch.cuda.set_device(device)
+    serve(Server(task_of(recipe_file.load(Path(file))), device, real == "real"))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except UserError as mistake:
+        print(mistake, file=sys.stderr)
+        sys.exit(mistake.exit_code)

@@ -1,0 +1,140 @@
+"""The runner: a run from its recipe to DONE, of a network or an HMM. It resumes wherever it was interrupted.
+
+Measure, plan, prepare, train, evaluate, report: each writes a file, and a file that exists is not made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoestring.core.clock import Clock, allocation_end
+from shoestring.core.errors import RunError
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Evaluation, Outcome, Plan, Profile
+from shoestring.core.run_folder import RunFolder
+from shoestring.runs.measure import Measuring, ensure_profile, measure_together, measuring_seconds, own_profile
+from shoestring.runs.plan import plan_task, read_plan
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.task import Task, task_of
+
+if TYPE_CHECKING:
+    from shoestring.parallel.process_group import ProcessGroup
+
+SLURM_RESERVE = 10.0
+"""Seconds before the end of an allocation, when the session must have ended."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run."""
+
+    folder: RunFolder
+    plan: Plan
+    outcome: Outcome
+    evaluation: Evaluation
+
+
+def run(
+    recipe: Recipe, reporter: Reporter, clock: Clock, plan_file: Path | None = None, limit: float | None = None
+) -> Finished | None:
+    """Measure, plan, prepare, train, evaluate and report, except what is already done.
+
+    Under torchrun all processes call this; the first one writes, and the others return None. After `limit` seconds, or
+    before a Slurm allocation ends, the session saves and stops.
+    """
+    task = task_of(recipe)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return _run(task, reporter, clock, plan_file, limit)
+    from shoestring.parallel.process_group import sharing_work
+    from shoestring.probe.machine import pick_device
+
+    with sharing_work(pick_device()) as group:
+        reporter = reporter if group.rank == 0 else Reporter()
+        finished = _run(task, reporter, clock, plan_file, limit, group)
+        return finished if group.rank == 0 else None
+
+
+def _run(
+    task: Task,
+    reporter: Reporter,
+    clock: Clock,
+    plan_file: Path | None,
+    limit: float | None,
+    group: ProcessGroup | None = None,
+) -> Finished | None:
+    """As `run`, in one process of a group, or in a single process, which loads torch only for training."""
+    folder, devices = RunFolder.of(task.recipe), 1 if group is None else group.world
+    measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> Plan | None:
+            """Lock the run, plan it and prepare its data; None where the run is finished."""
+            task.check(devices)
+            given = read_plan(task.recipe, plan_file) if plan_file else None
+            stack.enter_context(folder.lock())
+            with folder.claiming(task.recipe):
+                if folder.done.is_file():
+                    return None
+                plan = ensure_plan(task, folder, reporter, clock, given, devices, measured)
+            reporter.planned(plan)
+            clock.mark("planned")
+            task.prepare(plan, reporter)
+            clock.mark("prepared")
+            return plan
+
+        plan = begin() if group is None else group.on_first(begin)
+        if plan is None:
+            plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
+            finished = Finished(folder, plan, outcome, Evaluation.read(folder.evaluation))
+            reporter.say(f"{folder.path} is finished; its page is {folder.report}")
+            return finished
+        from shoestring.parallel.process_group import ProcessGroup
+        from shoestring.probe.machine import pick_device
+        from shoestring.runs.session import train
+
+        allocated = allocation_end(clock)
+        ends = [limit, None if allocated is None else allocated - SLURM_RESERVE]
+        end = min((end for end in ends if end is not None), default=None)
+        results = train(task, folder, plan, group or ProcessGroup.of(pick_device()), reporter, clock, end)
+        return None if results is None else Finished(folder, plan, *results)
+
+
+def _measured_by_all(task: Task, folder: RunFolder, plan_file: Path | None, group: ProcessGroup) -> Profile | None:
+    """The profile that the devices of a group agree on; None where it is not needed."""
+    how = Measuring(seconds=measuring_seconds(task.recipe))
+
+    def needed() -> bool:
+        task.check(group.world)
+        if plan_file is not None or folder.plan.is_file() or folder.done.is_file():
+            return False
+        task.before_measuring()
+        return own_profile(task, folder, how) is None
+
+    return measure_together(task, how, group) if group.on_first(needed) else None
+
+
+def ensure_plan(
+    task: Task,
+    folder: RunFolder,
+    reporter: Reporter,
+    clock: Clock,
+    given: Plan | None = None,
+    devices: int = 1,
+    measured: Profile | None = None,
+) -> Plan:
+    """The run's plan: made once, before the first step, and kept, because two runs of one plan are the same run."""
+    if folder.plan.is_file():
+        plan = read_plan(task.recipe, folder.plan)
+        if given is not None and given != plan:
+            raise RunError(f"{folder.path} already has another plan than the one given; choose another run.name")
+        return plan
+    if given is None:
+        task.before_measuring()
+        profile = ensure_profile(task, folder, reporter, Measuring(seconds=measuring_seconds(task.recipe)), measured)
+        given = plan_task(task, profile, clock.elapsed(), devices)
+    given.write(folder.plan)
+    return given

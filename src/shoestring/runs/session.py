@@ -1,0 +1,324 @@
+"""One session of a run: from its last checkpoint to its end, then the last evaluation, the page and DONE."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from shoestring.core.clock import Clock
+from shoestring.core.errors import Fault, StorageError
+from shoestring.core.files import folder_bytes
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Evaluation, Outcome, Plan, Profile
+from shoestring.core.run_folder import RunFolder
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval
+from shoestring.probe.machine import describe_machine
+from shoestring.probe.meter import Meter
+from shoestring.probe.trials import Usage
+from shoestring.report.page import draw, write_page
+from shoestring.runs.reporter import Reporter, TrainingProgress
+from shoestring.runs.task import Task
+from shoestring.runs.trainee import Trainee
+from shoestring.track import LineFile, NoLines, read_lines
+from shoestring.track.trackers import Tracked, open_trackers
+from shoestring.training import hooks, loop
+from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.learner import OutOfMemory
+from shoestring.training.schedule import Deadline, Schedule
+
+LOOKS = 1000
+"""About how often a run looks at its memory."""
+IDLE_SHARE = 0.01
+"""A run whose last step would be this share of the time budget before its deadline is made longer."""
+LEAST_IDLE = 1.0
+"""Seconds: no run is made longer for less."""
+KNOWN_CHECKPOINTS = 4
+"""After so many, the slowest one counts, even where it is faster than planned."""
+FINISH_MARGIN = 1.25
+"""The finish may take this many times as long as planned without missing the deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """What one session works with, from the first step to the last; only the first process writes lines."""
+
+    trainee: Trainee
+    meter: Meter
+    checkpoints: Checkpoints
+    metrics: LineFile
+    timings: LineFile
+    deadline: Deadline
+    finish: _Finish
+    reporter: Reporter
+    clock: Clock
+    limit: float | None
+    """When the session must end, on its clock."""
+    requests: loop.Requests
+
+
+def train(
+    task: Task,
+    folder: RunFolder,
+    plan: Plan,
+    group: ProcessGroup,
+    reporter: Reporter,
+    clock: Clock,
+    limit: float | None = None,
+) -> tuple[Outcome, Evaluation] | None:
+    """Restore, train to the end of the plan or of the time, evaluate, write the page, and mark the run DONE.
+
+    All processes of a group call this; the first one writes, and the others return None. The session saves and ends
+    when its clock reaches `limit`.
+    """
+    recipe, writes = task.recipe, group.rank == 0
+    trainee = task.open(plan, group)
+    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep)
+    step, damaged = group.on_first(checkpoints.latest)
+    for line in damaged:
+        reporter.say(f"left out: {line}")
+    meter = Meter(group.device)
+    trainee.build(fresh=step is None)
+    state = _restore(recipe, checkpoints, step, trainee, reporter)
+    if writes:
+        machine = describe_machine(group.device)
+        machine.write(folder.machine)
+        if folder.profile.is_file() and (elsewhere := Profile.read(folder.profile).elsewhere(machine)):
+            reporter.say(f"{elsewhere}; the speed is watched")
+        trainee.write_inputs(folder)
+    beside = group.device.type == "cuda"
+    finish = _Finish.of(plan, trainee.baseline_seconds() if writes and beside else None, beside)
+    label = trainee.label(state)
+    trackers = open_trackers(recipe.track.to, folder.path, label) if writes and recipe.track else {}
+    lines = LineFile.rewound(folder.metrics, label) if writes else NoLines()
+    metrics = Tracked(lines, trackers, reporter.say)
+    session = _Session(
+        trainee=trainee,
+        meter=meter,
+        checkpoints=checkpoints,
+        metrics=metrics,
+        timings=LineFile(folder.timings) if writes else NoLines(),
+        deadline=_deadline(recipe, plan, clock, finish.seconds()),
+        finish=finish,
+        reporter=reporter,
+        clock=clock,
+        limit=limit,
+        requests=loop.Requests(alone=group.world == 1),
+    )
+    for name in ("scored_rows", "per_device"):
+        setattr(trainee, name, group.on_first(_rows_that_fitted, folder, name, getattr(trainee, name)))
+    session.timings.add(step=label, elapsed=clock.elapsed(), event="start", **clock.marks)
+    try:
+        with _written(checkpoints, trainee):
+            state = _take_steps(session, state)
+            reporter.trained()
+            evaluation = trainee.evaluate(state)
+            usage = meter.usage()  # of training and evaluation, as in the profile; without drawing
+            if writes:
+                evaluation.write(folder.evaluation)
+                reporter.evaluated(evaluation)
+                delivered, figures = trainee.write_results(folder), draw(folder)
+        group.on_all(checkpoints.wait)
+    except OutOfMemory as cause:  # of a sharded model: the others cannot continue without this process
+        rows = {"scored_rows" if cause.scored else "per_device": cause.half}
+        reached = max((line["step"] for line in read_lines(folder.metrics) if "loss" in line), default=state.step)
+        LineFile(folder.timings).add(step=reached, elapsed=clock.elapsed(), event="halved", **rows)
+        raise
+    except Fault as cause:  # decided by numbers that all processes have
+        raise group.reported_by(0, cause)  # noqa: B904
+    finally:
+        metrics.close()
+    if not writes:
+        return None
+    session.timings.add(step=trainee.label(state), elapsed=clock.elapsed(), event="end")
+    outcome = _outcome(session, folder, state, evaluation, usage, delivered)
+    write_page(folder, figures, outcome)
+    outcome.write(folder.done)
+    return outcome, evaluation
+
+
+@contextlib.contextmanager
+def _written(checkpoints: Checkpoints, trainee: Trainee) -> Iterator[None]:
+    """Finish writing a checkpoint of this process alone, also where an error ends the run."""
+    try:
+        yield
+    except BaseException:
+        if not trainee.saveable.sharded:
+            with contextlib.suppress(StorageError):
+                checkpoints.wait()
+        raise
+
+
+def _take_steps(session: _Session, state: State) -> State:
+    """Run the loop to the end of the schedule."""
+    trainee = session.trainee
+
+    def halved(step: int, rows: int) -> None:
+        session.timings.add(step=step, elapsed=session.clock.elapsed(), event="halved", per_device=rows)
+        session.reporter.say(f"step {step} did not fit the memory; it is repeated with per_device = {rows}")
+
+    running = loop.Loop(trainee, _hooks(session), session.requests, halved)
+    with hooks.listening(session.requests):
+        return running.run(state)
+
+
+def _outcome(
+    session: _Session, folder: RunFolder, state: State, evaluation: Evaluation, usage: Usage | None, delivered: int
+) -> Outcome:
+    """The record of a finished run that delivers so many bytes besides its checkpoints."""
+    trainee, lines = session.trainee, read_lines(folder.timings)
+    checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
+    return Outcome(
+        steps=trainee.steps_taken(state),
+        tokens=trainee.tokens_seen(state),
+        seconds=_seconds(lines),
+        segments=sum(line.get("event") == "start" for line in lines),
+        tokens_per_second=_rate(lines),
+        disk_bytes=trainee.data_bytes + checkpoint_bytes + delivered,
+        peak_bytes=None if usage is None else usage.reserved,
+        loss=evaluation.loss,
+        shortened=state.shortened,
+        lengthened=state.lengthened,
+    )
+
+
+def _rows_that_fitted(folder: RunFolder, name: str, planned: int) -> int:
+    """The micro-batch, or rows per scoring pass: as planned, or what was left after memory ran out before."""
+    halved = (line for line in read_lines(folder.timings) if line.get("event") == "halved")
+    return min([planned, *(int(line[name]) for line in halved if name in line)])
+
+
+def _restore(recipe: Recipe, checkpoints: Checkpoints, step: int | None, trainee: Trainee, reporter: Reporter) -> State:
+    """Restore the checkpoint of this step; without one, the state of a run that begins."""
+    if step is None:
+        schedule = Schedule(total=trainee.planned_steps)
+        return State(recipe=recipe.fingerprint, data=trainee.data, schedule=schedule)
+    state = checkpoints.restore(step, trainee.saveable, recipe.fingerprint, trainee.data)
+    trainee.put_values(state.task)
+    reporter.say(f"resuming after step {state.step:,} of {state.schedule.total:,}")
+    return state
+
+
+class _Finish(NamedTuple):
+    """What follows the last step: the checkpoint, evaluation, baselines and page."""
+
+    rest: float
+    """Seconds of all but the checkpoint; baselines as timed here where known, else as planned."""
+    write: float
+    """Planned seconds of the checkpoint."""
+    beside: bool
+    """Whether it is written meanwhile; a CPU has no core and no memory to spare for it."""
+
+    @classmethod
+    def of(cls, plan: Plan, baselines: float | None, beside: bool) -> _Finish:
+        finish, planned, last = (plan.parts.get(name, 0.0) for name in ("finish", "baselines", "last checkpoint"))
+        rest = finish + (planned if baselines is None else baselines)
+        return cls(rest, finish + last if beside else last, beside)
+
+    def seconds(self, slowest: float = 0.0, written: int = 0) -> float:
+        """The most seconds that the finish takes; `slowest` is the longest of `written` checkpoints."""
+        write = slowest if written >= KNOWN_CHECKPOINTS else max(self.write, slowest)
+        return FINISH_MARGIN * (max(self.rest, write) if self.beside else self.rest + write)
+
+
+def _deadline(recipe: Recipe, plan: Plan, clock: Clock, finish: float) -> Deadline:
+    """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit."""
+    budget, steps = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.steps or 1
+    train, evaluations, checkpoints = (plan.parts.get(name, 0.0) for name in ("train", "evaluations", "checkpoints"))
+    stops = 2 * (plan.evaluations or 0) + train / checkpoint_interval(recipe)  # at most one checkpoint per evaluation
+    return Deadline(
+        clock,
+        budget - finish - RESERVE_SECONDS,
+        (evaluations + checkpoints) / steps,
+        plan.step_seconds,
+        finish,
+        stops_per_step=stops / steps,
+        idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
+    )
+
+
+def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
+    """The hooks, in order: a changed schedule is known before the step is logged and saved."""
+    trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
+    logged = trainee.hooks(metrics, session.timings, session.clock)
+
+    def write(state: State, wait: bool) -> None:
+        metrics.sync()
+        deadline.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
+        last = state.step >= state.schedule.total
+        state = replace(state, task=trainee.saved_values())
+        session.checkpoints.save(trainee.saveable, state, wait and not (last and session.finish.beside))
+
+    every = max(1, trainee.planned_steps // LOOKS)
+
+    def show(state: State, report: loop.Report) -> State:
+        if state.step % every == 0:
+            session.meter.look()
+        session.reporter.training(_progress(session, state, report))
+        return state
+
+    say, label = session.reporter.say, trainee.label
+    return (
+        hooks.KeepDeadline(deadline, requests, metrics, say, trainee.most_steps, label, trainee.decays),
+        *logged,
+        hooks.Evaluate(trainee.score, metrics, deadline, trainee.evaluation_steps, label),
+        hooks.Save(write, requests, deadline, checkpoint_interval(trainee.recipe), partial(_out_of_time, session)),
+        show,
+    )
+
+
+def _progress(session: _Session, state: State, report: loop.Report) -> TrainingProgress:
+    """The state of the run, for a progress display."""
+    trainee, budget = session.trainee, session.trainee.recipe.budget.time
+    done, total = trainee.progress(state)
+    return TrainingProgress(
+        done=done,
+        total=total,
+        loss=report.loss.mean,
+        tokens_per_second=trainee.tokens_per_step / (session.deadline.seconds_per_step or report.seconds),
+        seconds_left=session.deadline.seconds_left(state.schedule.total - state.step) or 0.0,
+        budget_left=None if budget is None else float(budget) - session.clock.elapsed(),
+        unit=trainee.unit,
+    )
+
+
+def _out_of_time(session: _Session) -> bool:
+    """Whether a session with a limit must begin to end.
+
+    Ending takes some steps until all processes know of it, an evaluation, two checkpoints, and a margin.
+    """
+    if session.limit is None:
+        return False
+    plan, steps = session.trainee.plan, 4 * (session.deadline.seconds_per_step or 0.0)
+    evaluation = plan.parts.get("evaluations", 0.0) / (plan.evaluations or 1)
+    margin = min(60.0, max(1.0, 0.01 * session.limit))
+    return session.clock.elapsed() >= session.limit - (steps + evaluation + 2 * session.checkpoints.slowest + margin)
+
+
+def _seconds(timings: list[dict[str, Any]]) -> float:
+    """Wall-clock seconds of all sessions, each from the start of its process to its last line."""
+    total = last = 0.0
+    for line in timings:
+        if line.get("event") == "start":
+            total += last
+        last = line["elapsed"]
+    return total + last
+
+
+def _rate(timings: list[dict[str, Any]]) -> float:
+    """Tokens per second while training: the harmonic mean over the lines, which stand for equal tokens each.
+
+    The first two lines of a session, whose steps compile and record, are left out where it has at least ten.
+    """
+    sessions: list[list[float]] = [[]]
+    for line in timings:
+        if line.get("event") == "start":
+            sessions.append([])
+        if "tokens_per_second" in line:
+            sessions[-1].append(line["tokens_per_second"])
+    rates = [rate for session in sessions for rate in (session[2:] if len(session) >= 10 else session)]
+    return float(len(rates) / sum(1 / rate for rate in rates)) if rates else 0.0

@@ -1,0 +1,156 @@
+"""The model of a run: its weights, as first weights of another run or as a loaded network, and text that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import RunError, UserError
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Model, Recipe
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.seeds import derive
+from shoestring.core.specs import CheckpointSpec
+from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, words_of
+from shoestring.datasets.corpus import vocabulary
+from shoestring.models.generate import Drawing, generate
+from shoestring.models.language_model import LanguageModel, build, differences, weights_of
+from shoestring.probe.machine import pick_device
+from shoestring.training.checkpoint import Checkpoints, State
+
+if TYPE_CHECKING:
+    from shoestring.hmm.parameters import Saved
+
+LAST = CheckpointSpec("last")
+
+
+def trained_weights(folder: RunFolder, checkpoint: CheckpointSpec = LAST) -> tuple[dict[str, Tensor], State]:
+    """The weights that a run's scores belong to, by name: their running means where it keeps them."""
+    opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path)
+    if opened.state.recipe != folder.read_recipe().fingerprint:
+        raise RunError(f"{opened.path} belongs to another recipe than {folder.path}")
+    tensors = opened.read({})
+    kinds = [
+        {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+        for kind in ("model/", "ema/")
+    ]
+    return kinds[0] | kinds[1], opened.state
+
+
+def start_from(model: LanguageModel, spec: Model, place: str) -> list[str]:
+    """Give a network its first weights: of a run's newest whole checkpoint, or of a folder or name of transformers.
+
+    Returns the names of the weights that stay random, such as a BERT's head where the stored head differs.
+    """
+    where = f'model.init = "{place}"'
+    if RunFolder(Path(place).expanduser()).recipe.is_file():
+        folder = RunFolder.open(Path(place).expanduser())
+        recipe = folder.read_recipe()
+        if recipe.kind == "hmm":
+            raise RunError(f"{where}: the run of an HMM, which has no weights")
+        _refuse_others(where, spec, recipe.model)
+        return model.take_over(trained_weights(folder)[0], where)
+    if model.pretrained is not None:
+        from shoestring.models.families.hf import network as hf
+
+        stored = hf.load_stored(place, type(model.pretrained))
+        named = {f"{hf.PREFIX}{name}": value for name, value in weights_of(stored).items()}
+        return model.take_over(named, where)
+    from shoestring.models.transformers_format import read_transformers
+
+    stored_spec, state = read_transformers(place)
+    _refuse_others(where, spec, stored_spec)
+    return model.take_over(state, where)
+
+
+def _refuse_others(where: str, spec: Model, stored: Model) -> None:
+    if lines := differences(spec, stored):
+        raise UserError("\n  ".join([f"{where}: weights of another network", *lines]))
+
+
+class LoadedRun(NamedTuple):
+    """A trained network with its recipe and tokenizer."""
+
+    model: LanguageModel
+    recipe: Recipe
+    tokenizer: Tokenizer
+    step: int
+
+
+def load_run(folder: RunFolder, checkpoint: CheckpointSpec = LAST, device: torch.device | None = None) -> LoadedRun:
+    """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
+    recipe = folder.read_recipe()
+    if recipe.kind == "hmm":
+        raise RunError(f"{folder.path} is the run of an HMM, not of a network")
+    if not folder.tokenizer.is_file():
+        raise RunError(f"{folder.path} has no {folder.tokenizer.name} yet: it has not begun to train")
+    tokenizer = read_tokenizer(folder.tokenizer)
+    weights, state = trained_weights(folder, checkpoint)
+    model = build(recipe.model, vocabulary(recipe, tokenizer), recipe.data.length, 0)
+    model.take_over(weights, str(folder.path))
+    return LoadedRun(model.to(device or pick_device()).eval(), recipe, tokenizer, state.step)
+
+
+def load_hmm(folder: RunFolder) -> Saved:
+    """The fitted model of an HMM's run."""
+    from shoestring.hmm.parameters import load
+
+    if not folder.model.is_file():
+        raise RunError(f"{folder.path} holds no fitted HMM yet: it has no {folder.model.name}")
+    return load(folder.model)
+
+
+def generate_text(
+    folder: RunFolder,
+    prompt: str,
+    tokens: int,
+    drawing: Drawing,
+    count: int = 1,
+    seed: int = 0,
+    checkpoint: CheckpointSpec = LAST,
+) -> list[str]:
+    """`count` texts that begin with the prompt and end with a document's end, or after `tokens` more tokens."""
+    if folder.read_recipe().kind == "hmm":
+        return _generate_hmm(folder, prompt, tokens, count, seed)
+    loaded = load_run(folder, checkpoint)
+    recipe, tokenizer = loaded.recipe, loaded.tokenizer
+    if family_of(recipe.model).predicts_hidden(recipe.model):
+        raise RunError(f"{folder.path}: a masked model fills in hidden tokens, and cannot write a text")
+    device = next(loaded.model.parameters()).device
+    begun = _begin(tokenizer, prompt, count, seed).to(device)
+    generator = torch.Generator(device).manual_seed(derive(seed, "generate"))
+    rows = generate(loaded.model, begun, tokens, length=recipe.data.length, drawing=drawing, generator=generator)
+    skipped = 0 if prompt or tokenizer.end is None else begun.shape[1]
+    return [_text(tokenizer, row[skipped:].tolist(), begun.shape[1] - skipped) for row in rows.cpu()]
+
+
+def _begin(tokenizer: Tokenizer, prompt: str, count: int, seed: int) -> Tensor:
+    """The prompt's ids; without a prompt, the token that ends a document, or a random one where there is none."""
+    ids = [int(index) for index in tokenizer.encode(prompt)] if prompt else []
+    if ids:
+        return torch.tensor([ids]).repeat(count, 1)
+    if tokenizer.end is not None:
+        return torch.full((count, 1), tokenizer.end)
+    generator = torch.Generator().manual_seed(derive(seed, "first token"))
+    return torch.randint(tokenizer.vocab_size, (count, 1), generator=generator)
+
+
+def _text(tokenizer: Tokenizer, ids: list[int], prompt: int) -> str:
+    """The text up to the first end of a document after the prompt's ids."""
+    if tokenizer.end is not None and tokenizer.end in ids[prompt:]:
+        ids = ids[: ids.index(tokenizer.end, prompt)]
+    return tokenizer.decode(ids)
+
+
+def _generate_hmm(folder: RunFolder, prompt: str, tokens: int, count: int, seed: int) -> list[str]:
+    from shoestring.hmm.sampling import continue_rows
+    from shoestring.hmm.show import find_words
+
+    saved = load_hmm(folder)
+    alphabet = saved.alphabet or tuple(map(str, range(saved.parameters.symbols)))
+    begun = find_words(words_of(prompt), alphabet) if prompt else []
+    rows = continue_rows(saved.parameters, begun, count, tokens, seed)
+    return [" ".join(alphabet[symbol] for symbol in row) for row in rows.tolist()]

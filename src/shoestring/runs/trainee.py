@@ -1,0 +1,104 @@
+"""What takes the steps of one run: the interface that the session knows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from shoestring.core.clock import Clock
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Evaluation, Plan
+from shoestring.core.run_folder import RunFolder
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.track import LineFile
+from shoestring.training.checkpoint import Saveable, State
+from shoestring.training.loop import AnyHook, PendingStep, Requests
+from shoestring.training.schedule import Schedule
+
+
+class Trainee(ABC):
+    """A worker of the loop that can be saved, scored and shown."""
+
+    recipe: Recipe
+    plan: Plan
+    group: ProcessGroup
+    looks_ahead: bool = False
+    data: str
+    """Fingerprint of its rows."""
+    data_bytes: int = 0
+    """Size of its rows on disk."""
+    per_device: int
+    """Micro-batch, in rows."""
+    scored_rows: int
+    """Held-out rows per scoring pass."""
+    planned_steps: int
+    most_steps: float | None = None
+    """The most steps that a faster machine may take in the time; None: no more than planned."""
+    decays: bool = True
+    """Whether a changed schedule changes a learning rate."""
+    evaluation_steps: Collection[int]
+    """Steps after which held-out rows are scored."""
+    tokens_per_step: float
+    unit: str = "step"
+
+    @property
+    @abstractmethod
+    def saveable(self) -> Saveable:
+        """What its checkpoints hold, besides `saved_values`."""
+
+    @abstractmethod
+    def build(self, fresh: bool) -> None:
+        """Make the model on its device; `fresh` where no checkpoint will replace its first weights."""
+
+    @abstractmethod
+    def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep: ...
+
+    @abstractmethod
+    def halve(self) -> int: ...
+
+    @abstractmethod
+    def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
+        """The hooks that write what was learned."""
+
+    @abstractmethod
+    def score(self) -> dict[str, float]:
+        """Scores on the held-out rows during training: "heldout_loss" and others."""
+
+    @abstractmethod
+    def evaluate(self, state: State) -> Evaluation:
+        """Scores on the held-out rows, beside the baselines."""
+
+    def baseline_seconds(self) -> float | None:
+        """About how long the baselines of `evaluate` take on this machine; None: as planned."""
+        return None
+
+    def saved_values(self) -> dict[str, Any]:
+        """What it needs to continue, besides tensors."""
+        return {}
+
+    def put_values(self, values: dict[str, Any]) -> None:  # noqa: ARG002
+        """Restore what `saved_values` returned, after the tensors."""
+        return
+
+    def write_inputs(self, folder: RunFolder) -> None:  # noqa: ARG002
+        """Write what the run must keep of its data, before the first step."""
+        return
+
+    def write_results(self, folder: RunFolder) -> int:  # noqa: ARG002
+        """Write what the run delivers besides its checkpoints, after `evaluate`; returns the bytes."""
+        return 0
+
+    def label(self, state: State) -> int:
+        """The number of a step in the metrics."""
+        return state.step
+
+    def steps_taken(self, state: State) -> int:
+        return state.step
+
+    def tokens_seen(self, state: State) -> int:
+        return round(state.step * self.tokens_per_step)
+
+    def progress(self, state: State) -> tuple[int, int]:
+        """How many units are done, and how many there are."""
+        return state.step, state.schedule.total

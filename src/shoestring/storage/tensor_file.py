@@ -1,0 +1,89 @@
+"""Tensors with a note, in one safetensors file: whole or absent, and checked when read.
+
+The metadata has one key, "about": the note and a CRC-32 of it and of every tensor with its name, type and shape. (With
+several keys, files of equal content may differ in their bytes.) The file is written here, not by the library, which
+leaves a file of its own behind where a process is killed; it is read by the library, which trusts no header.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from shoestring.core.errors import StorageError, VersionError, storage_error
+from shoestring.core.files import whole_file
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+class TensorFile(NamedTuple):
+    """What a file holds."""
+
+    arrays: dict[str, NDArray[Any]]
+    note: str
+
+
+def write_tensors(path: Path, arrays: Arrays, note: str) -> None:
+    """Replace the file at `path`; it is on disk when this returns."""
+    for name, array in arrays.items():
+        if array.dtype.name not in _TYPES or not array.dtype.isnative:
+            raise StorageError(
+                f'{path}: cannot store the tensor "{name}" of dtype {array.dtype}; use {", ".join(_TYPES)}'
+            )
+    header: dict[str, Any] = {"__metadata__": {"about": json.dumps({"note": note, "check": _check(note, arrays)})}}
+    at = 0
+    for name, array in arrays.items():
+        dtype, end = _TYPES[array.dtype.name], at + array.nbytes
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at multiples of eight bytes
+    with whole_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def read_tensors(path: Path) -> TensorFile:
+    """Raises StorageError where the file is absent, or a byte of it is not as written."""
+    try:
+        open(path, "rb").close()  # the system says better than the library why it cannot be read
+    except OSError as cause:
+        raise storage_error("read", path, cause) from cause
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if "about" not in metadata:
+                raise VersionError(f"{path}: not written by this version of shoestring")
+            for name in file.keys():
+                if (dtype := file.get_slice(name).get_dtype()) not in _TYPES.values():
+                    raise StorageError(f'{path}: cannot read the tensor "{name}" of dtype {dtype}')
+            about = json.loads(metadata["about"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+        note, check = about["note"], about["check"]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as cause:
+        raise StorageError(f"{path}: damaged, or not a file of tensors ({cause})") from cause
+    if check != _check(note, arrays):
+        raise StorageError(f"{path}: damaged, its content does not match its checksum")
+    return TensorFile(arrays, note)
+
+
+def _check(note: str, arrays: Arrays) -> int:
+    """CRC-32 of the note and of every tensor with its name, type and shape."""
+    check = zlib.crc32(note.encode())
+    for name, array in sorted(arrays.items()):
+        check = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), check)
+        check = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, check)
+    return check

@@ -1,0 +1,1 @@
+"""Over many runs: laws, optima, comparisons, sweeps."""

@@ -1,0 +1,73 @@
+"""Compare runs over the same compute: a table, a sentence and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.errors import UserError
+from shoestring.core.units import Count, Flops
+from shoestring.report.law_figures import Curve, loss_by_flops
+from shoestring.report.law_page import write_comparison
+from shoestring.studies.run_results import Comparison, Trained, compare, over_flops, read_all
+
+_SHOWN = 10
+"""Lines of the table."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs side by side, for people; `rows[0]` is the head of the table."""
+
+    comparisons: tuple[Comparison, ...]
+    rows: tuple[tuple[str, ...], ...]
+    said: tuple[str, ...]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "first": found.first.name,
+                "second": found.second.name,
+                "params": [found.first.params, found.second.params],
+                "tokens": [found.first.tokens, found.second.tokens],
+                "flops": [row[0] for row in found.rows],
+                "losses": [list(row[1:]) for row in found.rows],
+                "noise": found.noise,
+                "crossings": found.crossings,
+                "verdict": found.verdict,
+            }
+            for found in self.comparisons
+        ]
+
+
+def compare_runs(paths: Sequence[Path], page: Path) -> Compared:
+    """Compare the first run with each of the others, and write a page."""
+    if len(paths) < 2:
+        raise UserError("give at least two runs: shoestring law compare RUN RUN")
+    runs, notes = read_all(paths, "total")
+    found = tuple(compare(runs[0], other) for other in runs[1:])
+    rows = _table(found)
+    said = tuple(f"{c.first.name} ({_size(c.first)}), {c.second.name} ({_size(c.second)}). {c.verdict}" for c in found)
+    figure = loss_by_flops([Curve(over_flops(run), name=f"{run.name}, {_size(run)}") for run in runs])
+    title = " against ".join(run.name for run in runs)
+    write_comparison(page, title, " ".join(c.verdict for c in found), figure, rows)
+    return Compared(found, rows, (*said, *notes))
+
+
+def _size(run: Trained) -> str:
+    return f"{Count(run.params).short()} parameters, {Count(run.tokens).short()} tokens"
+
+
+def _table(found: Sequence[Comparison]) -> tuple[tuple[str, ...], ...]:
+    """Some of the points where each pair was compared, about evenly spaced, with the last one."""
+    head = ("FLOPs", "run", "loss", "other", "loss", "difference")
+    rows = []
+    for pair in found:
+        last = len(pair.rows) - 1
+        for index in sorted({round(last * k / (_SHOWN - 1)) for k in range(_SHOWN)}):
+            flops, x, y = pair.rows[index]
+            names = (pair.first.name, f"{x:.4f}", pair.second.name, f"{y:.4f}")
+            rows.append((Flops(flops).short(), *names, f"{y - x:+.4f}"))
+    return (head, *rows)

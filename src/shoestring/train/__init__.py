@@ -1,1 +1,0 @@
-"""The loop and what belongs to it: learner, course, pace, checkpoints, hooks."""

@@ -1,0 +1,263 @@
+"""Checkpoints: complete or absent, checked when read, written while the run continues.
+
+A checkpoint holds everything a run needs to continue as if it had never stopped: weights, optimizer state, and the
+`State`. It holds no random state, because torch is seeded anew for every step. It is a file of tensors
+(`storage.tensor_file`), or for a sharded model a folder to which every process writes such a file (`sharding`). Any
+number of processes can read either kind.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import RecordError, RunError, StorageError, VersionError, storage_error
+from shoestring.core.files import folder_bytes, make_folder, remove, sweep
+from shoestring.core.schema import Record
+from shoestring.core.specs import CheckpointSpec
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.storage.tensor_file import read_tensors, write_tensors
+from shoestring.training import sharding
+from shoestring.training.schedule import Schedule
+
+_THREAD = ThreadPoolExecutor(1, "checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(Record):
+    """Where a run stands after `step` steps."""
+
+    SCHEMA: ClassVar[str] = "shoestring.state/2"
+
+    recipe: str
+    """Fingerprint of the recipe."""
+    data: str
+    """Fingerprint of the rows."""
+    schedule: Schedule
+    step: int = 0
+    window_nats: float = 0.0
+    """Loss since the last metrics line, summed over `window_count` predictions."""
+    window_count: int = 0
+    best_step: int | None = None
+    best_loss: float | None = None
+    shortened: str | None = None
+    lengthened: str | None = None
+    task: dict[str, Any] = field(default_factory=dict)
+    """What the task needs in addition to continue, as plain values."""
+
+
+class Saveable(Protocol):
+    """What a checkpoint is made of."""
+
+    @property
+    def group(self) -> ProcessGroup: ...
+
+    @property
+    def sharded(self) -> bool:
+        """Whether every process has a part of the tensors."""
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Everything to save, by name, on the device; for a sharded model the parts of this process."""
+
+    def placement(self, name: str) -> Tensor | None:
+        """The parameter that a saved tensor is divided like; None: it is not divided."""
+
+    def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore these tensors: whole ones, or the parts of this process."""
+
+    def misfits(self, shapes: Mapping[str, torch.Size]) -> list[str]:
+        """Names of the weights that these tensors lack, or have in another shape."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last `keep`, and the best."""
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder = folder
+        self.keep = keep
+        self.peak_bytes = 0
+        """Most bytes on disk that checkpoints took at once."""
+        self.slowest = 0.0
+        """Seconds that the slowest one took, from the first copy until it was on disk."""
+        self.written = 0
+        """How many this process has written."""
+        self._writing: Future[None] | None = None
+
+    def path(self, step: int) -> Path:
+        """Path of a checkpoint that is one file."""
+        return self.folder / f"step-{step:09d}.safetensors"
+
+    def parts(self, step: int) -> Path:
+        """Path of a checkpoint that is a folder."""
+        return self.folder / f"step-{step:09d}.parts"
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, latest first."""
+        self.wait()
+        return self._steps()
+
+    def _steps(self) -> list[int]:
+        names = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.*"))
+        return sorted({int(name) for name in names if name.isdecimal()}, reverse=True)
+
+    def save(self, worker: Saveable, state: State, wait: bool = True) -> None:
+        """Save the current tensors, all processes together. A thread writes them; with `wait` they are then on disk.
+
+        An error in writing the previous checkpoint is raised here.
+        """
+        group, started = worker.group, time.perf_counter()
+        group.on_all(self._begin, group)
+        if worker.sharded or group.rank == 0:
+            tensors, note = _copied(worker.saved_tensors(), group.device), json.dumps(state.to_dict())
+            if worker.sharded:
+                path = self.parts(state.step)
+                parts = {name: sharding.part_of(tensor, worker.placement(name)) for name, tensor in tensors.items()}
+                write = partial(sharding.write_folder, path, parts, note, group)
+            else:
+                path = self.path(state.step)
+                write = partial(write_tensors, path, {name: tensor.numpy() for name, tensor in tensors.items()}, note)
+            self._writing = _THREAD.submit(self._write, path, write, state, group.rank == 0, started)
+        if wait:
+            group.on_all(self.wait)
+
+    def wait(self) -> None:
+        """Wait until the last one is on disk; raises its error, if any."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _begin(self, group: ProcessGroup) -> None:
+        self.wait()
+        if group.rank == 0:
+            make_folder(self.folder)
+            sweep(self.folder)
+
+    def _write(self, path: Path, write: Callable[[], None], state: State, first: bool, started: float) -> None:
+        """Write a checkpoint; then the first process removes those that are not kept."""
+        try:
+            write()
+            if first:
+                self._prune(path, state)
+        except (OSError, StorageError) as error:
+            cause = error.__cause__ if isinstance(error, StorageError) else error
+            if not isinstance(cause, OSError):
+                raise
+            raise storage_error("write the checkpoint", path, cause) from cause
+        self.slowest = max(self.slowest, time.perf_counter() - started)
+        self.written += 1
+
+    def _prune(self, path: Path, state: State) -> None:
+        for other in {self.path(state.step), self.parts(state.step)} - {path}:
+            remove(other)
+        self.peak_bytes = max(self.peak_bytes, folder_bytes(self.folder))
+        kept = {*self._steps()[: self.keep], state.best_step}
+        for step in self._steps():
+            if step not in kept:
+                remove(self.path(step))
+                remove(self.parts(step))
+
+    def latest(self) -> tuple[int | None, list[str]]:
+        """The step of the newest intact checkpoint, and a line for every newer one that is damaged."""
+        damaged: list[str] = []
+        if (older := self.folder / "fit.safetensors").exists():
+            raise VersionError(f"{older}: the checkpoint of an HMM, not written by this version of shoestring")
+        for step in self.steps():
+            try:
+                self.open(step)
+                return step, damaged
+            except VersionError:  # not damaged: a run must not begin anew beside it
+                raise
+            except StorageError as cause:
+                damaged.append(str(cause))
+        return None, damaged
+
+    def find(self, which: CheckpointSpec, run: Path) -> Opened:
+        """The newest intact checkpoint, the best one according to it, or that of a step."""
+        last, damaged = self.latest()
+        if last is None:
+            raise RunError("\n  ".join([f"{run} has no intact checkpoint yet", *damaged]))
+        opened = self.open(last)
+        steps, best = self.steps(), opened.state.best_step
+        step = best if which == "best" else last if which == "last" else which.step
+        if step == last:
+            return opened
+        if step not in steps:
+            names = ["last", *(["best"] if best in steps else []), *map(str, steps[::-1])]
+            raise RunError(f'{run} has no checkpoint "{which}"; it has {", ".join(names)}')
+        return self.open(step)
+
+    def restore(self, step: int, worker: Saveable, recipe: str, data: str) -> State:
+        """Put a checkpoint's tensors into a worker, all processes together; any number of processes may have saved it.
+
+        A checkpoint of another recipe, other data or another model is refused before anything is changed.
+        """
+        opened, tensors = worker.group.on_all(self._read, step, worker, recipe, data)
+        worker.put_tensors(tensors)
+        return opened.state
+
+    def _read(self, step: int, worker: Saveable, recipe: str, data: str) -> tuple[Opened, dict[str, Tensor]]:
+        opened = self.open(step, worker.group)
+        if opened.state.recipe != recipe:
+            raise RunError(f"{opened.path} belongs to another recipe ({opened.state.recipe}, not {recipe})")
+        if opened.state.data != data:
+            raise RunError(f"{opened.path} was trained on other data ({opened.state.data}, not {data})")
+        if wrong := worker.misfits(opened.shapes):
+            raise RunError(
+                f"{opened.path} belongs to another model: {len(wrong)} tensors are missing or of another shape, as "
+                f"{wrong[0]}"
+            )
+        return opened, opened.read({name: worker.placement(name) for name in opened.shapes})
+
+    def open(self, step: int, group: ProcessGroup | None = None) -> Opened:
+        """An intact checkpoint; the processes of a group share the checks of a folder's files."""
+        path = self.parts(step)
+        if path.is_dir():
+            note, shapes = sharding.check_folder(path, group)
+            return Opened(path, _state(note, path), shapes, partial(sharding.read_folder, path))
+        path = self.path(step)
+        arrays, note = read_tensors(path)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+        def read(likes: sharding.Likes) -> dict[str, Tensor]:
+            return {name: sharding.own_part(tensor, likes.get(name)) for name, tensor in tensors.items()}
+
+        return Opened(path, _state(note, path), shapes, read)
+
+
+class Opened(NamedTuple):
+    """A checkpoint, and how to read its tensors: whole, or the parts of this process."""
+
+    path: Path
+    state: State
+    shapes: dict[str, torch.Size]
+    read: Callable[[sharding.Likes], dict[str, Tensor]]
+
+
+def _state(note: str, path: Path) -> State:
+    try:
+        return State.from_dict(json.loads(note), str(path))
+    except VersionError:
+        raise
+    except (ValueError, RecordError) as cause:
+        raise StorageError(f"{path}: not a checkpoint ({cause})") from cause
+
+
+def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies in host memory, so that the run may continue while they are written."""
+    found = {}
+    for name, tensor in tensors.items():
+        here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        found[name] = here.copy_(tensor, non_blocking=True)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return found

@@ -1,0 +1,293 @@
+"""A model and its optimizer on a device: the one place where gradients are computed and applied.
+
+The probe measures this code, so that what is planned is what runs. `accumulate` and `update` do not wait for the
+device: their results stay there until they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shoestring.core.errors import Fault
+from shoestring.core.recipe import Train
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import LanguageModel, weights_of
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.training.graphs import Recordings
+from shoestring.training.optimizer import Optimizer, squared_norm
+from shoestring.training.sharding import forget_whole, local_part, shard_model
+
+ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The fastest first; the first one that applies is used."""
+SomeRows = Batch | Tensor | NDArray[np.int64]
+"""A batch, or the ids of rows that are one stream, (rows, length + 1)."""
+
+
+class Tally(NamedTuple):
+    """The loss of some rows, on the device, not divided yet."""
+
+    nats: Tensor
+    predictions: int
+    fitted: bool = True
+    """Whether the memory sufficed; if not, there is no gradient."""
+
+
+class Update(NamedTuple):
+    """The result of a step, on the device, over all processes."""
+
+    nats: Tensor
+    predictions: Tensor
+    norm: Tensor
+    """Of the gradient, before clipping."""
+    unfitted: Tensor
+    """Processes that ran out of memory; if there are any, the update was not made."""
+    others: Tensor
+    """The sums of the other numbers."""
+
+
+class OutOfMemory(Fault):
+    """A sharded model ran out of memory, and its processes must start again."""
+
+    def __init__(self, rows: int, scored: bool = False):
+        self.half, self.scored = half(rows), scored
+        use = "scoring" if scored else "training"
+        super().__init__(
+            f"{use} with a micro-batch of {rows} does not fit the memory; the same command continues with {self.half}"
+        )
+
+
+def half(rows: int) -> int:
+    """Half of a micro-batch, rounded up; raises a Fault if it has only one row."""
+    if rows == 1:
+        raise Fault("a single row does not fit the memory; take a smaller model or data.length")
+    return -(-rows // 2)
+
+
+class Learner:
+    """Accumulate gradients over micro-batches, then update once."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        settings: Train,
+        device: torch.device,
+        group: ProcessGroup | None = None,
+        shard: bool = False,
+    ):
+        self.model = model.to(device)
+        self.device, self.group = device, group or ProcessGroup(0, 1, device)
+        self.sharded = shard and self.group.world > 1
+        self.bf16 = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
+        self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
+        for block in self.model.blocks:
+            setattr(block, "recompute", settings.recompute)  # noqa: B010 (a module's attributes are typed as tensors)
+            if self.compiled:
+                block.compile(dynamic=False)
+        if self.compiled:
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # shapes are measured
+        if self.sharded:
+            shard_model(self.model)
+        self.parameters = dict(self.model.named_parameters())
+        self.weights = weights_of(self.model)
+        """Parameters and saved buffers."""
+        self.optimizer = Optimizer(self.model, settings)
+        self._recordings: Recordings | None = None
+        if self.compiled and device.type == "cuda" and not self.sharded:
+            self._recordings = Recordings(self._loss, [p for p in self.parameters.values() if p.requires_grad])
+        self._fresh = True
+        """Whether no gradient has been computed since the last update."""
+        self._prepared = False
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The context of products and attention: their type, and the order of kernels."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            if self.device.type != "cuda":
+                yield
+                return
+            with sdpa_kernel(ATTENTION, set_priority=True):
+                yield
+
+    def accumulate(self, rows: SomeRows, per_device: int) -> Tally:
+        """Add the gradient of the summed loss of all rows, in micro-batches of `per_device` rows."""
+        batch, nats = Batch.of(rows), torch.zeros((), device=self.device, dtype=torch.float64)
+        predictions = batch.predictions()
+        parts = [part.to(self.device) for part in batch.split(per_device)]
+        try:
+            self._prepare()
+            recording = None if self._recordings is None else self._recordings.of(parts, begin=self._fresh)
+            for number, part in enumerate(parts):
+                if recording is not None:
+                    nats += recording.replay(part, self._fresh)
+                else:
+                    if isinstance(self.model, FSDPModule):  # sum over the processes in the last pass only
+                        self.model.set_requires_gradient_sync(number == len(parts) - 1)
+                    loss = self._loss(part)
+                    loss.backward()
+                    nats += loss.detach()
+                self._fresh = False
+            return Tally(nats, predictions)
+        except torch.OutOfMemoryError as cause:
+            if self.sharded:
+                # The others wait in the middle of this pass for collectives of this process, which are matched by
+                # their order alone, and autograd cannot continue a backward pass from the middle. So the processes
+                # cannot agree to repeat the step: this one ends, torchrun ends the others, and all start again.
+                raise OutOfMemory(per_device) from cause
+        self.forget()
+        return Tally(torch.zeros_like(nats), predictions, fitted=False)
+
+    def _prepare(self) -> None:
+        """Allocate what is kept before the first pass: between tensors that are freed, it would fragment memory."""
+        if not self._prepared:
+            self.optimizer.prepare()
+            if self.device.type == "cuda":
+                small = torch.zeros(16, 16, device=self.device)
+                small @ small  # the workspace of all products
+            self._prepared = True
+
+    def rehearse(self, rows: SomeRows) -> bool:
+        """Record the passes over rows of a shape that was seen once, if possible; leaves no gradient."""
+        recording = None
+        try:
+            if self._recordings is not None:
+                part = Batch.of(rows).to(self.device)
+                recording = self._recordings.of([part], begin=True)
+                if recording is not None:
+                    recording.rehearse(part)
+        except torch.OutOfMemoryError:
+            self.forget()
+            raise
+        self.optimizer.clear()
+        self._fresh = True
+        return recording is not None
+
+    def _loss(self, part: Batch) -> Tensor:
+        with self.precision():
+            loss: Tensor = self.model(part)
+        return loss
+
+    def forget(self) -> None:
+        """Drop the gradient."""
+        self._fresh = True
+        self.optimizer.clear()
+        if self._recordings is not None:
+            self._recordings.drop()
+        self._free()
+
+    def _free(self) -> None:
+        """Free memory that is cached for shapes that will not recur."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def update(self, tally: Tally, lr: float, others: Sequence[float] = ()) -> Update:
+        """Add up the gradients of all processes, divide them once by all predictions, clip, take a step and clear.
+
+        If the norm is not finite or a process ran out of memory, neither this step nor any later one is taken.
+        """
+        numbers = (tally.predictions, not tally.fitted, *others)
+        sums = torch.stack([tally.nats, *(torch.full_like(tally.nats, float(number)) for number in numbers)])
+        gradients = self.optimizer.gradients()
+        self.group.all_reduce([sums] if self.sharded else [*gradients, sums])
+        square = squared_norm(gradients)
+        if self.sharded:
+            self.group.all_reduce([square])
+        nats, predictions, unfitted = sums[:3]
+        norm = self.optimizer.step(square, predictions, unfitted, lr)
+        self._fresh = True
+        return Update(nats, predictions, norm, unfitted, sums[3:])
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Everything to save, by name, on the device; for a sharded model the parts of this process."""
+        found = {f"model/{name}": tensor.detach() for name, tensor in self.optimizer.masters.items()}
+        others = {name: kept for name, kept in self.weights.items() if name not in self.optimizer.masters}
+        found |= {f"model/{name}": local_part(kept).detach() for name, kept in others.items()}
+        return found | self.optimizer.tensors()
+
+    def placement(self, name: str) -> Tensor | None:
+        """The parameter that a saved tensor belongs to, and is divided like."""
+        if not self.sharded:
+            return None
+        kind, _, rest = name.partition("/")
+        return self.parameters.get(rest.partition("/")[2] if kind == "optimizer" else rest)
+
+    @torch.no_grad()
+    def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore these tensors: whole ones, or the parts of this process."""
+        for name, kept in self.weights.items():
+            local_part(kept).copy_(tensors[f"model/{name}"])
+        self.optimizer.restore(tensors)
+
+    def misfits(self, shapes: Mapping[str, torch.Size]) -> list[str]:
+        """Names of the weights that these tensors lack, or have in another shape."""
+        return [name for name, kept in self.weights.items() if shapes.get(f"model/{name}") != kept.shape]
+
+    def score(self, rows: SomeRows, per_device: int) -> Tensor:
+        """The loss of every prediction, (rows, length), on the CPU in float64; no gradient, no change of state.
+
+        NaN where nothing is predicted, so that `nanmean` is the mean over the predictions. The processes share the
+        rows, and each gets the losses of all.
+        """
+        batch = Batch.of(rows)
+        share = -(-len(batch.ids) // self.group.world)
+        own = torch.arange(len(batch.ids))[self.group.rank * share :][:share]
+        losses = torch.zeros(batch.targets().shape, dtype=torch.float64, device=self.device)
+        # all processes of a sharded model take part in every pass, with any row if none is left
+        scored = torch.cat([own, own.new_zeros(share - len(own))]) if self.sharded else own
+        if len(scored):
+            found = self._passes(batch.take(scored), per_device, lambda part: self.model.token_losses(part).double())
+            losses[own] = found[: len(own)]
+        self.group.all_reduce([losses])
+        return losses.cpu().masked_fill(~batch.predicted().cpu(), math.nan)
+
+    def log_probs(self, rows: SomeRows, per_device: int) -> Tensor:
+        """The log-probabilities of every next token, (rows, length, vocabulary), on the CPU in float32: also where a
+        batch predicts nothing."""
+        return self._passes(
+            Batch.of(rows), per_device, lambda part: self.model.logits(part.inputs()).float().log_softmax(-1).cpu()
+        )
+
+    def _passes(self, batch: Batch, per_device: int, score: Callable[[Batch], Tensor]) -> Tensor:
+        """The scores of all rows, in micro-batches of `per_device`, or of half as many if the memory does not suffice.
+
+        For a compiled model, the last row is repeated to fill the last micro-batch, so that the shape stays.
+        """
+        count = len(batch.ids)
+        per_device = min(per_device, count)
+        while True:
+            try:
+                with self.scoring():
+                    found = []
+                    for first in range(0, count, per_device):
+                        numbers = torch.arange(first, first + per_device)
+                        numbers = numbers.clamp(max=count - 1) if self.compiled else numbers[numbers < count]
+                        found.append(score(batch.take(numbers).to(self.device)))
+                return torch.cat(found)[:count]
+            except torch.OutOfMemoryError as cause:
+                if self.sharded:
+                    raise OutOfMemory(per_device, scored=True) from cause
+            self._free()
+            per_device = half(per_device)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Evaluation mode: no dropout, no gradients, and the running means of the weights if there are any."""
+        self.model.eval()
+        self.optimizer.swap_averages()
+        try:
+            with torch.no_grad(), self.precision():
+                yield
+        finally:
+            if self.sharded:
+                forget_whole(self.model)
+            self.optimizer.swap_averages()
+            self.model.train()

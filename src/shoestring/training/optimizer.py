@@ -1,0 +1,161 @@
+"""The update of the weights: gradients are divided, clipped and applied on the device, without waiting for it.
+
+A gradient is a sum over predictions. Their number and the factor of clipping are one divisor on the device, which
+AdamW's kernel takes. So gradients are read only twice: for their norm and for the update.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.recipe import Train
+from shoestring.core.registry import registry
+from shoestring.models.language_model import LanguageModel
+from shoestring.training.sharding import local_part
+
+
+class Weights(NamedTuple):
+    """The weights of a network, grouped for update rules."""
+
+    plain: list[Tensor]
+    """Gains, biases and embeddings, which do not decay."""
+    decayed: list[Tensor]
+    """Matrices outside the blocks."""
+    matrices: list[Tensor]
+    """Matrices of the blocks, which decay too."""
+
+
+class Optimizer:
+    """The optimizers of torch that make up an update rule, as one.
+
+    `masters` are the parts of sharded parameters that this process updates, by name.
+    """
+
+    def __init__(self, model: LanguageModel, settings: Train):
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.masters = {name: local_part(p) for name, p in self._parameters.items()}
+        self.clip, self.ema = settings.clip, settings.ema
+        device = next(iter(self.masters.values())).device
+        self.refused = torch.zeros((), device=device)
+        """1 after the first gradient that was not finite: no more updates are made."""
+        decayed, inside = ({id(p) for p in group} for group in (model.decayed(), model.blocks.parameters()))
+        weights = Weights([], [], [])
+        for name, p in self._parameters.items():
+            matrix = p.ndim == 2 and id(p) in inside
+            group = weights.plain if id(p) not in decayed else weights.matrices if matrix else weights.decayed
+            group.append(self.masters[name])
+        made = registry("optimizer")[settings.optimizer].build(weights, settings)
+        self.optimizers = [each if hasattr(each, "prepare") else Waiting(each) for each in made]
+        self._owner = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
+        self.averages = {name: p.detach().clone() for name, p in self.masters.items()} if self.ema else {}
+        self.updates = torch.zeros((), device=device)
+        """Updates so far; the running mean of the weights decays faster at first."""
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Allocate the state of the optimizers."""
+        for optimizer in self.optimizers:
+            optimizer.prepare()
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients of all parameters, or of their parts in this process; zeros if none was computed."""
+        for p in self._parameters.values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return [local_part(p.grad) for p in self._parameters.values() if p.grad is not None]
+
+    def clear(self) -> None:
+        for p in itertools.chain(self._parameters.values(), self.masters.values()):
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self, squared_norm: Tensor, predictions: Tensor, refuse: Tensor, lr: float) -> Tensor:
+        """Divide the gradients by `predictions`, clip them, update the weights; returns the norm before clipping.
+
+        `squared_norm` is that of all gradients before the division. If the norm is not finite or `refuse` is not 0,
+        neither this step nor any later one is taken. All arguments except the rate are on the device.
+        """
+        norm = squared_norm.sqrt() / predictions
+        self.refused.copy_((self.refused > 0) | (refuse > 0) | ~norm.isfinite())
+        scale = (predictions * (norm / self.clip).clamp(min=1.0)).float()
+        for name, p in self._parameters.items():
+            self.masters[name].grad = None if p.grad is None else local_part(p.grad)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.grad_scale, optimizer.found_inf = scale, self.refused
+            optimizer.step()
+        if self.averages:
+            self.updates += 1 - self.refused
+            decay = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.ema)
+            share = (1 - decay) * (1 - self.refused)
+            for name, average in self.averages.items():  # in place: a copy of all weights may not fit
+                average.lerp_(self.masters[name], share)
+        self.clear()
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything besides the weights that an update depends on, by name."""
+        found = {f"ema/{name}": tensor for name, tensor in self.averages.items()}
+        if self.averages:
+            found["ema updates"] = self.updates
+        for optimizer, (name, master) in itertools.product(self.optimizers, self.masters.items()):
+            for key, value in optimizer.state.get(master, {}).items():
+                found[f"optimizer/{key}/{name}"] = value
+        return found
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the result of `tensors`."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        for full, value in tensors.items():
+            kind, _, rest = full.partition("/")
+            if kind == "optimizer":
+                key, _, name = rest.partition("/")
+                master = self.masters[name]
+                self._owner[id(master)].state[master][key] = value.to(master.device, copy=True)
+        for name, average in self.averages.items():
+            average.copy_(tensors[f"ema/{name}"])
+        if self.averages:
+            self.updates.copy_(tensors["ema updates"])
+        self.refused.zero_()
+
+    @torch.no_grad()
+    def swap_averages(self) -> None:
+        """Exchange the weights and their running means; a second call undoes it."""
+        for name, average in self.averages.items():
+            master = self.masters[name]
+            kept = master.detach().clone()
+            master.copy_(average)
+            average.copy_(kept)
+
+
+class Waiting:
+    """An optimizer of torch without a divisor or refused steps: the host waits for the device and decides."""
+
+    grad_scale: Tensor
+    found_inf: Tensor
+
+    def __init__(self, inner: torch.optim.Optimizer):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def prepare(self) -> None:
+        """Its state is made by the first update."""
+
+    def step(self) -> None:
+        if self.found_inf.item():
+            return
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.grad = p.grad / self.grad_scale
+        self.inner.step()
+
+
+def squared_norm(gradients: list[Tensor]) -> Tensor:
+    """The sum of all squares, float32."""
+    return torch.stack(torch._foreach_norm(gradients)).float().square().sum()

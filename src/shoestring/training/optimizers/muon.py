@@ -1,0 +1,62 @@
+"""Muon with updates that the device can refuse, so that the host need not wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+from shoestring.core.recipe import Train
+from shoestring.training.optimizers.adamw import adamw_of
+
+if TYPE_CHECKING:
+    from shoestring.training.optimizer import Weights
+
+
+class Muon(torch.optim.Muon):
+    """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
+
+    The state is that of torch's Muon, with Nesterov's momentum.
+    """
+
+    grad_scale: Tensor
+    found_inf: Tensor
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        refused = self.found_inf > 0
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for p in (p for p in group["params"] if p.grad is not None):
+                gradient, mean = p.grad / self.grad_scale, self._mean(p)
+                moved = mean.lerp(gradient, 1 - momentum)
+                update = _zeropower_via_newtonschulz(
+                    gradient.lerp(moved, momentum), group["ns_coefficients"], group["ns_steps"], group["eps"]
+                )
+                adjusted = _adjust_lr(lr, group["adjust_lr_fn"], p.shape)
+                updated = (p * (1 - lr * group["weight_decay"])).add_(update, alpha=-adjusted)
+                mean.copy_(torch.where(refused, mean, moved))
+                p.copy_(torch.where(refused, p, updated))
+
+    def prepare(self) -> None:
+        """Allocate missing state."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._mean(p)
+
+    def _mean(self, p: Tensor) -> Tensor:
+        if "momentum_buffer" not in self.state[p]:
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        mean: Tensor = self.state[p]["momentum_buffer"]
+        return mean
+
+
+def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for all other weights."""
+    found: list[torch.optim.Optimizer] = [adamw_of(weights.plain, weights.decayed, settings)]
+    if weights.matrices:
+        decay = settings.weight_decay
+        found.append(Muon(weights.matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    return found

@@ -1,0 +1,179 @@
+"""Weights, gradients and optimizer state divided over the processes (FSDP), and the checkpoint of such a model.
+
+The checkpoint is a folder with a file of tensors from every process, which holds that process' part of each tensor. Its
+note has the number of files, the run's state, and for every tensor the shape of the whole and the first row of the
+part: FSDP divides tensors by rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from shoestring.core.errors import StorageError
+from shoestring.core.files import make_folder, remove, sync, temporary_name
+from shoestring.models.language_model import LanguageModel
+from shoestring.parallel.process_group import ProcessGroup, host_group
+from shoestring.storage.tensor_file import read_tensors, write_tensors
+
+Likes = Mapping[str, Tensor | None]
+"""By the name of a saved tensor: the parameter that it belongs to and is divided as; None: it is not divided."""
+
+
+def shard_model(model: LanguageModel) -> None:
+    """Divide a model in place: block by block, and the rest together. Gradients are summed, not averaged."""
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    for name in ("token_losses", "logits"):
+        register_fsdp_forward_method(model, name)
+    host_group()  # a collective call: here all processes are together
+
+
+def forget_whole(model: LanguageModel) -> None:
+    """Free the whole weights that a pass without gradients keeps for a backward pass that never comes."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This process' part of a sharded tensor, in the same memory; any other tensor itself."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Part(NamedTuple):
+    """A process' part of a tensor, on the CPU."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    """Of the whole."""
+    first: int
+    """Row of the whole that the part begins at."""
+
+
+def part_of(tensor: Tensor, like: Tensor | None) -> Part:
+    """A tensor as the part that it is if divided as `like`, or as a whole one if its shape is not that of a part."""
+    if not isinstance(like, DTensor) or tensor.shape != local_part(like).shape:
+        return Part(tensor, tuple(tensor.shape), 0)
+    return Part(tensor, tuple(like.shape), _rows(like)[0])
+
+
+def _rows(like: DTensor) -> tuple[int, int]:
+    """First row of a sharded parameter in this process, and the one after the last: chunks of equal size."""
+    rows, world, rank = like.shape[0], like.device_mesh.size(), like.device_mesh.get_local_rank()
+    chunk = -(-rows // world)
+    first = min(rank * chunk, rows)
+    return first, min(first + chunk, rows)
+
+
+def own_part(whole: Tensor, like: Tensor | None) -> Tensor:
+    """This process' part of a whole tensor that is divided as `like`; all of it if `like` has another shape."""
+    if not isinstance(like, DTensor) or whole.shape != like.shape:
+        return whole
+    first, last = _rows(like)
+    return whole[first:last]
+
+
+def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: ProcessGroup) -> None:
+    """Write the files of all processes, then give the folder its name. If one process fails, all raise its error."""
+    temporary = folder.with_name(f".{folder.name}.tmp")  # the same name on all processes
+
+    def begin() -> None:
+        if group.rank == 0:
+            remove(temporary)  # of an earlier attempt
+            make_folder(temporary)
+
+    def write_own() -> None:
+        where = {name: [list(part.shape), part.first] for name, part in parts.items()}
+        note = json.dumps({"files": group.world, "state": state, "parts": where})
+        write_tensors(_file(temporary, group.rank), {name: part.tensor.numpy() for name, part in parts.items()}, note)
+        sync(temporary)
+
+    try:
+        for act in (begin, write_own):
+            error: OSError | StorageError | None = None
+            try:
+                act()
+            except (OSError, StorageError) as cause:
+                error = cause.__cause__ if isinstance(cause.__cause__, OSError) else cause  # it alone can be sent
+            errors: list[Any] = [None] * group.world
+            dist.all_gather_object(errors, error, group=host_group())
+            for each in errors:
+                if each is not None:
+                    raise each
+        if group.rank == 0:
+            old = temporary_name(folder)
+            if folder.is_dir():  # it is damaged, or its step would not be taken again
+                os.rename(folder, old)
+            os.rename(temporary, folder)
+            sync(folder.parent)
+            remove(old)
+    finally:
+        if group.rank == 0:
+            remove(temporary)
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"part-{rank:05d}.safetensors"
+
+
+def check_folder(folder: Path, group: ProcessGroup | None) -> tuple[str, dict[str, torch.Size]]:
+    """The state, and the shapes of all tensors; raises StorageError if a file is damaged.
+
+    The processes of a group share the files: each checks some of them.
+    """
+    files, state, where = _note(folder, 0)
+    for rank in range(group.rank if group else 0, files, group.world if group else 1):
+        if _note(folder, rank)[0] != files:
+            raise StorageError(f"{_file(folder, rank)}: of another checkpoint than {_file(folder, 0).name}")
+    return state, {name: torch.Size(shape) for name, (shape, _) in where.items()}
+
+
+def _note(folder: Path, rank: int) -> tuple[int, str, dict[str, tuple[list[int], int]]]:
+    file = _file(folder, rank)
+    try:
+        note = json.loads(read_tensors(file).note)
+        where = {name: (shape, first) for name, (shape, first) in note["parts"].items()}
+        return int(note["files"]), str(note["state"]), where
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        raise StorageError(f"{file}: not a part of a checkpoint ({cause!r})") from cause
+
+
+def read_folder(folder: Path, likes: Likes) -> dict[str, Tensor]:
+    """Every tensor, or this process' part of it, on the CPU."""
+    found: dict[str, Tensor] = {}
+    begins: dict[str, int] = {}
+    for rank in range(_note(folder, 0)[0]):
+        arrays, text = read_tensors(_file(folder, rank))
+        for name, (shape, first) in json.loads(text)["parts"].items():
+            part, like = torch.from_numpy(arrays[name]), likes.get(name)
+            if name not in found and list(part.shape) == shape:  # the whole tensor; other files may have it too
+                found[name] = own_part(part, like)
+            elif name not in found:
+                divided = isinstance(like, DTensor) and list(like.shape) == shape
+                begins[name], end = _rows(like) if divided and isinstance(like, DTensor) else (0, shape[0])
+                found[name] = part.new_empty([end - begins[name], *shape[1:]])
+            if name in begins:
+                begin, end = begins[name], begins[name] + len(found[name])
+                low, high = max(begin, first), min(end, first + len(part))
+                if low < high:
+                    found[name][low - begin : high - begin] = part[low - first : high - first]
+    return found

@@ -1,0 +1,120 @@
+"""The steps of a network: step s reads the rows that the source's `order` gives, and updates the weights once."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Fault
+from shoestring.core.recipe import Train
+from shoestring.core.seeds import derive
+from shoestring.data.pack.order import RowIndex
+from shoestring.datasets.source import TokenSource
+from shoestring.models.batch import Batch
+from shoestring.training.learner import Learner, Update, half
+from shoestring.training.loop import Consensus, Report, Requests, Sum
+from shoestring.training.schedule import Schedule, learning_rate
+
+
+class NetworkStep(NamedTuple):
+    """A step that was given to the device."""
+
+    number: int
+    which: RowIndex
+    """Rows of all processes."""
+    rows: Batch
+    """Rows of this process."""
+    lr: float
+    numbers: Tensor
+    """The numbers of `Update`, the requests last; on the host as soon as `done`."""
+    done: torch.cuda.Event | None
+    ended: float | None
+    stepper: Stepper
+
+    def read(self) -> Report:
+        if self.done is not None:
+            self.done.synchronize()
+        nats, predictions, norm, unfitted, *requests = self.numbers.tolist()
+        loss = Sum(nats, round(predictions))
+        if not unfitted:
+            self._check_finite(loss, norm)
+        return Report(loss, self.lr, norm, bool(unfitted), Consensus.of(requests))
+
+    def _check_finite(self, loss: Sum, norm: float) -> None:
+        rows = self.which.rows.tolist()
+        if not loss.predictions:
+            raise Fault(f"step {self.number}: nothing is predicted. Rows: {_some(rows)}")
+        if math.isfinite(loss.nats) and math.isfinite(norm):
+            return
+        what = f"gradient is not finite, though the loss is {loss.mean:.4f}"
+        if not math.isfinite(loss.nats):
+            what, rows = "loss is not finite", self._not_finite() or rows
+        raise Fault(
+            f"step {self.number}: the {what}; the update was not made, and the last checkpoint is good. "
+            f"Rows: {_some(rows)}. A smaller train.lr, a longer train.warmup or a smaller train.clip may help"
+        )
+
+    def _not_finite(self) -> list[int]:
+        """The rows with a loss that is not finite, found by scoring the batch again with the unchanged weights."""
+        learner = self.stepper.learner
+        if learner.group.world > 1:
+            return []
+        wrong = ~learner.score(self.rows, self.stepper.per_device).isfinite() & self.rows.predicted().cpu()
+        return [int(self.which.rows[i]) for i in wrong.any(dim=1).nonzero().flatten().tolist()]
+
+
+class Stepper:
+    """Steps of a learner on a source."""
+
+    looks_ahead = True
+
+    def __init__(
+        self, learner: Learner, source: TokenSource, settings: Train, *, batch: int, per_device: int, seed: int
+    ):
+        self.learner, self._source, self._settings = learner, source, settings
+        self._batch, self.per_device, self._seed = batch, per_device, seed
+
+    def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
+        learner, group = self.learner, self.learner.group
+        index = self._source.order(self._seed, step, self._batch)
+        _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
+        rows = self._source.batch(index.share(group.rank, group.world))
+        lr = learning_rate(self._settings, schedule.progress(step + 0.5))
+        tally = learner.accumulate(rows, self.per_device)
+        numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))
+        return NetworkStep(step, index, rows, lr, numbers, done, time.perf_counter() if done is None else None, self)
+
+    def halve(self) -> int:
+        """Halve the micro-batch; the batch and its order stay."""
+        self.per_device = half(min(self.per_device, self._batch // self.learner.group.world))
+        self.learner.optimizer.refused.zero_()
+        self.learner.forget()
+        return self.per_device
+
+
+def _seed_everything(seed: int, device: torch.device) -> None:
+    """As `torch.manual_seed`, which takes a tenth of a small step on a CPU."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _to_host(update: Update) -> tuple[Tensor, torch.cuda.Event | None]:
+    """The numbers of an update, and the event after which they are on the host."""
+    numbers = torch.cat([number.double().view(-1) for number in update])
+    if numbers.device.type != "cuda":
+        return numbers, None
+    here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    here.copy_(numbers, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return here, done
+
+
+def _some(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown
