@@ -34,13 +34,13 @@ import data_peers
 import numpy as np
 import record
 
-from shoestring.data import packing
-from shoestring.data.fast_words import WordCounter, WordEncoder, byte_batch
-from shoestring.data.shards import write_shard
-from shoestring.data.sources import Stories
-from shoestring.data.store import Manifest, ShardEntry, SplitEntry, Store, StorePaths, write_tokenizer
-from shoestring.data.subwords import load_subwords
-from shoestring.data.tokenizers import SymbolTokenizer, tokenizer_fingerprint
+from shoestring.data.pack import packing
+from shoestring.data.read.corpora import Stories
+from shoestring.data.store.shards import write_shard
+from shoestring.data.store.store import Manifest, ShardEntry, SplitEntry, Store, StorePaths, write_tokenizer
+from shoestring.data.tokenize.fast_words import WordCounter, WordEncoder
+from shoestring.data.tokenize.subwords import load_subwords
+from shoestring.data.tokenize.tokenizers import ByteTokenizer, SymbolTokenizer, tokenizer_fingerprint
 
 SHARED = record.ROOT.parent / "shared/data"
 ROW_TOKENS = 50_000_000
@@ -73,7 +73,7 @@ def resuming(folder: Path) -> dict[str, float]:
         seal = write_shard(path, drawn, np.array([each], dtype=np.uint64))
         size = path.stat().st_size
         shards.append(ShardEntry(name=path.name, tokens=each, documents=1, bytes=size, seal=seal))
-    write_tokenizer(paths, tokenizer)
+    write_tokenizer(paths.tokenizer, tokenizer)
     split = SplitEntry(tokens=each * len(shards), documents=len(shards), text_bytes=0, shards=tuple(shards))
     manifest = Manifest(
         source={}, tokenizer=tokenizer.spec, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer), vocab_size=50_000,
@@ -85,7 +85,7 @@ def resuming(folder: Path) -> dict[str, float]:
         started = time.perf_counter()
         source = Store(folder).split("train", length)
         opened = time.perf_counter()
-        source.rows(source.order(0, FAR_ROWS // 256, 256))
+        source.rows(source.order(0, FAR_ROWS // 256, 256).rows)
         times["open"].append(opened - started)
         times["batch"].append(time.perf_counter() - opened)
     return {name: statistics.median(values) for name, values in times.items()}
@@ -120,14 +120,15 @@ def tokenizing() -> dict[str, Any]:
         counter = WordCounter()
         for batch in batches:
             counter.add(batch)
-        return counter.most_common(10_000)
+        counted = zip(*counter.counted())
+        return [word for word, _ in sorted(counted, key=lambda pair: (-pair[1], pair[0]))[:10_000]]
 
     encoder = WordEncoder(count(), 2, 1)
     found: dict[str, Any] = {
         "text": name,
         "words_counted_mb_per_cpu_second": rate(count, megabytes),
         "words_encoded_mb_per_cpu_second": rate(lambda: [encoder.encode_batch(batch) for batch in batches], megabytes),
-        "bytes_mb_per_cpu_second": rate(lambda: [byte_batch(batch) for batch in batches], megabytes),
+        "bytes_mb_per_cpu_second": rate(lambda: [ByteTokenizer().encode_batch(batch) for batch in batches], megabytes),
     }
     if (SHARED / "tokenizers/gpt2").is_dir():
         ours = load_subwords(f"file:{SHARED / 'tokenizers/gpt2'}")
@@ -163,7 +164,7 @@ def packed() -> dict[str, Any]:
 PREPARE = """
 import sys
 from shoestring.core.recipe import Data
-from shoestring.data.prepare import prepare
+from shoestring.data.store.prepare import prepare
 prepare(Data(source=f"text:{sys.argv[1]}", tokenizer=sys.argv[3], folder=sys.argv[2]), 0, None)
 """
 

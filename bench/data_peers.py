@@ -3,7 +3,7 @@
     python bench/data_peers.py --peer NAME --folder F --tokens N [--peers FOLDER] [--workers 0 1 2]
 
 prints one JSON line: for every form of the peer the rows and tokens a second of its fastest number of workers, which
-rows of an epoch came, and how long a fresh process needs to go on at a given batch. `measure` is for other scripts.
+rows of an epoch came, and how long a fresh process needs to resume at a given batch. `measure` is for other scripts.
 
 Row i is tokens[1024 i : 1024 i + 1025], uint16 on disk; a batch is (256, 1025) int64 in the main process. All peers
 read the same F/tokens.bin, made where it is missing; what a peer prepares from it stays in F/NAME. Its packages come
@@ -70,7 +70,7 @@ class Reading(NamedTuple):
 
     batches: Iterator[torch.Tensor]
     state: Callable[[], State] | None = None
-    """What to save to go on after the batches taken so far; None where their number is enough."""
+    """What to save to resume after the batches taken so far; None where their number is enough."""
 
 
 class Peer(NamedTuple):
@@ -121,10 +121,10 @@ def nothing(*_: Path) -> None:
 
 def prepare_shoestring(tokens: Path, folder: Path) -> None:
     """A store of one long document, in shards as `shoestring prepare` makes them."""
-    from shoestring.data.passes import SHARD_TOKENS
-    from shoestring.data.shards import write_shard
-    from shoestring.data.store import Manifest, ShardEntry, SplitEntry, StorePaths, write_tokenizer
-    from shoestring.data.tokenizers import SymbolTokenizer, tokenizer_fingerprint
+    from shoestring.data.store.map_stage import SHARD_TOKENS
+    from shoestring.data.store.shards import write_shard
+    from shoestring.data.store.store import Manifest, ShardEntry, SplitEntry, StorePaths, write_tokenizer
+    from shoestring.data.tokenize.tokenizers import SymbolTokenizer, tokenizer_fingerprint
 
     paths, tokenizer = StorePaths(folder), SymbolTokenizer(VOCABULARY)
     ids = np.memmap(tokens, dtype=np.uint16, mode="r")
@@ -134,7 +134,7 @@ def prepare_shoestring(tokens: Path, folder: Path) -> None:
         seal = write_shard(path, part, np.array([len(part)], dtype=np.uint64))
         size = path.stat().st_size
         shards.append(ShardEntry(name=path.name, tokens=len(part), documents=1, bytes=size, seal=seal))
-    write_tokenizer(paths, tokenizer)
+    write_tokenizer(paths.tokenizer, tokenizer)
     manifest = Manifest(
         source={}, tokenizer=tokenizer.spec, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         vocab_size=VOCABULARY, itemsize=2, end=None,
@@ -144,13 +144,15 @@ def prepare_shoestring(tokens: Path, folder: Path) -> None:
 
 
 def open_shoestring(job: Job) -> Reading:
-    from shoestring.data.store import Store
+    from shoestring.data.store.store import Store
 
     source = Store(job.folder).split("train", LENGTH)
 
     def batches() -> Iterator[torch.Tensor]:
         for step in range(passed(job) // job.batch, -(-len(source) // job.batch)):
-            indices = source.order(job.seed, step, job.batch)[: len(source) - step * job.batch]  # to the epoch's end
+            indices = source.order(job.seed, step, job.batch).rows[
+                : len(source) - step * job.batch
+            ]  # to the epoch's end
             yield torch.from_numpy(source.rows(indices))
 
     return Reading(batches())

@@ -6,8 +6,8 @@ On a CPU the peer is hmmlearn (`implementation="scaling"`, float64, one thread; 
 they are pomegranate and PyJuice, from the environment or unpacked in FOLDER. A peer that is missing is null.
 
 Not all is equal. hmmlearn and pomegranate start from our tables; PyJuice draws its own, and runs with the next power of
-two of states, so it does more work a token (1,024 states for our 600). Batches of the peers are fixed numbers that fit,
-not searched for: a peer may be faster at another. Accuracy is ours against float64.
+two of states, so it does more work per token (1,024 states for our 600). Batches of the peers are fixed numbers that
+fit, not searched for: a peer may be faster at another. Accuracy is ours against float64.
 """
 
 from __future__ import annotations

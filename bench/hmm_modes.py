@@ -12,14 +12,15 @@ from pathlib import Path
 
 import record
 import torch
+from curves import loss_curves
 
 from shoestring.core.recipe_file import load
-from shoestring.data.sentence_store import prepare_rows
+from shoestring.data.store.sentence_store import prepare_rows
 from shoestring.hmm.engine import engine
 from shoestring.hmm.fit import Epoch, FitSettings, fit
 from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.parameters import Parameters
-from shoestring.report.figures import epoch_curves, svg
+from shoestring.report.figures import svg
 
 STATES, EPOCHS, SEEDS = 50, 20, (21, 22, 23, 24)
 
@@ -55,7 +56,8 @@ def main() -> None:
     }
     record.write("hmm_modes", values)
     curves = {name: mode["mean"] for name, mode in found.items()}
-    Path(record.ROOT / "docs/hmm_modes.svg").write_text(svg(epoch_curves(curves)) + "\n")
+    figure = svg(loss_curves(curves, "epoch", "held-out loss"))
+    Path(record.ROOT / "docs/images/hmm_modes.svg").write_text(figure + "\n")
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ import record
 import torch
 
 from shoestring.core.recipe import Model, Train
-from shoestring.data.fixed_rows import Job, shard_rows, write_rows
-from shoestring.models import build
-from shoestring.probe.machine import peak_bytes, pick_device, reset_peak
+from shoestring.data.store.fixed_rows import Job, shard_rows, write_rows
+from shoestring.models.language_model import build
+from shoestring.probe.machine import pick_device, reset_peak, resident
 from shoestring.streams.hmm import HmmStream
 from shoestring.streams.source import TRAIN, StreamRows, on_host
-from shoestring.train.learner import Learner
+from shoestring.training.learner import Learner
 
 LENGTH = 100
 SHAPES = ((200, 200), (500, 200))
@@ -187,7 +187,9 @@ def to_a_file(device: torch.device, folder: Path, gigabytes: float) -> dict[str,
     for part in (rows // 4, rows):
         reset_peak(device)
         store(part)
-        peaks[str(part)] = peak_bytes(device)
+        memory = resident()
+        host_peak = None if memory is None else memory.highest
+        peaks[str(part)] = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else host_peak
     pairs = [(store(rows), plain(rows)) for _ in range(3)]
     ours, theirs = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     found = {

@@ -25,20 +25,22 @@ from measure_workloads import recipe_values
 from torch import Tensor
 
 from shoestring.core import recipe_file
-from shoestring.core.recipe import Recipe
-from shoestring.data.sentence_store import prepare_rows
 from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.expect import Counts, expect
-from shoestring.hmm.fit import fit
+from shoestring.hmm.fit import Fit
 from shoestring.hmm.parameters import random_parameters
 from shoestring.probe.machine import pick_device
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import repeat, timed
-from shoestring.stages.hmm_workload import HmmWorkload, alphabet_size, fit_settings
+from shoestring.runs.hmm_task import HmmTask
+from shoestring.runs.hmm_trainee import fit_settings
+from shoestring.runs.hmm_workload import HmmWorkload
 
 BURST = 0.3
 """Seconds of steps that a measurement times at once."""
 MANY = 10**6
+FEWEST = 5
+"""Updates of a fit, however short it is to be."""
 BLOCKS = [(16, 128, 4), (16, 256, 8), (32, 128, 4), (32, 256, 8), (64, 128, 4), (128, 128, 8)]
 TILED_STATES, TILED_ROWS = (200, 500, 1000), (256, 4224)
 """Of --tiles."""
@@ -58,11 +60,10 @@ def measured(work: HmmWorkload, rows: int, seconds: float) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def fitted(recipe: Recipe, tokens: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
+def fitted(task: HmmTask, tokens: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
     """A fit's own updates, from the beginning of one E-step to that of the next; E-steps are waited for."""
     counting, begins = [], []
-    assert recipe.hmm is not None
-    count = engine_of_updates(device, recipe.hmm.update_every)
+    count = engine_of_updates(device, task.hmm.update_every)
 
     def counted(*arguments: Any) -> Counts:
         began = time.perf_counter()
@@ -73,12 +74,10 @@ def fitted(recipe: Recipe, tokens: Tensor, device: torch.device, seconds: float)
         counting.append(time.perf_counter() - began)
         return found
 
+    fit = Fit(tokens, fit_settings(task, MANY), symbols=task.symbols, device=device, count=counted)
     until = time.perf_counter() + seconds
-    settings = fit_settings(recipe, MANY)
-    fit(
-        tokens, settings, symbols=alphabet_size(recipe), device=device, time_left=lambda: until - time.perf_counter(),
-        count=counted,
-    )  # fmt: skip
+    while time.perf_counter() < until or len(begins) < FEWEST:
+        fit.update()
     whole = [after - before for before, after in itertools.pairwise(begins)]
     fifth = max(1, len(whole) // 5)
     return {
@@ -94,7 +93,7 @@ def fitted(recipe: Recipe, tokens: Tensor, device: torch.device, seconds: float)
 def by_tiles(states: int, symbols: int, tokens: Tensor, device: torch.device) -> dict[str, dict[str, float]]:
     """Median seconds of an E-step, replayed, by blocks, with its largest error against float64; what is taken first."""
     from shoestring.hmm import fused
-    from shoestring.hmm.replay import Recorder
+    from shoestring.hmm.fused import Recorder
 
     parameters = random_parameters(states, symbols, 0).to(device, torch.float32)
     exact = expect(parameters.to(dtype=torch.float64), tokens)
@@ -132,20 +131,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         recipe = recipe_file.build(recipe_values("hmm-500", False, Path(scratch), None), "bench/hmm_update.py")
         assert recipe.hmm is not None
-        rows = recipe.hmm.update_every
-        real = torch.from_numpy(prepare_rows(recipe.data, recipe.run.seed, recipe.hmm).train)
-        random = torch.randint(alphabet_size(recipe), tuple(real.shape), dtype=torch.int32)
-        work = HmmWorkload(recipe, Meter(device))
+        task = HmmTask(recipe, recipe.hmm)
+        rows = task.hmm.update_every
+        real = torch.from_numpy(task.rows().train)
+        random = torch.randint(task.symbols, tuple(real.shape), dtype=torch.int32)
+        work = HmmWorkload(task, Meter(device))
         work.steps(rows, 3)
         keep("measured", measured(work, rows, BURST))
         keep("measured, on and on", measured(work, rows, arguments.seconds))
-        keep("fitted to stories", fitted(recipe, real, device, arguments.seconds))
-        keep("fitted to random rows", fitted(recipe, random, device, arguments.seconds))
+        keep("fitted to stories", fitted(task, real, device, arguments.seconds))
+        keep("fitted to random rows", fitted(task, random, device, arguments.seconds))
         keep("measured again", measured(work, rows, BURST))
         if arguments.tiles and device.type == "cuda":
             for states, many in itertools.product(TILED_STATES, TILED_ROWS):
                 some = random.repeat(-(-many // len(random)), 1)[:many]
-                keep(f"{states} states, {many} rows", by_tiles(states, alphabet_size(recipe), some, device))
+                keep(f"{states} states, {many} rows", by_tiles(states, task.symbols, some, device))
         record.write("hmm-update", {"results": results}, arguments.out)
 
 

@@ -1,6 +1,6 @@
 """The fit of a scaling law and its bootstrap, beside the customary way with SciPy, on the 240 Chinchilla points.
 
-    python bench/laws.py [--whole]
+    python bench/laws.py [--whole] [--out FOLDER]
 
 The customary way is BFGS from the 4,500 starts of Hoffmann et al.'s grid, and one start for each resample. By default a
 part of both is run, drawn evenly, and its time scaled to the whole; the record says how many. --whole runs all starts.
@@ -10,11 +10,12 @@ has one thread for both ways: with more, SciPy's L-BFGS-B waits for them far lon
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,17 @@ def peer_bootstrap(points: Points, start: Floats, counts: Floats) -> tuple[dict[
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--whole", action="store_true", help="all starts of the customary way")
+    parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
+    arguments = parser.parse_args()
     points = read_points(TABLE, params="Model Size", flops="Training FLOP", loss="loss")[0].take(slice(5, None))
     fit_surface(points)  # NumPy's own first calls
     fit_spent, fit = timed(lambda: fit_surface(points), _REPEATS)
     bootstrap_spent, bootstrap = timed(lambda: bootstrap_surface(points, fit, RESAMPLES), 3)
     print("ours", fit_spent, bootstrap_spent, flush=True)
 
-    peers = peer_fits(points, len(grid()) if "--whole" in sys.argv else STARTS_RUN)
+    peers = peer_fits(points, len(grid()) if arguments.whole else STARTS_RUN)
     print(peers, flush=True)
     E, A, B, alpha, beta = fit.surface
     counts = draw_counts(len(points), RESAMPLES, 0)[:RESAMPLES_RUN]
@@ -137,7 +142,7 @@ def main() -> None:
                 "failed": bootstrap.failed,
                 "checked": bootstrap.checked,
                 "moved": bootstrap.moved,
-                "standard_errors": bootstrap.standard_errors,
+                "standard_errors": {n: float(np.nanstd(v, ddof=1)) for n, v in bootstrap.values().items()},
                 "a_opt_95": [low, high],
                 "most_above_peer": float(excess.max()),
                 "most_below_peer": float(-excess.min()),
@@ -145,6 +150,7 @@ def main() -> None:
             "peer_fit": peers,
             "peer_bootstrap": peer,
         },
+        arguments.out,
     )
 
 

@@ -39,13 +39,12 @@ import torch
 from measure_workloads import NAMES, PEERS_OWN, RECIPES, TIMEOUT, TINY_BYTES, build_workload, open_trials, write_recipe
 
 from shoestring.core import recipe_file
-from shoestring.core.facts import Machine, Profile
+from shoestring.core.records import Machine, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.probe.machine import describe_machine, pick_device
-from shoestring.probe.search import HOLES, find_largest, margin_bytes
-from shoestring.probe.trials import Trial
-from shoestring.probe.workload import Workload
+from shoestring.probe.search import FRAGMENTATION, find_largest, margin_bytes
+from shoestring.probe.trials import Trial, Workload
 from shoestring.track import read_lines
 
 TOLD = ("largest", "tried", "out_of_memory", "trial_seconds", "seconds", "stopped", "error")
@@ -75,7 +74,7 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
                 trials.close()
             return trials.trial(batch, least=1 if timed else 0)
 
-        holes = HOLES[facts["machine"]["device"]]
+        holes = FRAGMENTATION[facts["machine"]["device"]]
         found = find_largest(trial, limit, margin, TIMEOUT if tiny else SECONDS, first, holes)
     if not found.trials or (last := found.trials[-1]).usage is None:
         raise SystemExit(f"{name}: {found.stopped or 'the system does not tell how much memory is used'}")

@@ -15,11 +15,11 @@ from shoestring.core.files import write_whole
 from shoestring.core.schema import encode
 from shoestring.probe.child import Answer, RemoteTrials, Request, answer, serve
 from shoestring.probe.machine import describe_machine, pick_device
-from shoestring.probe.meter import Meter
-from shoestring.probe.trials import LocalTrials
-from shoestring.probe.workload import Usage, Workload, nothing
-from shoestring.stages.hmm_workload import HmmWorkload
-from shoestring.stages.workload import TrainingWorkload
+from shoestring.probe.meter import Meter, memory_errors
+from shoestring.probe.trials import LocalTrials, Usage, Workload
+from shoestring.runs.hmm_task import HmmTask
+from shoestring.runs.hmm_workload import HmmWorkload
+from shoestring.runs.network_workload import TrainingWorkload
 
 GPT2 = {"family": "gpt2", "width": 768, "layers": 12, "heads": 12}
 PERCEIVER = {"family": "perceiver_ar", "width": 512, "layers": 9, "heads": 8, "latents": 512}
@@ -133,7 +133,7 @@ class TransformersWorkload:
     def forget(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+    def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
         with tempfile.TemporaryFile() as file:
             torch.save([self._model.state_dict(), self._optimizer.state_dict()], file)
             beside()
@@ -150,11 +150,9 @@ class HmmAtOnce(HmmWorkload):
     """An E-step that takes all its rows at once, on any device: a run's own cuts them to fit."""
 
     def accumulate(self, batch: int) -> None:
-        try:
+        with memory_errors():
             self._counts = self._count(self._parameters, self._rows(batch), chunk=batch, limit_bytes=1 << 60)
-            self._wait()
-        except torch.OutOfMemoryError as cause:
-            raise MemoryError(str(cause)) from cause
+            self._meter.wait()
 
 
 def build_workload(name: str, tiny: bool, folder: Path) -> Workload:
@@ -163,11 +161,11 @@ def build_workload(name: str, tiny: bool, folder: Path) -> Workload:
     if name == PEERS_OWN:
         return TransformersWorkload(meter, tiny)
     recipe = recipe_file.load(folder / f"{name}.toml")
-    return TrainingWorkload(recipe, meter) if recipe.hmm is None else HmmAtOnce(recipe, meter)
+    return TrainingWorkload(recipe, meter) if recipe.hmm is None else HmmAtOnce(HmmTask(recipe, recipe.hmm), meter)
 
 
 def serve_workload(name: str, tiny: bool, folder: Path) -> None:
-    """What `shoestring.stages.trial` is for a recipe, of any workload here."""
+    """What `shoestring.runs.probe_server` is for a recipe, of any workload here."""
     built: list[Workload] = []
     meter = Meter(pick_device())
 
@@ -187,7 +185,7 @@ def open_trials(name: str, tiny: bool, folder: Path) -> RemoteTrials:
     if name == PEERS_OWN or "hmm" in RECIPES[name]:
         command = [sys.executable, __file__, name, str(folder), *(["--tiny"] if tiny else [])]
     else:
-        command = [sys.executable, "-m", "shoestring.stages.trial", str(folder / f"{name}.toml"), "0", "random"]
+        command = [sys.executable, "-m", "shoestring.runs.probe_server", str(folder / f"{name}.toml"), "0", "random"]
     return RemoteTrials(command, TIMEOUT)
 
 

@@ -16,8 +16,9 @@ import record
 
 from shoestring.core import recipe_file
 from shoestring.core.run_folder import RunFolder
-from shoestring.stages.measure import Measuring, ensure_profile
-from shoestring.stages.voice import Voice
+from shoestring.runs.measure import Measuring, ensure_profile
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.task import task_of
 
 RECIPE = record.ROOT / "recipes" / "stories_llama.toml"
 COMMANDS = {
@@ -42,8 +43,13 @@ def plans_of_a_recipe(folder: str) -> dict[str, list[str]]:
     """Commands that plan a recipe which was measured; the profile is in `folder`."""
     change = f"run.folder={folder}"
     recipe = recipe_file.load(RECIPE, [change])
-    ensure_profile(recipe, RunFolder.of(recipe), Voice(), Measuring(seconds=1.0, fresh=True))
-    questions = ([], ["--what-if", "model.width=64"], ["--law", "chinchilla"], ["--card", "NVIDIA H200"])
+    ensure_profile(task_of(recipe), RunFolder.of(recipe), Reporter(), Measuring(seconds=1.0, fresh=True))
+    questions: tuple[list[str], ...] = (
+        [],
+        ["--what-if", "model.width=64"],
+        ["--law", "chinchilla"],
+        ["--gpu", "NVIDIA H200"],
+    )
     plain = ["-m", "shoestring", "plan", str(RECIPE), "--set", change]
     return {" ".join([f"shoestring plan {RECIPE.relative_to(record.ROOT)}", *more]): plain + more for more in questions}
 

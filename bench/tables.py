@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md from the records in results/.
+"""Write the generated parts of README.md and of docs/ from the records in results/.
 
     python bench/tables.py [--check]
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs/get-started.md", ROOT / "docs/benchmarks.md")
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -36,9 +36,73 @@ def demo_table() -> str:
         error = outcome["seconds"] / plan["seconds"] - 1
         lines.append(
             f"| {_machine(r)} | {r['seconds']:.0f} s | {outcome['tokens'] / 1e6:.2f} M | {evaluation['loss']:.3f} | "
-            f"{evaluation['strategies']['bigram']:.3f} | {error:+.1%} | {r['commit']}, {r['date']} |\n"
+            f"{evaluation['baselines']['bigram']:.3f} | {error:+.1%} | {r['commit']}, {r['date']} |\n"
         )
     return "".join(lines) + "\nEach by `python bench/demo.py`.\n"
+
+
+def summary_table() -> str:
+    """Ours beside the best peer of the same record, one line for each kind of work."""
+    lines = ["| work | ours | the best other | ratio |\n", "|---|---|---|---|\n"]
+
+    def line(work: str, ours: float, others: dict[str, float], unit: str) -> None:
+        name = max(others, key=others.__getitem__)
+        lines.append(
+            f"| {work} | {_rate(ours)}{unit} | {_rate(others[name])}{unit} ({name}) | {ours / others[name]:.2g} × |\n"
+        )
+
+    for r in results("train"):
+        for name, shape in r["shapes"].items() if r["machine"]["device"] != "cpu" else ():
+            rates = {way: found["tokens_per_second"] for way, found in shape["ways"].items() if "error" not in found}
+            others = {way: rate for way, rate in rates.items() if not way.startswith("ours")}
+            if others:
+                work = f"training {name}, {shape['rows']} × {shape['length']:,} tokens"
+                line(work, rates["ours"], others, " tokens/s")
+    for r in results("hmm_em"):
+        for s in r["shapes"] if r["machine"]["device"] != "cpu" else ():
+            rates = {peer: s[f"{peer}_tokens_per_second"] for peer in ("pomegranate", "pyjuice")}
+            if s["states"] in (50, 500) and (others := {peer: rate for peer, rate in rates.items() if rate}):
+                work = f"EM of an HMM, {s['states']} states, {s['symbols']} symbols"
+                line(work, s["ours_tokens_per_second"], others, " tokens/s")
+    for r in results("measure"):
+        for name, told in r["results"].items():
+            peers = {peer: one for peer, one in told.items() if peer.split()[0] in ("accelerate", "lightning")}
+            if peers:
+                best = max(peers, key=lambda peer: peers[peer]["largest"])
+                cells = [
+                    f"{one['largest']} rows in {seconds:.1f} s, {one['out_of_memory']} times out of memory"
+                    for one, seconds in (
+                        (told["ours"], told["ours"]["trial_seconds"]), (peers[best], peers[best]["seconds"])
+                    )
+                ]  # fmt: skip
+                lines.append(f"| largest batch, {name} | {cells[0]} | {cells[1]} ({best}) | |\n")
+    for r in results("laws"):
+        ours, theirs = r["fit"]["seconds"], {m: found["seconds"] for m, found in r["peer_fit"].items()}
+        best = min(theirs, key=theirs.__getitem__)
+        lines.append(
+            f"| fitting a scaling law (CPU) | {_time(ours)} | {_time(theirs[best])} (SciPy {best}) | "
+            f"{theirs[best] / ours:,.0f} × |\n"
+        )
+    return "".join(lines)
+
+
+def kernels_table() -> str:
+    lines = []
+    for r in results("kernels"):
+        lines += ["| model, layer | way | forward and backward | peak memory | error |\n", "|---|---|---|---|---|\n"]
+        for name, layers in r["shapes"].items():
+            for layer, ways in layers.items():
+                for way, found in ways.items():
+                    seconds, peak = found.get("seconds", 0.0), found.get("peak_bytes", 0)
+                    measured = [f"{1000 * seconds:.2f} ms", f"{peak / 1e9:.2f} GB", f"{found.get('error', 0.0):.0e}"]
+                    cells = [found["failed"], "–", "–"] if "failed" in found else measured
+                    lines.append(f"| {name}: {layer} | {way} | {' | '.join(cells)} |\n")
+        peers = ", ".join(f"{name} {version}" for name, version in r["peers"].items())
+        lines.append(
+            f"\nBy `{r['command']}` on {_machine(r)}, {peers}, {r['commit']}, {r['date']}. The error is the largest "
+            f"relative difference from float64 over outputs and gradients; all inputs are in bf16.\n"
+        )
+    return "".join(lines)
 
 
 def hmm_table() -> str:
@@ -153,7 +217,7 @@ def memory_table() -> str:
 
 
 def _peaks(r: dict[str, Any]) -> str:
-    from shoestring.cost.table import memory_rows
+    from estimate_error import memory_rows
 
     found = memory_rows(r)
     if not found:
@@ -169,7 +233,7 @@ def _peaks(r: dict[str, Any]) -> str:
 
 
 def _steps(r: dict[str, Any]) -> str:
-    from shoestring.cost.table import step_rows
+    from estimate_error import step_rows
 
     found = step_rows(r)
     if not found:
@@ -185,8 +249,8 @@ def _steps(r: dict[str, Any]) -> str:
     return "".join(lines) + (
         f"\nThe same runs; {within} of {len(found)} took between low and high. Estimated by `shoestring.cost.seconds`: "
         f"FLOPs, by the vendor's peak and one share of it for all models. For each model that is the least, the median "
-        f"and the most of what the other models of this record reached. `--card` takes those of all of them: the error "
-        f"is that of one share for all models on one card, not of another card or new sizes, which nobody measured.\n"
+        f"and the most of what the other models of this record reached. `--gpu` takes those of all of them: the error "
+        f"is that of one share for all models on one GPU, not of another GPU or new sizes, which nobody measured.\n"
     )
 
 
@@ -360,6 +424,8 @@ def _machine(r: dict[str, Any]) -> str:
 PARTS = {
     "demo-transcript": demo_transcript,
     "demo-table": demo_table,
+    "summary-table": summary_table,
+    "kernels-table": kernels_table,
     "startup-table": startup_table,
     "hmm-table": hmm_table,
     "sample-table": sample_table,
@@ -376,21 +442,24 @@ def generated(text: str) -> str:
 
 
 def draw_curves() -> None:
-    """docs/train_curves.svg: the losses as trained, beside those of fp32 without compilation."""
-    from shoestring.report.figures import epoch_curves, svg
+    """docs/images/train_curves.svg: the losses as trained, beside those of fp32 without compilation."""
+    from curves import loss_curves
+
+    from shoestring.report.figures import svg
 
     for r in results("train"):
         if "error" not in r.get("curves", {"error": ""}):
-            figure = svg(epoch_curves(r["curves"], "step", "training loss"))
-            (README.parent / "docs/train_curves.svg").write_text(figure + "\n")
+            figure = svg(loss_curves(r["curves"], "step", "training loss"))
+            (ROOT / "docs/images/train_curves.svg").write_text(figure + "\n")
 
 
 def main() -> None:
-    old = README.read_text()
-    new = generated(old)
+    pages = {path: (path.read_text(), generated(path.read_text())) for path in PAGES}
     if "--check" in sys.argv:
-        sys.exit(0 if old == new else "README.md is not what results/ say; run: python bench/tables.py")
-    README.write_text(new)
+        stale = [path.name for path, (old, new) in pages.items() if old != new]
+        sys.exit(f"{', '.join(stale)} is not what results/ say; run: python bench/tables.py" if stale else 0)
+    for path, (_, new) in pages.items():
+        path.write_text(new)
     draw_curves()
 
 

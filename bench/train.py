@@ -5,7 +5,7 @@
 A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
 time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
 first steps, which compile, the median of the following steps counts. The cost of the input is what steps take longer
-than steps whose rows are on the device already, measured by turns. FLOPs are those of `shoestring.core.facts.Cost`:
+than steps whose rows are on the device already, measured by turns. FLOPs are those of `shoestring.core.records.Cost`:
 matrix products, attention over every pair of positions without a discount for the causal mask, the backward pass twice
 the forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
 against the 989 TFLOP/s of the vendor.
@@ -32,16 +32,19 @@ from typing import Any
 import numpy as np
 import record
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from shoestring.core.family import network_cost as cost
 from shoestring.core.recipe import Model, Train
-from shoestring.models import build, cost
+from shoestring.data.pack.order import RowIndex
+from shoestring.datasets.source import TokenSource
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
 from shoestring.probe.machine import describe_machine, pick_device
-from shoestring.train.checkpoint import State
-from shoestring.train.course import Course
-from shoestring.train.learner import Learner
-from shoestring.train.loop import Loop, Report, TokenSource
+from shoestring.training.checkpoint import State
+from shoestring.training.learner import Learner
+from shoestring.training.loop import Loop, Report
+from shoestring.training.schedule import Schedule
+from shoestring.training.stepper import Stepper
 
 VENDOR_FLOPS = 989e12
 CHILD_SECONDS = 120
@@ -77,25 +80,24 @@ class RandomRows:
     def __init__(self, vocabulary: int, length: int):
         self._rows = np.random.default_rng(0).integers(0, vocabulary, (1 << 13, length + 1), dtype=np.int64)
 
-    def order(self, seed: int, step: int, batch: int) -> NDArray[np.int64]:
-        return np.random.default_rng([seed, step]).integers(0, len(self._rows), batch)
+    def order(self, seed: int, step: int, batch: int) -> RowIndex:
+        return RowIndex.first(np.random.default_rng([seed, step]).integers(0, len(self._rows), batch))
 
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._rows[indices]
+    def batch(self, index: RowIndex) -> Batch:
+        return Batch(torch.from_numpy(self._rows[index.rows]))
 
 
 class RowsThere:
     """Those rows of the first steps, on the device already: nothing to gather, nothing to copy."""
 
     def __init__(self, source: RandomRows, steps: int, batch: int, device: torch.device):
-        rows = (source.rows(source.order(0, step, batch)) for step in range(steps))
-        self._there = [torch.from_numpy(taken).to(device) for taken in rows]
+        self._there = [source.batch(source.order(0, step, batch)).to(device) for step in range(steps)]
 
-    def order(self, _: int, step: int, batch: int) -> NDArray[np.int64]:
-        return np.full(batch, step)
+    def order(self, seed: int, step: int, batch: int) -> RowIndex:  # noqa: ARG002
+        return RowIndex.first(np.full(batch, step))
 
-    def rows(self, indices: NDArray[np.int64]) -> Tensor:
-        return self._there[indices[0]]
+    def batch(self, index: RowIndex) -> Batch:
+        return self._there[index.rows[0]]
 
 
 def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
@@ -114,8 +116,8 @@ def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
     def steady(source: TokenSource) -> float:
         """The median of the later half of the steps; they are `times` then."""
         times.clear()
-        loop = Loop(learner, source, settings, [note], batch=rows, per_device=rows, seed=0)
-        loop.run(State(recipe="", data="", course=Course(total=steps)))
+        stepper = Stepper(learner, source, settings, batch=rows, per_device=rows, seed=0)
+        Loop(stepper, [note]).run(State(recipe="", data="", schedule=Schedule(total=steps)))
         return statistics.median(times[steps // 2 :])
 
     source = RandomRows(vocabulary, length)
@@ -175,7 +177,7 @@ def peer(name: str, way: str, steps: int) -> dict[str, Any]:
         if step == steps // 2 and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        ids = torch.from_numpy(source.rows(source.order(0, step, rows)))[:, :length].to(device)
+        ids = source.batch(source.order(0, step, rows)).ids[:, :length].to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             loss = called(input_ids=ids, labels=ids).loss
         loss.backward()
@@ -251,7 +253,7 @@ def product_flops() -> float:
 
 def curves(steps: int = 200) -> dict[str, list[float]]:
     """Losses on the built-in stories, as trained here and in fp32 without compilation."""
-    from shoestring.data.sources import Stories
+    from shoestring.data.read.corpora import Stories
 
     device, rows, length = pick_device(), 64, 256
     text = "\n".join(document.text for document, _ in zip(Stories(0).documents(), range(6000)))

@@ -6,57 +6,63 @@ number and its own start, can be signalled and killed, and writes to files that 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, NoReturn
 
-_LOADED = (
-    "numba",
-    "pydantic",
-    "rich.live",
-    "rich.table",
-    "scipy.linalg",
-    "shoestring.cli.running",
-    "shoestring.cli.terminal",
-    "shoestring.cli.verbs",
-    "shoestring.stages.corpus",
-    "shoestring.stages.grid",
-    "shoestring.stages.hmm",
-    "shoestring.stages.session",
-    "torch._dynamo",
-    "vl_convert",
-)
-"""What commands load, at once or when they come to it."""
+NO_FIGURES = "NO_FIGURES"
+"""Environment variable: pages have no figures, whose library takes seconds to begin in every process."""
 
 
 @cache
-def _forks() -> ForkServerContext:
+def forks() -> ForkServerContext:
+    """Processes that are forked from one that has loaded what tests need."""
     import torch
 
     context = multiprocessing.get_context("forkserver")
     if not torch.cuda.is_available():  # a process that has looked for a GPU must not be forked
-        context.set_forkserver_preload(list(_LOADED))
+        context.set_forkserver_preload(["warm"])
+    kept = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([kept] if kept else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        os.environ |= {} if kept is None else {"PYTHONPATH": kept}
     return context
 
 
 class Started:
     """A command that runs: as much of `subprocess.Popen` as the tests need."""
 
-    def __init__(self, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]):
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        begin: Callable[[], object] | None = None,
+    ):
+        """`begin`, a function of a module, takes the place of the command line."""
         self.args = ["shoestring", *arguments]
         self._folder = tempfile.TemporaryDirectory()
         self._said = [Path(self._folder.name, name) for name in ("out", "err")]
         for path in self._said:
             path.touch()
-        given = (self.args, cwd, os.environ | dict(environment), self._said)
-        self._process = _forks().Process(target=_run, args=given)
+        given = (self.args, cwd, os.environ | dict(environment), self._said, begin)
+        self._process = forks().Process(target=_run, args=given)
         self._process.start()
 
     @property
@@ -75,21 +81,84 @@ class Started:
         """All that it said, once, when it has ended. One that takes longer is killed, and that is an error."""
         with self._folder:
             self._process.join(timeout)
-            if self.poll() is None:
+            late = self.poll() is None
+            if self._process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)  # with what it has started, if that is still there
+            if late:
                 self._process.kill()
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             out, err = (path.read_text() for path in self._said)
             return out, err
 
 
-def _run(arguments: list[str], cwd: Path, environment: dict[str, str], said: Sequence[Path]) -> None:
+def _run(
+    arguments: list[str],
+    cwd: Path,
+    environment: dict[str, str],
+    said: Sequence[Path],
+    begin: Callable[[], object] | None,
+) -> None:
     """What `python -m shoestring` does, in the new process."""
+    os.setpgrp()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     for number, path in enumerate(said, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     sys.argv = arguments
-    from shoestring.cli.main import main
+    if environment.get(NO_FIGURES):
+        sys.modules["vl_convert"] = None  # type: ignore[assignment]
+    if "warm" in sys.modules:  # what measures has children too
+        from shoestring.probe import child
 
-    main()
+        child.subprocess = SimpleNamespace(Popen=_Child, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
+    if begin is None:
+        from shoestring.cli.main import main as begin
+    begin()
+
+
+class _Child:
+    """`python -m MODULE …` by a fork of this process: as much of `subprocess.Popen` as `probe.child` needs."""
+
+    def __init__(self, command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **_pipes: object):
+        asked, ask = os.pipe()
+        answer, answered = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number, end in enumerate((asked, answered, stderr.fileno())):
+                os.dup2(end, number)
+            os.closerange(3, max(asked, ask, answer, answered) + 1)
+            self._run(command[2:], env)
+        os.close(asked)
+        os.close(answered)
+        self.stdin, self.stdout = open(ask, "w"), open(answer)
+
+    def _run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+        """In the child."""
+        code: object = 1
+        try:
+            os.setsid()
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.argv, sys.stdin, sys.stdout = [*arguments], open(0), open(1, "w")
+            runpy.run_module(arguments[0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 1)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def communicate(self) -> None:
+        for end in (self.stdin, self.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                end.close()
+        with contextlib.suppress(ChildProcessError):  # it was waited for
+            self.wait()

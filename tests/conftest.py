@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Started
+from commands import NO_FIGURES, Started
 from jaxtyping import install_import_hook
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
@@ -20,8 +20,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what one test has measured is not what a user keeps, nor the other way round
 os.environ["SHOESTRING_CACHE"] = tempfile.mkdtemp(prefix="shoestring-tests-")
 
-if importlib.util.find_spec("beartype"):  # shapes in signatures are checked wherever the checker is installed
-    install_import_hook(["shoestring.models", "shoestring.hmm"], "beartype.beartype")
+
+def _with_shapes(*packages: str) -> list[str]:
+    """Modules that have shapes in signatures. Others are left as they are: the checker draws from `random`."""
+    spec = importlib.util.find_spec("shoestring")
+    assert spec is not None and spec.origin is not None
+    root = Path(spec.origin).parent
+    files = [file for package in packages for file in (root / package).rglob("*.py") if "jaxtyping" in file.read_text()]
+    return [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
+
+
+if importlib.util.find_spec("beartype"):  # shapes are checked wherever the checker is installed
+    install_import_hook(_with_shapes("models", "hmm"), "beartype.beartype")
 
 TINY = """
 [run]
@@ -70,17 +80,18 @@ def tiny(tmp_path: Path) -> Path:
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def start(*arguments: str | Path, cwd: Path, **environment: str) -> Started:
-    """`shoestring …` in a process of its own, with more in its environment."""
-    return Started([*map(str, arguments)], cwd, {"COLUMNS": "200", "NO_COLOR": "1"} | environment)
+def start(*arguments: str | Path, cwd: Path, begin: Callable[[], object] | None = None, **environment: str) -> Started:
+    """`shoestring …` in a process of its own, with more in its environment; NO_FIGURES="" draws what pages show."""
+    given = {"COLUMNS": "200", "NO_COLOR": "1", NO_FIGURES: "1"} | environment
+    return Started([*map(str, arguments)], cwd, given, begin)
 
 
 @pytest.fixture
 def shoestring(tmp_path: Path) -> Command:
     """Run the command line to its end in `tmp_path`."""
 
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        process = start(*arguments, cwd=tmp_path)
+    def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = start(*arguments, cwd=tmp_path, **environment)
         out, err = process.communicate(timeout=120)
         assert process.returncode is not None
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)

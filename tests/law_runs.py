@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.facts import Evaluation, Machine, Outcome, Plan, Point, Profile
+from shoestring.core.family import network_cost
+from shoestring.core.records import Evaluation, Machine, Outcome, Plan, Point, Profile
 from shoestring.core.run_folder import RunFolder
-from shoestring.cost.networks import network_cost
 
 VOCABULARY, LENGTH, BATCH = 257, 64, 16
 MACHINE = Machine(
@@ -83,7 +83,7 @@ def write_run(
         perplexity=2.0,
         bits_per_byte=None,
         loss_by_position=(final,),
-        strategies={},
+        baselines={},
     ).write(run.evaluation)
     if done:
         Outcome(

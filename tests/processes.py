@@ -1,13 +1,12 @@
 """Jobs in several processes that meet over gloo, with a time limit: what hangs is killed.
 
-Loading torch takes seconds a process, so the processes stay for the next job, until one fails.
+The processes stay for the next job, until one fails.
 """
 
 from __future__ import annotations
 
 import datetime
 import io
-import multiprocessing
 import os
 import pickle
 import sys
@@ -21,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from commands import forks
 
-from shoestring.parallel.team import Team, host_group
-from shoestring.train import sharding
+from shoestring.parallel.process_group import ProcessGroup, host_group
 
 SECONDS = 100
 Job = Callable[..., Any]
@@ -40,7 +39,7 @@ _WORKERS: list[Worker] = []
 
 
 def together(job: Job, world: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:
-    """What `job(team, *arguments)`, a function of a module, returns in each of so many processes."""
+    """What `job(group, *arguments)`, a function of a module, returns in each of so many processes."""
     while len(_WORKERS) < world:
         _WORKERS.append(_hire())
     workers, until = _WORKERS[:world], time.monotonic() + seconds
@@ -66,9 +65,8 @@ def dismiss() -> None:
 
 
 def _hire() -> Worker:
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    pipe, theirs = forks().Pipe()
+    process = forks().Process(target=_work, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     return Worker(process, pipe)
@@ -111,9 +109,8 @@ def _do(job: Job, rank: int, world: int, meeting: str, arguments: tuple[Any, ...
         timeout=datetime.timedelta(seconds=60),
     )
     found = io.BytesIO()
-    torch.save(job(Team.of(torch.device("cpu")), *arguments), found)
+    torch.save(job(ProcessGroup.of(torch.device("cpu")), *arguments), found)
     dist.barrier()
     dist.destroy_process_group()
-    for made in (host_group, sharding._host_mesh):  # of the processes of this job
-        made.cache_clear()
+    host_group.cache_clear()  # of the processes of this job
     return found.getvalue()

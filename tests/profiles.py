@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoestring.core.facts import Cost, Density, Machine, Point, Profile
 from shoestring.core.recipe_file import load
+from shoestring.core.records import Cost, Density, Machine, Point, Profile
 from shoestring.core.run_folder import RunFolder
+from shoestring.runs.task import task_of
 
 MACHINE = Machine(device="cpu", device_name="x", threads=2, memory_bytes=None, system="x", python="3.11", versions={})
 
@@ -16,7 +17,7 @@ def write_profile(recipe: Path, *settings: str) -> Profile:
     made = load(recipe, settings)
     profile = Profile(
         machine=MACHINE,
-        workload=made.workload,
+        workload=task_of(made).workload,
         length=made.data.length,
         points=tuple(
             Point(batch=rows, seconds=0.01 + 0.002 * rows, slowest_seconds=0.1, peak_bytes=rows * 10**8)

@@ -1,38 +1,64 @@
-"""What the documents say is true: links lead somewhere, tables are generated, recipes parse, the tour is whole."""
+"""What the documents say is true: links lead somewhere, pages are generated, recipes and commands parse."""
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
+from shoestring.cli.main import main
+from shoestring.cli.root import COMMANDS, root
 from shoestring.core import recipe_file
 from shoestring.core.recipe import Recipe
+from shoestring.core.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "recipes/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 RECIPES = sorted([*(ROOT / "recipes").rglob("*.toml"), *(ROOT / "src/shoestring/recipes").glob("*.toml")])
+FOLDERS = ("recipes", "examples", "bench", "results", "docs", "tests")
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _commands(document: Path) -> list[str]:
+    """The lines of its shell blocks that call shoestring, without what a shell does around them."""
+    lines = "\n".join(re.findall(r"```(?:sh|bash|console)\n(.*?)```", document.read_text(), re.DOTALL))
+    found = re.findall(r"(?:^|[ /])shoestring ([a-z].*)$", lines.replace("\\\n", " "), re.MULTILINE)
+    return [re.split(r" (?:#|\||>|&&|;)", line + " ")[0].strip() for line in found]
+
+
+LINES = [(_name(document), line) for document in DOCUMENTS for line in _commands(document)]
+BY_HAND = [line for _, line in LINES if re.match("plan --(?!history)", line)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
 def test_links_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", document.read_text())
-    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", document.read_text())]
+    there = [link for link in links if link and "://" not in link]
+    assert [link for link in there if not (document.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", RECIPES, ids=_name)
 def test_every_shipped_recipe_parses(path: Path) -> None:
     assert isinstance(recipe_file.load(path), Recipe)
 
 
-def test_every_shipped_recipe_is_in_the_readme() -> None:
-    assert [path.name for path in RECIPES if f"]({path.relative_to(ROOT)})" not in README] == []
+def test_every_shipped_recipe_is_in_the_table_of_recipes() -> None:
+    table = ROOT / "recipes/README.md"
+    told = {(table.parent / link).resolve() for link in re.findall(r"\]\(([^)]+\.toml)\)", table.read_text())}
+    assert told == set(RECIPES)
 
 
 def test_the_readme_s_own_recipe_parses() -> None:
@@ -45,36 +71,44 @@ def test_the_readme_s_own_recipe_parses() -> None:
 
 def test_the_tour_has_every_folder_and_no_other() -> None:
     packages = [path for path in (ROOT / "src/shoestring").iterdir() if path.is_dir() and path.name != "__pycache__"]
-    tracked = ["recipes", "bench", "results", "docs", "tests"]
-    real = {f"src/shoestring/{path.name}/" for path in packages} | {f"{name}/" for name in tracked}
-    told = set(re.findall(r"^\| `([a-z_/]+/)` \|", README, re.MULTILINE))
-    assert told == real
+    real = {f"src/shoestring/{path.name}/" for path in packages} | {f"{name}/" for name in FOLDERS}
+    tour = (ROOT / "docs/architecture.md").read_text()
+    assert set(re.findall(r"^\| `([a-z_/]+/)` \|", tour, re.MULTILINE)) == real
 
 
 def test_the_readme_s_commands_are_the_program_s() -> None:
-    told = set(re.findall(r"^\| `shoestring ([a-z]+)", README, re.MULTILINE))
-    environment = os.environ | {"COLUMNS": "200"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "shoestring", "--help"], capture_output=True, text=True, check=True, env=environment
-    )
-    assert told == set(re.findall(r"^  ([a-z]+) {2,}\S", shown.stdout.partition("Commands:")[2], re.MULTILINE))
+    assert set(re.findall(r"^\| `shoestring ([a-z]+)", README, re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "line",
-    re.findall(r"^\.venv/bin/shoestring (plan --(?!history).*)$", README, re.MULTILINE),
-    ids=lambda line: line[:30],
-)
-def test_the_readme_s_plans_by_hand_run(line: str) -> None:
-    subprocess.run([sys.executable, "-m", "shoestring", *line.split()], capture_output=True, check=True)
+def test_there_are_commands_to_check() -> None:
+    assert len(LINES) > 10
 
 
-def test_the_run_folder_in_the_readme_is_the_real_one() -> None:
-    from shoestring.core.run_folder import RunFolder
+@pytest.mark.parametrize(("document", "line"), LINES)
+def test_every_command_in_a_document_is_one_of_the_program(document: str, line: str) -> None:
+    command: click.Command | None = root
+    words, context = shlex.split(line), click.Context(root, info_name="shoestring")
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, words)
+        if isinstance(command, click.Group):
+            context = click.Context(command, parent=context, info_name=name)
+    assert command is not None
+    command.make_context(command.name, words, parent=context)
 
+
+def test_plans_by_hand_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in BY_HAND:
+        monkeypatch.setattr(sys, "argv", ["shoestring", *shlex.split(line)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code, line
+
+
+def test_the_run_folder_in_the_reference_is_the_real_one() -> None:
     folder = RunFolder("x")
     names = {path.name for name, path in vars(folder).items() if isinstance(path, Path) and not name.startswith("_")}
-    (drawing,) = re.findall(r"^runs/demo/\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    text = (ROOT / "docs/reference/run-folder.md").read_text()
+    (drawing,) = re.findall(r"^runs/demo/\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     told = {
         name.strip().rstrip("/")
         for line in drawing.splitlines()
@@ -83,6 +117,6 @@ def test_the_run_folder_in_the_readme_is_the_real_one() -> None:
     assert told == names - {"x"}
 
 
-@pytest.mark.parametrize("script", ["docs/fields.py", "bench/tables.py"])
+@pytest.mark.parametrize("script", ["docs/generate.py", "bench/tables.py"])
 def test_generated_documents_are_up_to_date(script: str) -> None:
     subprocess.run([sys.executable, ROOT / script, "--check"], check=True, cwd=ROOT)

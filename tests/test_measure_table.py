@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ORIGIN = {"commit": "abc1234", "date": "2026-11-15"}
-MACHINE = {"device": "cuda", "device_name": "a card", "versions": {"torch": "2.13"}}
+MACHINE = {"device": "cuda", "device_name": "a gpu", "versions": {"torch": "2.13"}}
 OURS = {"largest": 1940, "trials": 4, "out_of_memory": 0, "trial_seconds": 6.25}
 
 
@@ -46,7 +46,7 @@ def test_the_measure_table_has_every_finder_and_the_worst_of_the_runs(tables: Mo
         "runs:gpt2-124m": ORIGIN | {"budget": "3m", "seconds": 9.0, "runs": [{"error": "no", "wall_seconds": 1.0}]},
     }
     record = {"machine": MACHINE, "commit": "x", "date": "y", "results": results}
-    (tmp_path / "results/measure-card.json").write_text(json.dumps(record))
+    (tmp_path / "results/measure-gpu.json").write_text(json.dumps(record))
     table = tables.measure_table()
     assert "| transformers-gpt2 | **shoestring** | 1,940 | 2,000 | 97.0% | 4 | 0 | 6.2 |\n" in table
     assert "| transformers-gpt2 | accelerate | 1,000 | 2,000 | 50.0% | 24 | 23 | 90.0 |\n" in table

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import Command, last_json, start
+from processes import together
 from profiles import write_profile
 
+from shoestring.core import recipe_file
+from shoestring.core.clock import Clock
 from shoestring.core.run_folder import RunFolder
 from shoestring.hmm.parameters import load
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
 
 RECIPE = """
 [run]
@@ -52,22 +55,25 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
     fitted = shoestring("hmm", "fit", tiny_hmm, "--json")
     assert fitted.returncode == 0, fitted.stderr
     told = last_json(fitted.stdout)
-    losses = told["evaluation"]["strategies"]  # type: ignore[index]
+    losses = told["evaluation"]["baselines"]  # type: ignore[index]
     assert told["evaluation"]["loss"] < losses["unigram_corpus"] < losses["uniform"]  # type: ignore[index]
-    run = tmp_path / "runs/tiny-hmm"
-    scored = shoestring("hmm", "score", run, "--json")
+    again = shoestring("train", tiny_hmm, "--json")
+    assert "is finished" in again.stderr, "the same run by either command"
+    assert last_json(again.stdout) == told
+    folder = tmp_path / "runs/tiny-hmm"
+    scored = shoestring("hmm", "score", folder, "--json")
     assert scored.returncode == 0, scored.stderr
     scores = last_json(scored.stdout)
     assert scores["impossible"] == 0
-    assert scores["strategies"]["bigram_corpus"]["kl_of_model"] > 0  # type: ignore[index]
-    shown = shoestring("hmm", "show", run, "--sentence", "She was very happy.")
+    assert scores["baselines"]["bigram_corpus"]["kl_of_model"] > 0  # type: ignore[index]
+    shown = shoestring("hmm", "show", folder, "--sentence", "She was very happy.")
     assert shown.returncode == 0, shown.stderr
     assert "sentences drawn from the model" in shown.stdout
     assert "happy" in shown.stdout
-    page = (run / "report.html").read_text()
+    page = (folder / "report.html").read_text()
     assert "States, the most visited first" in page
     assert "Plan against actual" in page
-    unknown = shoestring("hmm", "show", run, "--sentence", "the dgo")
+    unknown = shoestring("hmm", "show", folder, "--sentence", "the dgo")
     assert unknown.returncode == 2
     assert '"dgo"' in unknown.stderr
     assert "nearest" in unknown.stderr
@@ -75,7 +81,7 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
 
 @pytest.mark.slow
 def test_a_fit_that_was_killed_ends_with_the_same_bits(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
-    options = ("--set", "budget.epochs=40")
+    options = ("--set", "budget.epochs=40", "--set", "data.documents=70")
     for folder in ("runs", "again"):
         write_profile(tiny_hmm, f"run.folder={folder}")
     assert shoestring("hmm", "fit", tiny_hmm, *options).returncode == 0
@@ -111,7 +117,6 @@ def test_a_grid_says_its_time_first_and_skips_what_is_done(tiny_hmm: Path, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train",), "shoestring hmm fit RECIPE"),
         (("hmm", "fit", "--set", "data.tokenizer=bytes"), 'an HMM takes "words:N"'),
         (("hmm", "fit", "--set", "budget.steps=5"), "the budget of an HMM is time or epochs"),
         (("hmm", "fit", "--set", "hmm.states=1"), "must be at least 2"),
@@ -133,9 +138,14 @@ def test_a_run_without_a_model_is_named(tiny: Path, tmp_path: Path, shoestring: 
     result = shoestring("hmm", "show", tmp_path / "runs/tiny")
     assert result.returncode == 2
     assert "holds no fitted HMM" in result.stderr
+    result = shoestring("hmm", "fit", tiny)
+    assert result.returncode == 2
+    assert "shoestring train RECIPE" in result.stderr
 
 
-def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, shoestring: Command) -> None:
+    little = 'epochs = 12\nmemory = "40MB"'  # the largest batch that it holds is soon found
+    tiny_hmm.write_text(RECIPE.replace("epochs = 12", little))
     prepared = shoestring("prepare", tiny_hmm, "--json")
     assert prepared.returncode == 0, prepared.stderr
     assert len(last_json(prepared.stdout)["alphabet"]) == 300  # type: ignore[arg-type]
@@ -147,17 +157,21 @@ def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, tmp_path: Path, sh
     assert last_json(plan.stdout)["epochs"] == 12
 
 
-@pytest.mark.slow
-def test_two_processes_of_torchrun_fit_what_one_does(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+def fit_together(group: ProcessGroup, recipe: Path, overrides: tuple[str, ...]) -> bool:
+    """In processes that have met, with what torchrun says in their environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", str(group.world))
+        patch.setenv("RANK", str(group.rank))
+        return run(recipe_file.load(recipe, overrides), Reporter(), Clock()) is not None
+
+
+def test_two_processes_fit_what_one_does(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
     for folder in ("runs", "two"):
         write_profile(tiny_hmm, f"run.folder={folder}")
-    options = ("--set", "budget.epochs=5")
-    assert shoestring("hmm", "fit", tiny_hmm, *options).returncode == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    fit = ["-m", "shoestring", "hmm", "fit", str(tiny_hmm), *options, "--set", "run.folder=two"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    both = subprocess.run([*torchrun, *fit], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert both.returncode == 0, both.stderr
+    assert shoestring("hmm", "fit", tiny_hmm, "--set", "budget.epochs=5").returncode == 0
+    folders = (f"run.folder={tmp_path / 'two'}", f"data.folder={tmp_path / 'stores'}")
+    told = together(fit_together, 2, tiny_hmm, ("budget.epochs=5", *folders))
+    assert told == [True, False], "the first one tells"
     one, two = (load(tmp_path / folder / "tiny-hmm/model.safetensors").parameters for folder in ("runs", "two"))
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(one[:3], two[:3], strict=True))
     assert (tmp_path / "two/tiny-hmm/DONE").is_file()

@@ -1,4 +1,4 @@
-"""A run that is killed goes on as if nothing had happened."""
+"""A run that is killed resumes as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from conftest import TINY, Command, start
 from profiles import write_profile
 
 from shoestring.core.run_folder import RunFolder
-from shoestring.train.checkpoint import Checkpoints, read
+from shoestring.training.checkpoint import Checkpoints
 
-STEPS = 150
+STEPS = 60
 OPTIONS = ("--set", f"budget.steps={STEPS}", "--set", "train.checkpoint_every=50ms")
 
 
 def _weights(folder: RunFolder, steps: int) -> dict[str, object]:
-    step = Checkpoints(folder.checkpoints, 1).steps()[0]
-    tensors, state = read(folder.checkpoints / f"step-{step:09d}.safetensors")
-    assert state.step == steps
-    return tensors
+    checkpoints = Checkpoints(folder.checkpoints, 1)
+    opened = checkpoints.open(checkpoints.steps()[0])
+    assert opened.state.step == steps
+    return opened.read({})
 
 
 def _assert_same_run(one: RunFolder, other: RunFolder, steps: int = STEPS) -> None:
@@ -66,9 +66,27 @@ def test_a_run_killed_at_random_steps_equals_an_uninterrupted_one_bit_for_bit(
     assert not other.done.exists()
     finished = shoestring(*again)
     assert finished.returncode == 0, finished.stderr
-    assert "going on after step" in finished.stdout
+    assert "resuming after step" in finished.stdout
     print(f"killed after steps {steps}")
     _assert_same_run(one, other)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and its finished run, to be copied."""
+    path = tmp_path_factory.mktemp("trained")
+    (path / "tiny.toml").write_text(TINY)
+    write_profile(path / "tiny.toml")
+    _, err = start("train", "tiny.toml", cwd=path).communicate(timeout=120)
+    assert RunFolder(path / "runs" / "tiny").done.is_file(), err
+    return path
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> RunFolder:
+    """That run, where commands are started."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return RunFolder(tmp_path / "runs" / "tiny")
 
 
 LONG = 150
@@ -89,7 +107,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_run_saved_and_it_goes_on_to_the_same_end(
+def test_a_signal_ends_the_run_saved_and_it_resumes_to_the_same_end(
     number: signal.Signals, tiny: Path, tmp_path: Path, shoestring: Command, whole: RunFolder
 ) -> None:
     folder, command = RunFolder(tmp_path / "runs" / "tiny"), ("train", tiny, *STOPPED, "--plan", whole.plan)
@@ -101,19 +119,19 @@ def test_a_signal_ends_the_run_saved_and_it_goes_on_to_the_same_end(
     _assert_stopped(process.returncode, err, number.name, folder)
     again = shoestring(*command)
     assert again.returncode == 0, again.stderr
-    assert "going on after step" in again.stdout
+    assert "resuming after step" in again.stdout
     _assert_same_run(whole, folder, LONG)
 
 
 @pytest.mark.slow
-def test_a_time_limit_ends_the_session_saved_and_the_next_goes_on(
+def test_a_time_limit_ends_the_session_saved_and_the_next_resumes(
     tiny: Path, tmp_path: Path, shoestring: Command, whole: RunFolder
 ) -> None:
     folder, command = RunFolder(tmp_path / "runs" / "tiny"), ("train", tiny, *STOPPED, "--plan", whole.plan)
     for session in range(2):
         stopped = shoestring(*command, "--time", "1s")  # less than it takes to end: two steps are taken all the same
         _assert_stopped(stopped.returncode, stopped.stderr, "the time limit", folder)
-        assert ("going on after step" in stopped.stdout) == (session > 0)
+        assert ("resuming after step" in stopped.stdout) == (session > 0)
     again = shoestring(*command, "--time", "1h")
     assert again.returncode == 0, again.stderr
     _assert_same_run(whole, folder, LONG)
@@ -128,24 +146,21 @@ def _assert_stopped(code: int, err: str, why: str, folder: RunFolder) -> None:
     assert f"error: stopped by {why} after step" in err
     assert err.count("\n") == 1
     saved = Checkpoints(folder.checkpoints, 2).steps()[0]
-    assert f"after step {saved}, saved; the same command goes on from there" in err
+    assert f"after step {saved}, saved; the same command continues from there" in err
     assert not folder.done.exists()
 
 
-def test_a_half_written_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
-    write_profile(tiny)
-    assert shoestring("train", tiny).returncode == 0
-    folder = RunFolder(tmp_path / "runs" / "tiny")
-    before = folder.metrics.read_bytes()
-    last = sorted(folder.checkpoints.glob("step-*"))[-1]
+def test_a_half_written_checkpoint_is_passed_over(finished: RunFolder, shoestring: Command) -> None:
+    before = finished.metrics.read_bytes()
+    last = sorted(finished.checkpoints.glob("step-*"))[-1]
     last.write_bytes(last.read_bytes()[:-100])
-    folder.done.unlink()
-    with folder.metrics.open("ab") as file:
+    finished.done.unlink()
+    with finished.metrics.open("ab") as file:
         file.write(b'{"step": 41, "tok')  # torn by a kill
-    again = shoestring("train", tiny)
+    again = shoestring("train", "tiny.toml")
     assert again.returncode == 0, again.stderr
     assert "left out" in again.stdout
-    assert folder.metrics.read_bytes() == before
+    assert finished.metrics.read_bytes() == before
 
 
 def test_two_processes_never_write_one_run(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
@@ -155,20 +170,21 @@ def test_two_processes_never_write_one_run(tiny: Path, tmp_path: Path, shoestrin
     assert "is in use by process" in second.stderr
 
 
-def test_a_finished_run_is_not_run_again(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
-    write_profile(tiny)
-    assert shoestring("train", tiny).returncode == 0
-    folder = RunFolder(tmp_path / "runs" / "tiny")
-    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
-    again = shoestring("train", tiny)
+def test_a_finished_run_is_not_run_again(finished: RunFolder, shoestring: Command) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*") if path.name != ".lock"}
+    again = shoestring("train", "tiny.toml")
     assert again.returncode == 0
     assert "is finished" in again.stdout
-    assert before == {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
+    assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*") if path.name != ".lock"}
 
 
-def test_another_recipe_does_not_go_on_in_the_same_folder(tiny: Path, shoestring: Command) -> None:
-    write_profile(tiny)
-    assert shoestring("train", tiny).returncode == 0
-    other = shoestring("train", tiny, "--set", "train.lr=1e-4")
+def test_another_recipe_does_not_resume_in_the_same_folder(finished: RunFolder, shoestring: Command) -> None:
+    other = shoestring("train", "tiny.toml", "--set", "train.lr=1e-4")
     assert other.returncode == 2
     assert "train.lr was 0.003, is now 0.0001" in other.stderr
+
+
+def test_a_run_that_has_begun_keeps_its_plan(finished: RunFolder, shoestring: Command) -> None:
+    result = shoestring("plan", "tiny.toml")
+    assert result.returncode == 2
+    assert "keeps its plan" in result.stderr

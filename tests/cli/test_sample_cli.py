@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,20 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import Command, last_json
+from conftest import Command, last_json, start
 from numpy.typing import NDArray
 
+from shoestring.baselines import streams as answers
 from shoestring.cli.main import main
 from shoestring.core import recipe_file
 from shoestring.core.files import locked
 from shoestring.core.seeds import derive
-from shoestring.data import fixed_rows
-from shoestring.data.store import Store
+from shoestring.data.store import fixed_rows
+from shoestring.data.store.store import Store
+from shoestring.datasets.streams import model_stream, open_stream, read_model
 from shoestring.hmm import parameters as hmm
 from shoestring.hmm.parameters import HmmError, Parameters, random_parameters, save
-from shoestring.stages import answers, sample
-from shoestring.stages.sample import StoreAnswers
-from shoestring.stages.streams import model_stream, open_stream, read_model
+from shoestring.runs import sample
+from shoestring.runs.sample import StoreAnswers
 from shoestring.streams.source import HELDOUT
 
 WORDS = ("once", "upon", "a", "time", "there", "was", "girl", "who")
@@ -181,7 +180,13 @@ def test_a_chain_of_separate_parts_starts_from_the_model(tmp_path: Path, here: H
     assert StoreAnswers.read(tmp_path / "store/answers.json").losses["oracle"] == 0
 
 
-# --- cut and gone on with, and in parts
+# --- cut and resumed, and in parts
+
+
+def with_small_shards() -> None:
+    """The command line, in a process of its own."""
+    fixed_rows.SHARD_BYTES = SMALL
+    main()
 
 
 def test_a_process_that_was_killed_ends_with_the_same_bytes(
@@ -191,18 +196,14 @@ def test_a_process_that_was_killed_ends_with_the_same_bytes(
     monkeypatch.setattr(fixed_rows, "SHARD_BYTES", SMALL)
     options = ("hmm", "sample", run_folder, "--rows", "20k", "--heldout", "64", "--length", str(LENGTH))
     assert here(*options, "--out", tmp_path / "whole").code == 0
-    code = (
-        "import sys; from shoestring.cli.main import main; from shoestring.data import fixed_rows\n"
-        f"fixed_rows.SHARD_BYTES = {SMALL}; sys.argv = sys.argv[1:]; main()"
-    )
     folder = tmp_path / "killed"
-    command = [sys.executable, "-c", code, "shoestring", *map(str, options), "--out", str(folder)]
-    process = subprocess.Popen(command, env=os.environ | {"NO_COLOR": "1"}, stdout=subprocess.DEVNULL)
+    process = start(*options, "--out", folder, cwd=tmp_path, begin=with_small_shards)
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline and len(list(folder.glob("train-*.tok"))) < 20:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
     assert 20 <= len(list(folder.glob("*.tok"))) < 402, "killed in mid-way"
     assert not (folder / "manifest.json").exists()
     said = here(*options, "--out", folder, "--json")
@@ -284,11 +285,10 @@ SIZED = {"--rows": "100", "--length": "5", "--heldout": "8"}
         ({"--shard": "-1/4"}, "--shard -1/4"),
         ({"--shard": "3"}, "such as 0/4"),
         ({"--shard": "a/b"}, "--shard a/b"),
-        ({"--symbols": "sequences"}, '"sequences" is no kind of permutation: must be "none", "sequence"'),
-        ({"--symbols": "block:0"}, '"block:0" is no kind of permutation'),
-        ({"--states": "pool"}, '"pool" is no kind of permutation'),
+        ({"--symbols": "sequences"}, '"sequences" is not a kind of permutation: must be "none", "sequence"'),
+        ({"--symbols": "block:0"}, '"block:0" is not a kind of permutation'),
+        ({"--states": "pool"}, '"pool" is not a kind of permutation'),
         ({"--states": "pool:99999999"}, 'a pool holds at most 16,777,216 permutations; "sequence" has no limit'),
-        ({"--start": "anywhere"}, '--start anywhere: must be "model" or "stationary"'),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(
@@ -299,7 +299,7 @@ def test_mistakes_are_named_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [{"--length": "0"}, {"--length": "x"}, {"--seed": "-1"}])
+@pytest.mark.parametrize("changes", [{"--length": "0"}, {"--length": "x"}, {"--seed": "-1"}, {"--start": "anywhere"}])
 def test_options_out_of_range_are_wrong_usage(
     changes: dict[str, str], run_folder: Path, tmp_path: Path, here: Here
 ) -> None:
@@ -345,7 +345,7 @@ def test_a_chain_of_separate_parts_has_no_stationary_start(tmp_path: Path, here:
     apart = torch.eye(2, dtype=torch.float64)
     save(tmp_path / "model.safetensors", Parameters(apart.mean(0), apart, apart.clone()))
     said = here(*sized(tmp_path / "model.safetensors", tmp_path / "store", "--start", "stationary"))
-    refused(said, "ends in one of 2 parts", "start it from the model's start")
+    refused(said, "ends in one of 2 classes", "start it from the model's start")
     assert not (tmp_path / "store").exists()
 
 
@@ -382,7 +382,7 @@ def test_other_rows_in_the_folder_are_left_alone(
 ) -> None:
     assert here(*sized(run_folder, tmp_path)).code == 0
     before = files_of(tmp_path)
-    refused(here(*sized(run_folder, tmp_path, *change)), f"{tmp_path} holds, or was begun for, other rows")
+    refused(here(*sized(run_folder, tmp_path, *change)), f"{tmp_path} holds, or was started for, other rows")
     assert files_of(tmp_path) == before
 
 

@@ -1,4 +1,4 @@
-"""A network trained on rows that are computed: killed and gone on with, scored beside the answers, nothing on disk."""
+"""A network trained on rows that are computed: killed and resumed, scored beside the baselines, nothing on disk."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from shoestring.cli.main import main
 from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError, RunError, UserError
-from shoestring.core.facts import Cost, Evaluation, Machine, Point, Profile
 from shoestring.core.recipe import Recipe
+from shoestring.core.records import Cost, Evaluation, Machine, Point, Profile
 from shoestring.core.run_folder import RunFolder
+from shoestring.datasets.corpus import open_corpus
+from shoestring.datasets.streams import open_stream
 from shoestring.hmm.parameters import load, random_parameters, save
-from shoestring.stages import trial
-from shoestring.stages.corpus import open_corpus
-from shoestring.stages.hmm import fit_recipe
-from shoestring.stages.plan import plan_recipe
-from shoestring.stages.sample import Wanted, sample_store
-from shoestring.stages.streams import open_stream
-from shoestring.stages.train import Finished, run
-from shoestring.stages.voice import Voice
+from shoestring.runs import probe_server
+from shoestring.runs.plan import plan_task
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import Finished, run
+from shoestring.runs.sample import Wanted, sample_store
+from shoestring.runs.task import task_of
 from shoestring.streams import source
 from shoestring.streams.markov import MarkovStream
 from shoestring.streams.source import HELDOUT, TRAIN, StreamRows
-from shoestring.train.checkpoint import Checkpoints
+from shoestring.training.checkpoint import Checkpoints
 
 CPU = torch.device("cpu")
 AHEAD_BYTES = source._AHEAD_BYTES
@@ -123,7 +123,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(source, "_AHEAD_BYTES", 1 << 12)  # runs this short would wait for rows that they never read
         recipe = recipe_file.load("hmm.toml")
         _know_the_machine(recipe)
-        fit_recipe(recipe, Voice(), Clock(0.0))
+        run(recipe, Reporter(), Clock(0.0))
         shutil.rmtree("stores")  # of the HMM
         yield folder
     for number, handler in kept.items():
@@ -132,7 +132,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def _know_the_machine(recipe: Recipe) -> None:
     """A profile in the run's folder, so that nothing is measured."""
-    replace(PROFILE, workload=recipe.workload, length=recipe.data.length).write(RunFolder.of(recipe).profile)
+    profile = replace(PROFILE, workload=task_of(recipe).workload, length=recipe.data.length)
+    profile.write(RunFolder.of(recipe).profile)
 
 
 def network(*overrides: str) -> Recipe:
@@ -141,7 +142,9 @@ def network(*overrides: str) -> Recipe:
 
 def train(recipe: Recipe) -> Finished:
     _know_the_machine(recipe)
-    return run(recipe, Voice(), Clock(0.0))
+    finished = run(recipe, Reporter(), Clock(0.0))
+    assert finished is not None
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,7 @@ def whole(place: Path) -> Finished:
 
 @pytest.fixture(scope="module")
 def killed(whole: Finished) -> Path:
-    """The folder of runs with the same run, killed in mid-way: to be copied, not to be gone on with."""
+    """The folder of runs with the same run, killed in mid-way: to be copied, not to be resumed."""
     folder = RunFolder("killed/network")
     again = ("train", "network.toml", "--set", "run.folder=killed", "--plan", whole.folder.plan)
     process = start(*again, cwd=Path.cwd())
@@ -189,24 +192,24 @@ def test_a_stream_has_no_end_and_needs_no_disk(whole: Finished, place: Path) -> 
     assert not (place / "stores").exists()
 
 
-def test_the_evaluation_holds_the_answers(whole: Finished) -> None:
+def test_the_evaluation_holds_the_baselines(whole: Finished) -> None:
     found = Evaluation.read(whole.folder.evaluation)
     assert found == whole.evaluation
-    assert found.strategies.keys() == found.strategies_by_position.keys() == OF_HMM
+    assert found.baselines.keys() == found.baselines_by_position.keys() == OF_HMM
     assert len(found.loss_by_position) == LENGTH
-    for name, curve in found.strategies_by_position.items():
+    for name, curve in found.baselines_by_position.items():
         assert len(curve) == LENGTH
-        assert found.strategies[name] == pytest.approx(np.mean(curve))
-        assert found.strategies["oracle"] <= found.strategies[name]
-    assert found.strategies["oracle"] < found.loss
-    assert found.strategies["uniform"] == pytest.approx(np.log(300))
+        assert found.baselines[name] == pytest.approx(np.mean(curve))
+        assert found.baselines["oracle"] <= found.baselines[name]
+    assert found.baselines["oracle"] < found.loss
+    assert found.baselines["uniform"] == pytest.approx(np.log(300))
     assert found.entropy_rate is not None and found.entropy_rate_error is not None
     assert 0 < found.entropy_rate_error < 0.1
-    assert found.entropy_rate < found.strategies["oracle"] + 1
+    assert found.entropy_rate < found.baselines["oracle"] + 1
     assert found.bits_per_byte is None
 
 
-def test_the_divergence_of_every_strategy_is_taken_with_the_held_out_loss(whole: Finished) -> None:
+def test_the_divergence_of_every_baseline_is_taken_with_the_held_out_loss(whole: Finished) -> None:
     scored = [line for line in lines_of(whole.folder) if "heldout_loss" in line]
     assert [line["step"] for line in scored] == [38, 75, 113, 150]
     names = {"kl_of_unigram_in_context", "kl_of_bigram_in_context", "kl_of_oracle"}
@@ -216,7 +219,7 @@ def test_the_divergence_of_every_strategy_is_taken_with_the_held_out_loss(whole:
     assert scored[-1]["heldout_loss"] == pytest.approx(whole.evaluation.loss, rel=1e-6)
     page = whole.folder.report.read_text()
     assert "What it predicts like" in page
-    assert "this model has learned" in page
+    assert "This model has learned" in page
 
 
 def test_evaluate_says_the_same_again(
@@ -235,16 +238,16 @@ def test_training_rows_are_read_once_in_their_order_and_no_held_out_row_is_among
     recipe = network()
     corpus, stream = open_corpus(recipe, whole.plan), open_stream(recipe)
     rows = corpus.training(CPU)
-    read = torch.cat([torch.as_tensor(rows.rows(rows.order(0, step, BATCH))) for step in range(STEPS)])
+    read = torch.cat([rows.batch(rows.order(0, step, BATCH)).ids for step in range(STEPS)])
     assert read.equal(stream.rows(TRAIN, STEPS * BATCH).long())
     heldout = corpus.heldout().ids
     assert heldout.equal(stream.rows(HELDOUT, recipe.evaluate.rows).long())
     assert not {tuple(row) for row in read.tolist()} & {tuple(row) for row in heldout.tolist()}
     # far more rows than any run reads before the first held-out one
-    assert int(rows.order(0, 10**9, 10**6)[-1]) + TRAIN < HELDOUT
+    assert int(rows.order(0, 10**9, 10**6).rows[-1]) + TRAIN < HELDOUT
 
 
-# --- killed, and gone on with
+# --- killed, and resumed
 
 
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
@@ -252,17 +255,17 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
 ) -> None:
     shutil.copytree(killed, tmp_path / "again")
     said: list[str] = []
-    voice = Voice()
-    voice.say = said.append  # type: ignore[method-assign]
-    run(network(f"run.folder={tmp_path / 'again'}"), voice, Clock(0.0))
-    assert any("going on after step" in text for text in said)
+    reporter = Reporter()
+    reporter.say = said.append  # type: ignore[method-assign]
+    run(network(f"run.folder={tmp_path / 'again'}"), reporter, Clock(0.0))
+    assert any("resuming after step" in text for text in said)
     again = RunFolder(tmp_path / "again/network")
     assert again.metrics.read_bytes() == whole.folder.metrics.read_bytes()
     assert again.evaluation.read_bytes() == whole.folder.evaluation.read_bytes()
     assert not (place / "stores").exists()
 
 
-def test_a_run_does_not_go_on_with_a_model_that_was_fitted_again(killed: Path, tmp_path: Path, place: Path) -> None:
+def test_a_run_does_not_resume_with_a_model_that_was_fitted_again(killed: Path, tmp_path: Path, place: Path) -> None:
     shutil.copytree(killed, tmp_path / "again")
     model = place / "runs/an-hmm/model.safetensors"
     kept = model.read_bytes()
@@ -270,7 +273,7 @@ def test_a_run_does_not_go_on_with_a_model_that_was_fitted_again(killed: Path, t
     try:
         save(model, random_parameters(4, 300, seed=5), load(model).alphabet)
         with pytest.raises(RunError, match=r"step-\d+\.safetensors was trained on") as caught:
-            run(network(f"run.folder={tmp_path / 'again'}"), Voice(), Clock(0.0))
+            run(network(f"run.folder={tmp_path / 'again'}"), Reporter(), Clock(0.0))
     finally:
         model.write_bytes(kept)
     assert open_stream(network()).fingerprint in str(caught.value)
@@ -279,7 +282,7 @@ def test_a_run_does_not_go_on_with_a_model_that_was_fitted_again(killed: Path, t
 
 def test_a_model_that_is_gone_is_named_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no fitted HMM runs/nobody.*shoestring hmm fit RECIPE"):
-        run(network("data.stream=hmm:runs/nobody", f"run.folder={tmp_path / 'runs'}"), Voice(), Clock(0.0))
+        run(network("data.stream=hmm:runs/nobody", f"run.folder={tmp_path / 'runs'}"), Reporter(), Clock(0.0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -287,7 +290,7 @@ def test_a_model_that_makes_no_rows_is_named_before_anything_is_written(tmp_path
     save(tmp_path / "ends.safetensors", random_parameters(3, 5, seed=0, end=True))
     recipe = network(f"data.stream=hmm:{tmp_path / 'ends.safetensors'}", f"run.folder={tmp_path / 'runs'}")
     with pytest.raises(UserError, match="end probabilities"):
-        run(recipe, Voice(), Clock(0.0), tmp_path / "plan.json")
+        run(recipe, Reporter(), Clock(0.0), tmp_path / "plan.json")
     assert not (tmp_path / "runs").exists()
 
 
@@ -295,7 +298,7 @@ def test_a_model_that_makes_no_rows_is_named_before_anything_is_written(tmp_path
 
 
 def test_a_short_run_does_not_wait_for_rows_that_it_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains are drawn at some ten thousand rows a second on a core."""
+    """Chains are drawn at some ten thousand rows per second on a core."""
     made: list[int] = []
 
     def rows(self: MarkovStream, first: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -316,9 +319,9 @@ def test_a_markov_stream_trains(chain: str, tmp_path: Path) -> None:
     recipe = network(*options, f"run.folder={tmp_path}", "budget.steps=12", "evaluate.every=0.5")
     finished = train(recipe)
     found = finished.evaluation
-    assert found.strategies.keys() == found.strategies_by_position.keys() == OF_MARKOV
-    assert found.strategies["oracle"] == min(found.strategies.values())
-    assert found.strategies["oracle"] < found.loss
+    assert found.baselines.keys() == found.baselines_by_position.keys() == OF_MARKOV
+    assert found.baselines["oracle"] == min(found.baselines.values())
+    assert found.baselines["oracle"] < found.loss
     assert (found.entropy_rate, found.entropy_rate_error) == (None, None)
     scored = [line for line in lines_of(finished.folder) if "heldout_loss" in line]
     assert [line["step"] for line in scored] == [6, 12]
@@ -344,7 +347,7 @@ def test_a_store_of_sampled_rows_trains(sampled: Path, tmp_path: Path, place: Pa
     recipe = on_the_store(sampled, f"run.folder={tmp_path}", "budget.steps=20")
     before = {path: path.stat().st_mtime_ns for path in sampled.iterdir()}
     finished = train(recipe)
-    assert finished.evaluation.strategies.keys() == {"uniform", "unigram", "bigram"}
+    assert finished.evaluation.baselines.keys() == {"uniform", "unigram", "bigram"}
     assert finished.plan.epochs == pytest.approx(20 * BATCH / 400)
     lines = {line.quantity: line for line in finished.plan.lines}
     assert lines["rows"].value == "400"
@@ -358,16 +361,16 @@ def test_a_store_of_sampled_rows_trains(sampled: Path, tmp_path: Path, place: Pa
 def test_an_epoch_of_a_sampled_store_has_a_length(sampled: Path) -> None:
     text = "data.length=6", "budget.epochs=2"
     recipe = on_the_store(sampled, *text)
-    made = plan_recipe(recipe, replace(PROFILE, length=6))
+    made = plan_task(task_of(recipe), replace(PROFILE, length=6))
     assert (made.steps, made.binding) == (STEPS, "steps")
     assert made.epochs == STEPS * BATCH / 400
-    longer = plan_recipe(on_the_store(sampled, *text, "budget.steps=1000"), replace(PROFILE, length=6))
+    longer = plan_task(task_of(on_the_store(sampled, *text, "budget.steps=1000")), replace(PROFILE, length=6))
     assert (longer.steps, longer.binding, longer.epochs) == (200, "epochs", 2.0)
 
 
 def test_a_store_with_shorter_rows_or_none_is_refused_before_anything_is_written(sampled: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not a token store"):
-        run(on_the_store(tmp_path / "absent", f"run.folder={tmp_path / 'runs'}"), Voice(), Clock(0.0))
+        run(on_the_store(tmp_path / "absent", f"run.folder={tmp_path / 'runs'}"), Reporter(), Clock(0.0))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match=r"holds rows of 13 tokens, and data\.length = 13 needs 14"):
         train(on_the_store(sampled, "data.length=13", f"run.folder={tmp_path / 'runs'}"))
@@ -378,7 +381,7 @@ def test_a_store_with_shorter_rows_or_none_is_refused_before_anything_is_written
 
 def test_a_stream_is_measured_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the child process of a measurement does: the size of the network comes from the fitted HMM."""
-    server = trial.Server(network(), torch.device("cpu"), real=False)
+    server = probe_server.Server(task_of(network()), torch.device("cpu"), real=False)
     told = server({"begin": 1, "passes": 1})
     assert told["cost"]["parameters"]["embedding"] == 300 * 16
     assert server({"trial": 4, "seconds": 0.05, "least": 2, "scoring": False})["batch"] == 4
@@ -387,7 +390,7 @@ def test_a_stream_is_measured_like_any_other(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_plan_knows_a_stream(whole: Finished) -> None:
     """Time that was spent before a plan is in its seconds alone."""
-    plans = [plan_recipe(network(), PROFILE), whole.plan]
+    plans = [plan_task(task_of(network()), PROFILE), whole.plan]
     mine, theirs = (replace(plan, parts={}, seconds=None, intervals={}, lines=()) for plan in plans)
     assert mine == theirs
 
@@ -395,7 +398,7 @@ def test_plan_knows_a_stream(whole: Finished) -> None:
 def test_measure_takes_a_store(sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = on_the_store(sampled)
     measured = replace(PROFILE, workload=recipe.workload)
-    monkeypatch.setattr("shoestring.stages.measure.measure_recipe", lambda *_: measured)
+    monkeypatch.setattr("shoestring.runs.measure.measure_task", lambda *_: measured)
     options = ["--set", f"run.folder={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["shoestring", "measure", "on-the-store.toml", *options])
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""The command line under torchrun, two processes on a CPU: one run, one writer, one voice, and nothing ever hangs.
+"""The command line under torchrun, two processes on a CPU: one run, one writer, one reporter, and nothing ever hangs.
 
 What needs no process to end is tried in two that are there already, without torchrun and the command line.
 """
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 from commands import Started
@@ -23,68 +23,80 @@ from conftest import TINY
 from conftest import start as start_one
 from processes import together
 from profiles import write_profile
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from shoestring.cli.main import main
 from shoestring.core.clock import Clock
 from shoestring.core.errors import ShoestringError
-from shoestring.core.facts import Plan
 from shoestring.core.recipe_file import load
+from shoestring.core.records import Plan, Profile
 from shoestring.core.run_folder import RunFolder
-from shoestring.models import LanguageModel
-from shoestring.parallel.team import Elsewhere, Team
-from shoestring.stages.train import run
-from shoestring.stages.voice import Voice
+from shoestring.models.language_model import LanguageModel
+from shoestring.parallel.process_group import ProcessGroup, ReportedElsewhere
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
 from shoestring.track import read_lines
-from shoestring.train.checkpoint import Checkpoints
+from shoestring.training.checkpoint import Checkpoints
 
-PACKED = ("data.packing=best_fit", "data.within=true", "train.per_device=1")
+PACKED = ("data.packing=best_fit", "data.document_mask=true", "train.per_device=1")
 SHARDED = ("parallel.shard=true",)
 SECONDS = 120
 
 pytestmark = pytest.mark.slow
 
 
-def start(*arguments: str | Path, cwd: Path, script: str | None = None) -> subprocess.Popen[str]:
-    """`shoestring …` in two processes; a script may change something in them before it begins."""
-    if script is None:
-        what: tuple[str | Path, ...] = ("-m", "shoestring")
-    else:
-        what = (cwd / "changed.py",)
-        (cwd / "changed.py").write_text(script + "\nfrom shoestring.cli.main import main\nmain()\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *what]
-    return subprocess.Popen(
-        [str(part) for part in (*command, *arguments)],
+def torchrun(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`shoestring …` in two processes, by the real torchrun; one that hangs is killed, and fails."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "shoestring", *map(str, arguments)],
         cwd=cwd,
-        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        env=environment,
+        capture_output=True,
         text=True,
-        start_new_session=True,
+        timeout=SECONDS,
+        check=False,
     )
 
 
-def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def start(*arguments: str | Path, cwd: Path, script: str = "") -> Started:
+    """The same by torchrun's agent and forks; a script may change something in the two before they begin."""
+    return start_one(*arguments, cwd=cwd, begin=launch, OMP_NUM_THREADS="1", SCRIPT=script)
+
+
+def launch() -> None:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id="torchrun",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        start_method="fork",
+    )
+    elastic_launch(config, work)()
+
+
+def work() -> None:
+    """In one of the two, which notes how it ends: torchrun's own exit code is always 1."""
+    leave = os._exit
+
+    def noted(code: int) -> NoReturn:
+        Path(f"exit code of {os.environ['RANK']}").write_text(str(code))
+        leave(code)
+
+    os._exit = noted
+    exec(os.environ["SCRIPT"], {})
+    main()
+
+
+def end(process: Started) -> subprocess.CompletedProcess[str]:
     """What came of it; one that hangs is killed, and fails."""
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    finally:
-        for worker in workers(process):
-            os.kill(worker, signal.SIGKILL)
-        process.kill()
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def workers(process: subprocess.Popen[str]) -> dict[int, int]:
-    """Processes that torchrun started, with their ranks."""
-    found = {}
-    try:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for child in children:
-            for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(b"RANK="):
-                    found[int(child)] = int(entry.removeprefix(b"RANK="))
-    except OSError:
-        pass
-    return found
 
 
 @dataclass
@@ -100,7 +112,7 @@ class Alone:
             folders = (f"run.folder={self.path / name}", self.stores)
             plan = self.plan(*overrides) if overrides else None
             write_profile(self.path / "tiny.toml", *overrides, *folders)
-            run(load(self.path / "tiny.toml", (*overrides, *folders)), Voice(), Clock(), plan)
+            run(load(self.path / "tiny.toml", (*overrides, *folders)), Reporter(), Clock(), plan)
         return made
 
     @property
@@ -123,21 +135,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return Alone(path)
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Started]
 
 
 @pytest.fixture
 def begin(tiny: Path, tmp_path: Path, alone: Alone) -> Start:
     """Begin to train in two processes with what was measured and prepared before."""
 
-    def begun(*overrides: str, script: str | None = None) -> subprocess.Popen[str]:
+    def begun(*overrides: str, script: str = "") -> Started:
         given = [part for override in (*overrides, alone.stores) for part in ("--set", override)]
         return start("train", tiny, *given, "--plan", alone.plan(*overrides), cwd=tmp_path, script=script)
 
     return begun
 
 
-class Said(Voice):
+class Said(Reporter):
     """Remembers what a person would hear."""
 
     def __init__(self) -> None:
@@ -159,20 +171,20 @@ class Came(NamedTuple):
 
 
 def run_together(
-    team: Team, recipe: Path, overrides: tuple[str, ...], plan: Path | None = None, script: str = ""
+    group: ProcessGroup, recipe: Path, overrides: tuple[str, ...], plan: Path | None = None, script: str = ""
 ) -> Came:
-    """A run in processes that have met; a script may change the forward pass first."""
-    voice, forward, kept = Said(), LanguageModel.forward, dict(os.environ)
-    os.environ |= {"WORLD_SIZE": str(team.world), "RANK": str(team.rank)}
-    try:
-        exec(script, {})
-        return Came(voice.lines, run(load(recipe, overrides), voice, Clock(), plan) is not None)
-    except ShoestringError as error:
-        return Came(voice.lines, False, str(error), error.exit_code, isinstance(error.__cause__, Elsewhere))
-    finally:
-        LanguageModel.forward = forward  # type: ignore[method-assign]
-        os.environ.clear()
-        os.environ |= kept
+    """A run in processes that have met; a script may change something first: the forward pass, or by `patch`."""
+    reporter = Said()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModel, "forward", LanguageModel.forward)  # as it is, in the end
+        patch.setenv("WORLD_SIZE", str(group.world))
+        patch.setenv("RANK", str(group.rank))
+        exec(script, {"patch": patch})
+        try:
+            return Came(reporter.lines, run(load(recipe, overrides), reporter, Clock(), plan) is not None)
+        except ShoestringError as error:
+            told = isinstance(error.__cause__, ReportedElsewhere)
+            return Came(reporter.lines, False, str(error), error.exit_code, told)
 
 
 Together = Callable[..., list[Came]]
@@ -207,9 +219,10 @@ def assert_same_losses(one: RunFolder, other: RunFolder) -> None:
 
 
 def test_two_processes_train_what_one_does(tiny: Path, tmp_path: Path, alone: Alone, two: Together) -> None:
-    result = end(start("train", tiny, cwd=tmp_path))
+    write_profile(tiny)
+    result = torchrun("train", tiny, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("Plan against actual") == 1, "one voice"
+    assert result.stdout.count("Plan against actual") == 1, "one reporter"
     assert result.stdout.count("page: ") == 1
     assert " × 2 " in result.stdout, "two devices are in the plan"
     made = folder(tmp_path)
@@ -221,6 +234,26 @@ def test_two_processes_train_what_one_does(tiny: Path, tmp_path: Path, alone: Al
     assert [line.count("is finished") for line in first.said] == [1]
     assert first.finished
     assert second == Came([], False), "and only one says so"
+
+
+MEASURED = """
+from shoestring.core.records import Profile
+from shoestring.core.schema import encode
+from shoestring.runs import measure
+own = Profile.from_dict({own!r}, "test")
+patch.setattr(measure, "_measure", lambda *_: own)
+patch.setattr(measure.RemoteTrials, "machine", lambda _: {{"machine": encode(own.machine), "available_bytes": None}})
+"""
+
+
+def test_two_processes_measure_before_they_train(tiny: Path, tmp_path: Path, alone: Alone, two: Together) -> None:
+    """What each of them finds is made up."""
+    own = write_profile(tiny, "run.name=other")
+    first, second = two(script=MEASURED.format(own=own.to_dict()))
+    assert (first.error, second.error) == (None, None)
+    assert Profile.read(folder(tmp_path).profile).devices == 2
+    assert Plan.read(folder(tmp_path).plan).devices == 2
+    assert_same_losses(alone.run(), folder(tmp_path))
 
 
 def test_two_processes_train_a_sharded_model_on_packed_rows(tmp_path: Path, alone: Alone, two: Together) -> None:
@@ -245,32 +278,33 @@ def test_a_batch_that_does_not_divide_is_one_error_and_nothing_is_written(tmp_pa
 BROKEN = """
 import os
 from shoestring.core.errors import DataError
-from shoestring.train import loop
-take = loop.Loop._take
+from shoestring.training.stepper import Stepper
+begin = Stepper.begin
 
-def broken(self, step, course):
+def broken(self, step, schedule, requests):
     if step == 5 and os.environ["RANK"] == "{rank}":
         raise {error}("row 7 is damaged")
-    return take(self, step, course)
+    return begin(self, step, schedule, requests)
 
-loop.Loop._take = broken
+Stepper.begin = broken
 """
 
 
 @pytest.mark.parametrize(("rank", "error", "options"), [(0, "ValueError", ()), (1, "DataError", SHARDED)])
-def test_an_error_in_one_process_ends_all(rank: int, error: str, options: tuple[str, ...], begin: Start) -> None:
+def test_an_error_in_one_process_ends_all(
+    rank: int, error: str, options: tuple[str, ...], tmp_path: Path, begin: Start
+) -> None:
     result = end(begin(*options, script=BROKEN.format(rank=rank, error=error)))
     assert result.returncode != 0
     assert result.stderr.count("row 7 is damaged") == 1
     assert result.stderr.count("this is a bug") == (error == "ValueError"), "the other one knows that it is not its own"
-    if error == "DataError":
-        assert "exitcode  : 2" in result.stderr, "torchrun's own is always 1"
+    assert (tmp_path / f"exit code of {rank}").read_text() == ("2" if error == "DataError" else "1")
 
 
 FULL = """
 import os
 import torch
-from shoestring.models import LanguageModel
+from shoestring.models.language_model import LanguageModel
 forward = LanguageModel.forward
 steps = 0
 
@@ -291,31 +325,31 @@ def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(
     plan, script = alone.plan("train.per_device=2"), FULL.format(after=7, rows=1)
     first, second = two("train.per_device=2", plan=plan, script=script)
     assert first.finished
-    assert first.said.count("step 7 did not fit the memory; it is taken again with per_device = 1") == 1
+    assert first.said.count("step 7 did not fit the memory; it is repeated with per_device = 1") == 1
     assert second == Came([], False)
     halved = [line for line in read_lines(folder(tmp_path).timings) if line.get("event") == "halved"]
     assert [(line["step"], line["per_device"]) for line in halved] == [(7, 1)]
     assert_same_losses(alone.run(), folder(tmp_path))
 
 
-def test_a_sharded_model_that_runs_out_of_memory_goes_on_with_half_when_it_is_started_again(
+def test_a_sharded_model_that_runs_out_of_memory_resumes_with_half_when_it_is_started_again(
     tmp_path: Path, alone: Alone, begin: Start, two: Together
 ) -> None:
     overrides, script = ("train.per_device=2", "train.checkpoint_every=1ms", *SHARDED), FULL.format(after=9, rows=1)
     result = end(begin(*overrides, script=script))
     assert result.returncode != 0
-    assert result.stderr.count("2 rows at a time do not fit the memory; the same command goes on with 1") == 1
+    assert result.stderr.count("a micro-batch of 2 does not fit the memory; the same command continues with 1") == 1
     assert "this is a bug" not in result.stderr
     first, second = two(*overrides, plan=alone.plan(*overrides), script=script)
     assert (first.error, second.error) == (None, None)
-    assert any("going on after step" in line for line in first.said)
+    assert any("resuming after step" in line for line in first.said)
     assert_same_losses(alone.run(), folder(tmp_path))
 
 
 LONG = ("budget.steps=3000", "train.checkpoint_every=1h", "evaluate.every=1.0")
 
 
-def begin_to_train(process: Started | subprocess.Popen[str], run: RunFolder) -> None:
+def begin_to_train(process: Started, run: RunFolder) -> None:
     """Return when some steps are taken."""
     until = time.monotonic() + SECONDS
     while process.poll() is None and time.monotonic() < until and len(read_lines(run.metrics)) < 5:
@@ -323,7 +357,7 @@ def begin_to_train(process: Started | subprocess.Popen[str], run: RunFolder) -> 
 
 
 def assert_stopped(number: signal.Signals, err: str, stopped: RunFolder) -> None:
-    """One voice tells it, and what it names is there."""
+    """One reporter tells it, and what it names is there."""
     assert err.count(f"stopped by {number.name} after step") == 1, err
     steps = Checkpoints(stopped.checkpoints, 1).steps()
     assert len(steps) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.core.bisection import last_that_holds
+from shoestring.core.numeric import last_that_holds
 
 
 @given(first=st.integers(1, 50), more=st.integers(0, 5000))

@@ -32,9 +32,9 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "parts"),
     [
-        (Seconds, "5GB", ("'5GB'", "of a size and not of a time", "d, h, m, s")),
-        (Bytes, "5h", ("'5h'", "of a time and not of a size", "PB, TB")),
-        (Count, "5ms", ("'5ms'", "of a time and not of a count")),
+        (Seconds, "5GB", ("'5GB'", "of a size, not of a time", "d, h, m, s")),
+        (Bytes, "5h", ("'5h'", "of a time, not of a size", "PB, TB")),
+        (Count, "5ms", ("'5ms'", "of a time, not of a count")),
     ],
 )
 def test_a_unit_of_another_kind_is_named_with_both_kinds(kind: type[Count], text: str, parts: tuple[str, ...]) -> None:

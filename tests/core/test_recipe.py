@@ -110,13 +110,14 @@ def test_a_value_out_of_bounds_is_refused(write: Write, text: str, line: str) ->
 @pytest.mark.parametrize("source", ["storys", "text:", "text", "", "stories "])
 def test_a_source_that_there_is_not_is_refused_with_those_there_are(write: Write, source: str) -> None:
     (line,) = problems(write(f'{LEAST}[data]\nsource = "{source}"'))
-    assert line.startswith(f'data.source = "{source}": must be "stories" or one of text, paragraphs, jsonl, csv,')
+    assert line.startswith(f'data.source = "{source}": must be "stories", or one of text, paragraphs, jsonl, csv,')
 
 
 @pytest.mark.parametrize("tokenizer", ["words", "words:0", "words:-1", "words:1e3", "byte"])
 def test_a_tokenizer_that_there_is_not_is_refused(write: Write, tokenizer: str) -> None:
     (line,) = problems(write(f'{LEAST}[data]\ntokenizer = "{tokenizer}"'))
-    assert line == f'data.tokenizer = "{tokenizer}": must be "bytes", "words:N", "file:PATH" or "hf:NAME"'
+    allowed = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
+    assert line == f'data.tokenizer = "{tokenizer}": must be {allowed}'
 
 
 # --- contradictions
@@ -151,6 +152,13 @@ def test_all_contradictions_are_found_at_once(write: Write) -> None:
 
 def test_a_batch_in_tokens_is_a_batch_in_rows(write: Write) -> None:
     assert load(write('[budget]\nsteps = 1\n[train]\ntokens = "64Ki"\n[data]\nlength = 128')).batch == 512
+
+
+@pytest.mark.parametrize(("old", "new"), [("within", "document_mask"), ("shift", "random_offset")])
+def test_a_field_by_its_old_name_is_refused_with_the_new_one(write: Write, old: str, new: str) -> None:
+    line = f"data.{old}: is now called data.{new}"
+    assert problems(write(f"{LEAST}[data]\n{old} = true")) == (line,)
+    assert problems(write(LEAST), f"data.{old}=true", "train.lr=0") == (line, "train.lr = 0: must be above 0")
 
 
 # --- --set
@@ -428,8 +436,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "unique": True,
         "end": "</s>",
         "packing": "best_fit",
-        "within": True,
-        "shift": True,
+        "document_mask": True,
+        "random_offset": True,
         "stream": "markov:50",
         "tokenizer": "words:5",
         "length": 128,
@@ -459,6 +467,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
     "data": {"masked": 0.3, "whole_words": True, "label": "kind"},
     "model": {
         "family": "gpt2",
+        "options": {"layers": 4},
         "name": "gpt2",
         "init": "runs/other",
         "kv_heads": 4,
@@ -478,7 +487,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
 for _section, _fields in IN_COMPANY.items():
     CHANGED[_section] |= _fields
 BASE: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4}}
-GOLDEN = "f1845cf2e309bcd1"
+GOLDEN = "9ea9878dd27a44f7"
 PLACES = {("run", "name"), ("run", "folder"), ("data", "folder")}
 PAIRS = [(section, name) for section, fields in CHANGED.items() for name in fields]
 
@@ -533,7 +542,7 @@ def test_the_fingerprint_is_what_it_always_was() -> None:
 def test_the_workload_depends_on_what_a_step_costs_and_on_nothing_else(section: str, name: str) -> None:
     costs = {
         ("data", "stream"),
-        ("data", "within"),
+        ("data", "document_mask"),
         ("data", "tokenizer"),
         ("data", "length"),
         ("train", "batch"),
@@ -581,3 +590,13 @@ def test_the_budget_and_the_alphabet_of_an_hmm_are_its_own() -> None:
         "data.source",
         "data.length",
     ]
+
+
+def test_an_override_without_a_value_clears_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        '[run]\nname = "x"\n[budget]\nsteps = 1\n[data]\nsource = "stories"\n[model]\nhidden = 64\n[train]\nbatch = 1\n'
+    )
+    assert load(path, ["model.hidden="]).model.hidden is None
+    with pytest.raises(RecipeError, match=r"train\.lr"):
+        load(path, ["train.lr="])

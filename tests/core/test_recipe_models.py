@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from recipe_values import assert_lines_begin, problems_of, recipe_of
 
 from shoestring.core.recipe import Model, Recipe
-from shoestring.core.schema import hints
+from shoestring.core.registry import registry
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -56,13 +56,13 @@ def problems(model: dict[str, Any], data: dict[str, Any] | None = None) -> tuple
 
 
 def test_every_family_has_a_smallest_recipe() -> None:
-    assert set(SMALLEST) == set(get_args(get_args(hints(Model)["family"])[0]))
+    assert set(SMALLEST) == set(registry("family"))
     for family, model in SMALLEST.items():
         assert made(model).model.family == family
 
 
 def test_every_field_is_in_the_table() -> None:
-    assert set(OTHER) == set(Model.__dataclass_fields__) - {"family", "init"}
+    assert set(OTHER) == set(Model.__dataclass_fields__) - {"family", "init", "options"}
     assert set.union(*HAVE.values()) == set(OTHER)
     for name, value in OTHER.items():
         assert getattr(Model(), name) != value
@@ -106,7 +106,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "heads of an encoder": (ENCODER | {"width": 25}, {}, "model.heads = 8: must divide model.width = 25"),
     "heads of a Perceiver": (PERCEIVER | {"width": 25}, {}, "model.heads = 8: must divide model.width = 25"),
-    "within a Perceiver's row": (PERCEIVER, {"within": True}, "data.within: a Perceiver AR attends over whole rows"),
+    "documents of a Perceiver's row": (
+        PERCEIVER,
+        {"document_mask": True},
+        'data.document_mask: model.family = "perceiver_ar" attends over whole rows',
+    ),
     "kv_heads": ({"heads": 8, "kv_heads": 3}, {}, "model.kv_heads = 3: must divide model.heads = 8"),
     "positions of GPT-2": (
         {"family": "gpt2", "positions": 9},
@@ -137,21 +141,33 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a factor of nothing": (
         {"rotary_scaling": "linear:0"},
         {},
-        "model.rotary_scaling = linear:0: its factor must be at least 1",
+        'model.rotary_scaling = "linear:0": its factor must be at least 1',
     ),
     "frequencies the wrong way round": (
         {"rotary_scaling": "llama3:8:4:1:32"},
         {},
-        "model.rotary_scaling = llama3:8:4:1:32: LOW 4 must be above 0 and below HIGH 1",
+        'model.rotary_scaling = "llama3:8:4:1:32": LOW 4 must be above 0 and below HIGH 1',
     ),
     "heads of one channel": (
         {"family": "perceiver_ar", "latents": 8, "width": 32, "heads": 32},
         {},
         "model.heads = 32: must divide model.width = 32 into 2 or more each",
     ),
-    "masked": ({}, {"masked": 0.2}, 'data.masked: is for model.family = "masked_lm"'),
-    "whole words": ({}, {"whole_words": True}, 'data.whole_words: is for model.family = "masked_lm"'),
-    "within an encoder's row": (ENCODER, {"within": True}, "data.within: an encoder sees the whole of a row"),
+    "masked": (
+        {},
+        {"masked": 0.2},
+        'data.masked: model.family = "llama" has none; it is for masked_lm and hf',
+    ),
+    "whole words": (
+        {},
+        {"whole_words": True},
+        'data.whole_words: model.family = "llama" has none; it is for masked_lm and hf',
+    ),
+    "documents of an encoder's row": (
+        ENCODER,
+        {"document_mask": True},
+        'data.document_mask: model.family = "masked_lm" attends over whole rows',
+    ),
     "a label of stories": (
         ENCODER | {"classes": 3},
         {"label": "class"},
@@ -165,7 +181,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a label of a store": (
         ENCODER | {"classes": 3},
         {"label": "class", "source": "store:a"},
-        "data.label: store:a is made already, of the documents that it has",
+        "data.label: store:a exists already, with its own documents",
     ),
 }
 
@@ -179,16 +195,16 @@ def test_a_label_of_another_family_is_refused() -> None:
     lines = problems({"family": "llama", "classes": 3}, LABELLED)
     assert set(lines) == {
         'model.classes: model.family = "llama" has none; it is for masked_lm',
-        'data.label: is for model.family = "masked_lm"',
+        'data.label: model.family = "llama" has none; it is for masked_lm',
     }
 
 
 def test_all_contradictions_are_one_message() -> None:
     lines = problems(
         {"family": "perceiver_ar", "width": 25, "heads": 8, "kv_heads": 3, "latents": 300, "name": "x"},
-        {"within": True, "masked": 0.5},
+        {"document_mask": True, "masked": 0.5},
     )
-    begins = ["model.kv_heads: ", "model.name: ", "model.heads = 8", "data.within: ", "model.kv_heads = 3"]
+    begins = ["model.kv_heads: ", "model.name: ", "model.heads = 8", "data.document_mask: "]
     begins += ["model.latents = 300", "data.masked: "]
     assert_lines_begin(lines, begins)
 
@@ -203,9 +219,9 @@ def test_all_contradictions_are_one_message() -> None:
         (ENCODER | {"classes": 3}, {"label": "class", "source": "hf:some/set"}),
         (ENCODER, {"masked": 0.3, "whole_words": True}),
         (ENCODER, {"stream": "markov:12"}),
-        (PERCEIVER, {"shift": True}),
+        (PERCEIVER, {"random_offset": True}),
     ],
-    ids=["all kv heads", "all latents", "as many positions", "csv", "hub", "whole words", "stream", "shift"],
+    ids=["all kv heads", "all latents", "as many positions", "csv", "hub", "whole words", "stream", "offset"],
 )
 def test_what_is_just_right_is_taken(model: dict[str, Any], data: dict[str, Any]) -> None:
     assert isinstance(made(model, data), Recipe)

@@ -44,7 +44,7 @@ def test_all_that_a_stream_contradicts_is_one_message() -> None:
         'data.stream = "markov:5": an HMM is fitted to a source',
         'data.source = "text:a.txt" and data.stream = "markov:5": give one of the two',
         "data.documents = 100: a stream has rows, not documents",
-        "budget.epochs: a stream never comes to an end",
+        "budget.epochs: a stream is endless",
         "stream.fewest = 8: must be at most stream.most = 6",
         'data.stream = "markov:5": must have stream.most = 6 to 65536 symbols',
     )

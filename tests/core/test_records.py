@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoestring.core import facts
+from shoestring.core import records as facts
 from shoestring.core.errors import RecordError, StorageError
-from shoestring.core.facts import Cost, Density, Evaluation, Law, Machine, Outcome, Plan, Point, Profile, StateTable
-from shoestring.core.records import Record
-from shoestring.core.schema import hints
+from shoestring.core.records import Cost, Density, Evaluation, Law, Machine, Outcome, Plan, Point, Profile, StateTable
+from shoestring.core.schema import Record, hints
 
 RECORDS = [
     kind

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import PlanError, RecipeError, RunError
-from shoestring.core.facts import Plan
+from shoestring.core.errors import PlanError, RecipeError, RunError, UserError
 from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 
 
@@ -66,8 +66,51 @@ def test_claiming_with_another_recipe_names_every_field_with_both_values(tmp_pat
     assert "budget.time was None, is now 2h" in message
     assert "run.seed was 0, is now 7" in message
     assert message.count(" was ") == 3
-    assert "run.name=" in message, "it says how to go on"
+    assert "run.name=" in message, "it says what to do"
     assert folder.recipe.read_bytes() == before
+
+
+# --- code of the user's own
+
+
+def own_code(folder: Path, text: str = "class Net: ...\n\n\ndef texts():\n    yield 'a'\n") -> Recipe:
+    (folder / "mine.py").write_text(text)
+    return recipe(model={"family": f"{folder}/mine.py:Net"}, data={"source": f"{folder}/mine.py:texts"})
+
+
+def test_a_run_keeps_the_code_that_its_recipe_names(tmp_path: Path) -> None:
+    folder, mine = RunFolder(tmp_path / "run"), own_code(tmp_path)
+    before = mine.fingerprint, mine.workload
+    folder.claim(mine)
+    (tmp_path / "mine.py").unlink()
+    kept = folder.read_recipe()
+    assert kept.model.family == str(folder.code / "mine.py:Net")
+    assert kept.data.source == str(folder.code / "mine.py:texts")
+    assert (kept.fingerprint, kept.workload) == before
+
+
+def test_other_code_is_another_recipe(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(own_code(tmp_path))
+    folder.claim(own_code(tmp_path))
+    with pytest.raises(RunError, match=r"mine\.py differs from the copy that .*run started with"):
+        folder.claim(own_code(tmp_path, "class Net: ...\n\n\ntexts = None\n"))
+
+
+def test_the_code_of_a_stranger_s_run_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(own_code(tmp_path))
+    marker = tmp_path / "it ran"
+    (folder.code / "mine.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Net: ...\n")
+    with pytest.raises(UserError, match=r"code that came with a run and never ran here.*SHOESTRING_TRUST_CODE=1"):
+        folder.read_recipe()
+    assert not marker.exists()
+    monkeypatch.setenv("SHOESTRING_TRUST_CODE", "1")
+    folder.read_recipe()
+    assert marker.exists()
+
+
+# --- refusals
 
 
 @pytest.mark.parametrize("planned", [False, True])

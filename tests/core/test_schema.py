@@ -1,5 +1,6 @@
 """Strict decoding: every problem in one pass, each line with the field, the value and what is allowed."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -8,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.schema import AtLeast, Between, Matches, MoreThan, decode, describe, encode, nearest
+from shoestring.core.schema import AtLeast, Between, MoreThan, decode, describe, encode, nearest
+from shoestring.core.specs import Spec
 from shoestring.core.units import Bytes, Count, Flops, Seconds
+
+
+class SmallLetters(Spec):
+    def problem(self) -> str | None:
+        return None if re.fullmatch("[a-z]+", self) else "must be small letters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +31,7 @@ class Outer:
     others: tuple[Inner, ...] = ()
     pair: tuple[int, str] = (1, "a")
     table: dict[str, int] = field(default_factory=dict)
-    name: Annotated[str, Matches("[a-z]+", "small letters")] = "a"
+    name: Annotated[SmallLetters, "a text of its own type"] = SmallLetters("a")
     speed: Annotated[float | None, MoreThan(0)] = None
     kind: Literal["one", "two"] = "one"
     on: bool = False
@@ -73,6 +80,7 @@ def test_values_arrive_with_their_types() -> None:
     kinds = (type(value.time), type(value.disk), type(value.tokens), type(value.work))
     assert kinds == (Seconds, Bytes, Count, Flops)
     assert value.either == "text"
+    assert type(whole(name="b").name) is SmallLetters
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ outers = st.builds(
     others=st.lists(st.builds(Inner, size=st.integers(1)), max_size=3).map(tuple),
     pair=st.tuples(st.integers(), st.text()),
     table=st.dictionaries(st.text(), st.integers(), max_size=3),
-    name=st.from_regex("[a-z]+", fullmatch=True),
+    name=st.from_regex("[a-z]+", fullmatch=True).map(SmallLetters),
     speed=st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
     kind=st.sampled_from(["one", "two"]),
     on=st.booleans(),
@@ -215,6 +223,8 @@ def test_the_nearest_name_is_offered_or_all_of_them() -> None:
         (int | str, ("whole number or text", "")),
         (tuple[int, ...], ("list", "")),
         (Count, ("count", "")),
+        (Annotated[SmallLetters, "a name"], ("text", "a name")),
+        (dict[str, int], ("table", "")),
     ],
 )
 def test_types_are_described_for_people(kind: Any, expected: tuple[str, str]) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core.recipe import Model
-from shoestring.models import Batch, LanguageModel, build
-from shoestring.models.cross_entropy import IGNORED
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import LanguageModel, build
+from shoestring.models.layers.cross_entropy import IGNORED
 
 VOCABULARY, LENGTH, LATENTS = 31, 20, 12
 
@@ -25,11 +26,11 @@ def small(family: Any) -> Model:
     return Model(family=family, width=32, layers=2 if mixed else 1, heads=4, latents=LATENTS if mixed else None)
 
 
-def batch_of(model: Model, rows: int, predicted: float = 1.0, within: bool = False) -> Batch:
+def batch_of(model: Model, rows: int, predicted: float = 1.0, document_mask: bool = False) -> Batch:
     ids = torch.randint(VOCABULARY, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     if model.family != "masked_lm":
         documents = (torch.arange(LENGTH + 1) >= LENGTH // 2).long().expand(rows, -1) + 1
-        return Batch(ids, segments=documents if within else None, within=within)
+        return Batch(ids, segments=documents if document_mask else None, document_mask=document_mask)
     ids = ids[:, 1:].contiguous()
     if model.classes:
         return Batch(ids, wanted=ids[:, :1] % model.classes)

@@ -12,10 +12,10 @@ import pytest
 from kept import LATENTS, LENGTH, VOCABULARY, of_a_row, small
 
 from shoestring.core.recipe import Model
-from shoestring.cost.activations import Setting, backward_bytes, kept_bytes, recomputed_bytes
-from shoestring.cost.shapes import kept_of
-from shoestring.models import LanguageModel, build
-from shoestring.models.blocks import Block
+from shoestring.cost.transformer import Setting, transformer_of
+from shoestring.models.families.perceiver_ar import kept_of
+from shoestring.models.language_model import LanguageModel, build
+from shoestring.models.layers.blocks import Block
 
 MODELS: list[dict[str, Any]] = [
     {"family": "llama"},
@@ -31,6 +31,10 @@ MODELS: list[dict[str, Any]] = [
     {"family": "masked_lm", "classes": 3},
 ]
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
+def saved_bytes(model: Model, length: int, setting: Setting, predicted: float = 1.0) -> dict[str, int]:
+    return transformer_of(model).saved_bytes(model, length, setting, predicted)
 
 
 def name_of(fields: dict[str, Any]) -> str:
@@ -65,16 +69,16 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
     model = Model(width=32, layers=3, heads=4, **fields)
     for setting in settings(compiled=False):
         real = of_a_row(made(model, setting), model, setting.number == 2) + out_of_sight(model, setting)
-        assert sum(kept_bytes(model, LENGTH, setting).values()) == real, setting
+        assert sum(saved_bytes(model, LENGTH, setting).values()) == real, setting
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_row_of_documents_keeps_its_masks_and_positions(family: Any, dropout: float) -> None:
     model = Model(family=family, width=32, layers=2, heads=4, dropout=dropout)
-    setting = Setting(number=2, compiled=False, gpu=False, within=True)
-    real = of_a_row(made(model, setting), model, bf16=True, within=True)
-    assert sum(kept_bytes(model, LENGTH, setting).values()) == real
+    setting = Setting(number=2, compiled=False, gpu=False, document_mask=True)
+    real = of_a_row(made(model, setting), model, bf16=True, document_mask=True)
+    assert sum(saved_bytes(model, LENGTH, setting).values()) == real
 
 
 @pytest.mark.parametrize("predicted", [0.15, 0.5, 1.0])
@@ -82,7 +86,7 @@ def test_a_masked_model_keeps_its_head_for_predictions_alone(predicted: float) -
     model = Model(family="masked_lm", width=32, layers=2, heads=4)
     setting = Setting(number=4, compiled=False, gpu=False)
     real = of_a_row(made(model, setting), model, bf16=False, predicted=predicted)
-    assert sum(kept_bytes(model, LENGTH, setting, predicted).values()) == real
+    assert sum(saved_bytes(model, LENGTH, setting, predicted).values()) == real
 
 
 @pytest.mark.slow
@@ -92,19 +96,19 @@ def test_a_compiled_row_keeps_what_the_partitioner_leaves() -> None:
     command = [sys.executable, str(Path(__file__).with_name("kept.py")), *families]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     setting = Setting(number=2, compiled=True, gpu=False)
-    found = {family: sum(kept_bytes(small(family), LENGTH, setting).values()) for family in families}
+    found = {family: sum(saved_bytes(small(family), LENGTH, setting).values()) for family in families}
     assert found == json.loads(done.stdout)
 
 
 def test_llamas_kernels_keep_what_they_say() -> None:
-    """On a GPU, counted by hand from `save_for_backward` of add_norm, gated_linear and short_attention."""
+    """On a GPU, counted by hand from `save_for_backward` of add_norm, swiglu_linear and short_attention."""
     d, k, f, t = 64, 32, 192, 100
     model = Model(width=d, layers=1, heads=4, kv_heads=2, hidden=f)
-    found = kept_bytes(model, t, Setting(number=2, compiled=True, gpu=True))
+    found = saved_bytes(model, t, Setting(number=2, compiled=True, gpu=True))
     assert found["norms"] == 2 * t * (2 * d + 4), "sums and scales"
     assert found["attention"] == t * 2 * (d + (d + 2 * k) + d), "what the products read, queries, keys and values"
     assert found["mlp"] == t * 2 * (d + 2 * f), "what the products read: gate and values alone"
-    longer = kept_bytes(model, 2 * t, Setting(number=2, compiled=True, gpu=True))["attention"]
+    longer = saved_bytes(model, 2 * t, Setting(number=2, compiled=True, gpu=True))["attention"]
     assert longer == 2 * found["attention"] + 2 * t * 4 * 4, "sums of weights, too; what is turned is not kept"
 
 
@@ -114,8 +118,8 @@ def test_what_is_computed_again_was_not_kept(fields: dict[str, Any]) -> None:
     for compiled in (False, True):
         none = Setting(number=2, compiled=compiled, gpu=compiled)
         sizes = [none, replace(none, recompute="selective"), replace(none, recompute="full")]
-        kept = [sum(kept_bytes(model, LENGTH, setting).values()) for setting in sizes]
-        again = [recomputed_bytes(model, LENGTH, setting) for setting in sizes]
+        kept = [sum(saved_bytes(model, LENGTH, setting).values()) for setting in sizes]
+        again = [transformer_of(model).recomputed_bytes(model, LENGTH, setting) for setting in sizes]
         assert kept[0] > kept[1] > kept[2]
         assert again[0] == 0 < again[1] < again[2] < kept[0]
-        assert backward_bytes(model, LENGTH, none) > 0
+        assert transformer_of(model).backward_bytes(model, LENGTH, none) > 0

@@ -4,14 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from losses import loss_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
+from shoestring.core.family import network_cost
 from shoestring.core.recipe import Model
 from shoestring.cost.conventions import CONVENTIONS, accounting
-from shoestring.cost.networks import network_cost
-from shoestring.models import Batch, build
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
 
 GPT2_SMALL = Model(family="gpt2", width=768, layers=12, heads=12)
 FAMILIES: list[dict[str, Any]] = [
@@ -77,9 +79,9 @@ def test_the_exact_count_is_that_of_the_cost_and_of_a_counter(model: Model) -> N
     network, ids = build(model, vocabulary, length, 0), torch.randint(vocabulary, (2, length + 1))
     batch = Batch(ids[:, 1:], wanted=ids[:, 1:]) if model.family == "masked_lm" else Batch(ids)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network.loss(batch)
+        loss_of(network, batch)
     assert 3 * counter.get_total_flops() == pytest.approx(2 * found.row["exact"], rel=1e-12)
-    assert found.predictions == network.loss(batch).predictions / 2
+    assert found.predictions == loss_of(network, batch).predictions / 2
 
 
 @every_family

@@ -1,26 +1,47 @@
 """Analytic memory and time against what was measured on an H200, and against themselves."""
 
+import importlib.util
 import json
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from shoestring.core.errors import UserError
+from shoestring.core.family import network_cost
 from shoestring.core.recipe import Data, Hmm, Model, Recipe, Train
-from shoestring.cost.cards import CARDS, find_card
-from shoestring.cost.memory import CHUNK_BYTES, HELD_SHARE, estimate_memory, setting_of
-from shoestring.cost.networks import network_cost
-from shoestring.cost.seconds import UTILISATION, estimate_seconds, training_flops
-from shoestring.cost.table import MemoryRow, StepRow, memory_rows, step_rows
-from shoestring.models import Batch, build, cross_entropy
-from shoestring.train.learner import Learner
-from shoestring.train.optimizer import Optimizer
+from shoestring.cost.gpus import GPUS, find_gpu
+from shoestring.cost.memory import CHUNK_BYTES, CONTEXT_BYTES, estimate_memory, setting_of
+from shoestring.cost.seconds import estimate_seconds, training_flops
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
+from shoestring.models.layers import cross_entropy
+from shoestring.training.learner import Learner
+from shoestring.training.optimizer import Optimizer
 
-MEASURED = json.loads((Path(__file__).parents[2] / "results/train-h200.json").read_text())
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _bench_module(name: str) -> ModuleType:
+    """A script of bench/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"bench/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ERRORS = _bench_module("estimate_error")
+MEASURED = json.loads((ROOT / "results/train-h200.json").read_text())
+MEMORY_ROWS, STEP_ROWS = ERRORS.memory_rows(MEASURED), ERRORS.step_rows(MEASURED)
 SMALL = Recipe(model=Model(width=64, layers=2, heads=4), data=Data(length=32), train=Train(batch=8))
 
 
@@ -30,39 +51,34 @@ def recipe_of(shape: dict[str, Any], **train: Any) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("row", memory_rows(MEASURED), ids=lambda row: row.name)
-def test_the_peak_is_near_that_of_a_real_run(row: MemoryRow) -> None:
+@pytest.mark.parametrize("row", MEMORY_ROWS, ids=lambda row: row.name)
+def test_the_peak_is_near_that_of_a_real_run(row: Any) -> None:
     assert row.measured_bytes == MEASURED["shapes"][row.name]["ways"][row.way]["peak_bytes"]
     assert abs(row.error) < 0.05
 
 
 def test_rows_of_a_record_are_those_on_a_gpu() -> None:
-    assert {row.name for row in memory_rows(MEASURED)} == set(MEASURED["shapes"])
+    assert {row.name for row in MEMORY_ROWS} == set(MEASURED["shapes"])
     other = {"machine": {"device": "cpu"}, "shapes": MEASURED["shapes"]}
-    assert memory_rows(other) == []
+    assert ERRORS.memory_rows(other) == []
 
 
-def test_held_memory_and_utilisation_are_those_of_the_record() -> None:
-    ours = [shape["ways"]["ours"] for shape in MEASURED["shapes"].values()]
-    held = [run["reserved_bytes"] / run["peak_bytes"] - 1 for run in ours]
-    assert statistics.mean(held) == pytest.approx(HELD_SHARE, abs=0.001)
-    shares = [run["of_vendor_peak"] for run in ours]
-    assert min(shares) == pytest.approx(UTILISATION.low, abs=5e-4)
-    assert statistics.median(shares) == pytest.approx(UTILISATION.expected, abs=5e-4)
-    assert max(shares) == pytest.approx(UTILISATION.high, abs=5e-4)
+@pytest.mark.parametrize("row", [row for row in MEMORY_ROWS if row.way == "ours"], ids=lambda row: row.name)
+def test_what_has_to_be_free_is_near_what_torch_held(row: Any) -> None:
+    """Estimated peak and share that is held on top, without the CUDA context, which the record has not."""
+    shape = MEASURED["shapes"][row.name]
+    found = estimate_memory(recipe_of(shape), shape["vocabulary"]).device_bytes(row.rows) - CONTEXT_BYTES
+    assert found == pytest.approx(shape["ways"]["ours"]["reserved_bytes"], rel=0.04)
 
 
-@pytest.mark.parametrize("name", MEASURED["shapes"])
-def test_measured_seconds_are_in_the_range(name: str) -> None:
-    shape = MEASURED["shapes"][name]
-    found = estimate_seconds(recipe_of(shape), shape["vocabulary"], "NVIDIA H200", shape["rows"])
-    assert found is not None
-    assert 0.999 * found.low <= shape["ways"]["ours"]["seconds"] <= 1.001 * found.high
-    assert found.low < found.expected < found.high
+@pytest.mark.parametrize("row", STEP_ROWS, ids=lambda row: f"{row.name} {row.way}")
+def test_expected_seconds_are_near_those_of_a_model_that_had_no_say_in_them(row: Any) -> None:
+    """The share of the peak is that of the other models; a Perceiver AR, alone in its kind, reaches less of it."""
+    assert abs(row.error) < (0.35 if row.name.startswith("perceiver") else 0.12)
 
 
-@pytest.mark.parametrize("row", step_rows(MEASURED), ids=lambda row: f"{row.name} {row.way}")
-def test_published_seconds_are_as_if_the_model_had_not_been_measured(row: StepRow) -> None:
+@pytest.mark.parametrize("row", STEP_ROWS, ids=lambda row: f"{row.name} {row.way}")
+def test_published_seconds_are_as_if_the_model_had_not_been_measured(row: Any) -> None:
     shape = MEASURED["shapes"][row.name]
     others = sorted(
         other["ways"]["ours"]["of_vendor_peak"] for name, other in MEASURED["shapes"].items() if name != row.name
@@ -77,14 +93,12 @@ def test_published_seconds_are_as_if_the_model_had_not_been_measured(row: StepRo
 
 
 def test_every_measured_step_on_a_known_gpu_is_published() -> None:
-    assert [(row.name, row.way) for row in step_rows(MEASURED)] == [
-        (row.name, row.way) for row in memory_rows(MEASURED)
-    ]
-    unknown = {**MEASURED, "machine": {"device": "cuda", "device_name": "A card of tomorrow"}}
-    assert step_rows(unknown) == []
-    assert step_rows({**MEASURED, "machine": {"device": "cpu"}}) == []
+    assert [(row.name, row.way) for row in STEP_ROWS] == [(row.name, row.way) for row in MEMORY_ROWS]
+    unknown = {**MEASURED, "machine": {"device": "cuda", "device_name": "A gpu of tomorrow"}}
+    assert ERRORS.step_rows(unknown) == []
+    assert ERRORS.step_rows({**MEASURED, "machine": {"device": "cpu"}}) == []
     alone = {**MEASURED, "shapes": {"gpt2-124m": MEASURED["shapes"]["gpt2-124m"]}}
-    assert step_rows(alone) == [], "there is no other to take a share from"
+    assert ERRORS.step_rows(alone) == [], "there is no other to take a share from"
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -132,12 +146,12 @@ def test_the_largest_batch_is_the_last_that_fits(device: Literal["cpu", "cuda"],
     assert found.largest(0) == 0
 
 
-def test_parts_add_up_and_a_moment_is_named() -> None:
+def test_parts_add_up_and_the_fullest_moment_counts() -> None:
     found = estimate_memory(SMALL, 50)
     assert sum(found.fixed.values()) + 1000 * sum(found.per_row.values()) == found.steepest.at(1000)
-    assert found.at(1000) == found.moments[found.fullest(1000)].at(1000)
-    small = replace(SMALL, model=replace(SMALL.model, width=1024), data=Data(length=1))
-    assert estimate_memory(small, 50).fullest(1) == "update", "one token, and many weights"
+    assert found.at(1000) == max(moment.at(1000) for moment in found.moments.values()) == found.steepest.at(1000)
+    few = estimate_memory(replace(SMALL, model=replace(SMALL.model, width=1024), data=Data(length=1)), 50)
+    assert few.at(1) == few.moments["update"].at(1) > few.steepest.at(1), "one token, and many weights"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "perceiver_ar", "masked_lm"])
@@ -159,43 +173,57 @@ def test_what_cannot_be_estimated_is_said() -> None:
         estimate_memory(replace(SMALL, hmm=Hmm()), 50)
     with pytest.raises(UserError, match=r'model\.family = "hf"'):
         estimate_memory(replace(SMALL, model=Model(family="hf", name="gpt2")), 50)
-    assert find_card("A card of tomorrow") is None
-    assert estimate_seconds(SMALL, 50, "A card of tomorrow", 8) is None
+    assert find_gpu("A gpu of tomorrow") is None
+    assert estimate_seconds(SMALL, 50, "A gpu of tomorrow", 8) is None
     assert estimate_seconds(SMALL, 50, "Tesla T4", 8) is None, "it has no bf16"
     fp32 = replace(SMALL, train=Train(batch=8, precision="fp32"))
     assert estimate_seconds(fp32, 50, "NVIDIA H200", 8) is None
 
 
-def test_cards_are_found_by_name() -> None:
-    assert find_card(" nvidia h200 ") == CARDS["NVIDIA H200"]
+def test_gpus_are_found_by_name() -> None:
+    assert find_gpu(" nvidia h200 ") == GPUS["NVIDIA H200"]
     machine = MEASURED["machine"]
-    card = find_card(machine["device_name"])
-    assert card is not None and card.bf16_flops == MEASURED["vendor_flops"]
-    assert 0.97 * card.memory_bytes < machine["memory_bytes"] <= card.memory_bytes
-    for known in CARDS.values():
+    gpu = find_gpu(machine["device_name"])
+    assert gpu is not None and gpu.bf16_flops == MEASURED["vendor_flops"]
+    assert 0.97 * gpu.memory_bytes < machine["memory_bytes"] <= gpu.memory_bytes
+    for known in GPUS.values():
         assert 10e9 < known.memory_bytes < 200e9
         assert known.bf16_flops is None or 50e12 < known.bf16_flops < 1000e12
 
 
-def test_a_real_pass_on_the_cpu_allocates_about_so_much() -> None:
-    """The peak of torch's own allocations in a forward and backward pass, told by its profiler."""
+class Alive(TorchDispatchMode):
+    """The most bytes that the tensors made since its beginning have at once, looked at after every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {x.untyped_storage()._cdata for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for tensor in (x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in known:
+                self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self._storages = {key: kept for key, kept in self._storages.items() if not kept[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._storages.values()))
+        return found
+
+
+def test_tensors_of_a_real_pass_on_the_cpu_take_about_so_much() -> None:
     recipe = Recipe(model=Model(width=64, layers=6, heads=4), data=Data(length=64), train=Train(batch=16))
     learner = Learner(build(recipe.model, 50, 64, 0), recipe.train, torch.device("cpu"))
-    peaks = {rows: _allocated(learner, rows) for rows in (8, 16)}
+    peaks = {rows: _most_alive(learner, rows) for rows in (8, 16)}
     slope = (peaks[16] - peaks[8]) / 8
     assert estimate_memory(recipe, 50, "cpu").steepest.row_bytes == pytest.approx(slope, rel=0.1)
 
 
-def _allocated(learner: Learner, rows: int) -> int:
+def _most_alive(learner: Learner, rows: int) -> int:
     batch = Batch(torch.randint(50, (rows, 65)))
     learner.accumulate(batch, rows)
     learner.forget()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with Alive() as alive:
         learner.accumulate(batch, rows)
     learner.forget()
-    total = peak = 0
-    results = profile.profiler.kineto_results  # type: ignore[union-attr]
-    for event in sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    return peak
+    return alive.peak

@@ -1,10 +1,11 @@
 """The accounting of the Perceiver AR article: every published number, from our own parameter counts."""
 
+import math
+
 import pytest
 
 from shoestring.core.recipe import Model
-from shoestring.cost.conventions import accounting
-from shoestring.cost.perceiver_article import ArticleCost, Count, article_cost, iso_flop_pairs, reference_flops
+from shoestring.cost.conventions import ArticleCost, Count, accounting, article_cost
 
 # channels, layers, vocabulary, positions, steps, N, N_cross, C_self, C_cross
 TABLE = {
@@ -19,6 +20,8 @@ TABLE = {
     "2b.1": (512, 9, 262, 2048, 26144, 29514502, 786432, 184836096, 7096320),
     "2b.2": (584, 10, 262, 2048, 18275, 42301134, 897024, 264425856, 8851104),
 }
+ROWS = 80
+"""Of a batch, in all runs."""
 C_REF = {"1": 578222555136000000, "2a": 197933256451031040, "2b": 197933256451031040}
 
 
@@ -37,26 +40,31 @@ def test_every_row_of_the_table(name: str) -> None:
     found = cost_of(name)
     assert (found.parameters, found.cross_parameters) == (size, of_prefix)
     assert (found.self_flops, found.cross_flops) == (of_self, of_cross)
-    assert found.self_parameters == size - of_prefix
-    assert found.approximate_flops == 6 * (size - of_prefix)
+
+
+def tokens_for(flops: float, cost: ArticleCost) -> float:
+    """D_iso: the latents that take so much compute of the self-attention part."""
+    return flops / cost.self_flops
+
+
+def steps_of(tokens: float) -> int:
+    """Batches of 512 latents a row that hold so many, the last one whole."""
+    return math.ceil(tokens / 512 / ROWS)
 
 
 @pytest.mark.parametrize("experiment", C_REF)
-def test_pairs_of_an_experiment_take_the_compute_of_its_first_run(experiment: str) -> None:
+def test_runs_of_an_experiment_take_the_compute_of_its_first_one(experiment: str) -> None:
     first, *others = [name for name in TABLE if name.startswith(f"{experiment}.")]
-    steps = TABLE[first][4]
-    assert reference_flops(cost_of(first), steps) == C_REF[experiment]
-    pairs = iso_flop_pairs(cost_of(first), steps, [cost_of(name) for name in others])
-    assert [pair.steps for pair in pairs] == [TABLE[name][4] for name in others]
-    for pair in pairs:
-        assert pair.tokens * pair.cost.self_flops == pytest.approx(C_REF[experiment], rel=1e-12)
+    assert cost_of(first).self_flops * ROWS * cost_of(first).latents * TABLE[first][4] == C_REF[experiment]
+    for name in others:
+        assert steps_of(tokens_for(C_REF[experiment], cost_of(name))) == TABLE[name][4]
 
 
 def test_the_corrected_count_gives_the_steps_of_the_run_that_was_made_again() -> None:
     """592 channels, 10 layers: 34,336 steps, in the update of the article."""
     again = article_cost(network(592, 10), 32000, 2048, "corrected")
-    (pair,) = iso_flop_pairs(cost_of("1.1", "corrected"), 50000, [again])
-    assert pair.steps == 34336
+    flops = cost_of("1.1", "corrected").self_flops * ROWS * 512 * 50000
+    assert steps_of(tokens_for(flops, again)) == 34336
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -68,10 +76,3 @@ def test_the_correction_is_that_of_chinchillas_tables(name: str) -> None:
     whole = accounting(network(channels, layers), vocabulary, positions)
     prefix = whole.per_prediction("Chinchilla's tables") - alone.per_prediction("Chinchilla's tables")
     assert cost_of(name, "corrected").cross_flops == pytest.approx(prefix, abs=3)
-
-
-def test_rows_of_a_batch_divide_the_steps() -> None:
-    reference, other = cost_of("2b.1"), cost_of("2b.2")
-    (small,), (large,) = (iso_flop_pairs(reference, 100, [other], rows=rows) for rows in (10, 40))
-    assert large.tokens == 4 * small.tokens
-    assert large.steps == small.steps

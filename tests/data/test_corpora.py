@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import DataError, MissingExtra, StorageError
-from shoestring.data import corpora
-from shoestring.data.corpora import Corpus, FilePart, Part, open_corpus
-from shoestring.data.formats import Document, Reading, Skipped
-from shoestring.data.sampling import Block, sample
+from shoestring.data.read import corpora, hub
+from shoestring.data.read.corpora import FilePart, open_corpus
+from shoestring.data.read.density import Block, sample
+from shoestring.data.read.documents import Corpus, Document, Part, Reading, Skipped
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -66,7 +66,7 @@ def test_a_pattern_takes_files_whatever_their_suffix(tmp_path: Path) -> None:
         ("text", "none.txt", "there is no file or folder {}"),
         ("text", "*.none", "no file matches {}"),
         ("jsonl", "", r"no file in the folder {} ends in \.jsonl or \.ndjson"),
-        ("parquet", "a.parquet.gz", "{} must be unpacked first"),
+        ("parquet", "a.parquet.gz", "{} must be decompressed first"),
     ],
 )
 def test_a_path_that_matches_nothing_is_named(tmp_path: Path, kind: str, path: str, message: str) -> None:
@@ -76,20 +76,28 @@ def test_a_path_that_matches_nothing_is_named(tmp_path: Path, kind: str, path: s
         open_corpus(f"{kind}:{here}")
 
 
-@pytest.mark.parametrize("spec", ["", "text", "text:", "json:a", "stories", "hf:", ":a"])
+@pytest.mark.parametrize("spec", ["", "text", "text:", "json:a", "hf:", ":a", "stories:3", "store:"])
 def test_other_sources_are_refused(spec: str) -> None:
-    with pytest.raises(DataError, match="must be one of text:PATH, paragraphs:PATH, jsonl:PATH"):
+    with pytest.raises(
+        DataError, match=r"one of text, paragraphs, jsonl, csv, parquet, hf, store with .* a path or name"
+    ):
+        open_corpus(spec)
+
+
+@pytest.mark.parametrize("spec", ["stories", "store:folder"])
+def test_sources_that_are_no_files_are_not_read_as_such(spec: str) -> None:
+    with pytest.raises(DataError, match=f'data.source = "{spec}": is not read from files'):
         open_corpus(spec)
 
 
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("text", {"column": "tweet"}, "data.column says nothing about data.source"),
-        ("paragraphs", {"end_line": "x"}, "data.end_line says nothing"),
-        ("jsonl", {"delimiter": ";"}, "data.delimiter says nothing"),
-        ("csv", {"split": "test"}, "data.split says nothing"),
-        ("hf", {"delimiter": ";"}, "data.delimiter says nothing"),
+        ("text", {"column": "tweet"}, "data.column does not apply to data.source"),
+        ("paragraphs", {"end_line": "x"}, "data.end_line does not apply"),
+        ("jsonl", {"delimiter": ";"}, "data.delimiter does not apply"),
+        ("csv", {"split": "test"}, "data.split does not apply"),
+        ("hf", {"delimiter": ";"}, "data.delimiter does not apply"),
         ("csv", {"delimiter": "||"}, "must be one character"),
         ("csv", {"delimiter": ""}, "must be one character"),
         ("csv", {"delimiter": "\n"}, "must be one character"),
@@ -155,7 +163,9 @@ def read_elsewhere(corpus: Corpus, processes: int) -> tuple[list[Document], Skip
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         for part_found, part_skipped in pool.map(read_part, corpus.parts):
             found += part_found
-            skipped.merge(part_skipped)
+            skipped.count += part_skipped.count
+            skipped.empty += part_skipped.empty
+            skipped.examples += part_skipped.examples
     return found, skipped
 
 
@@ -292,7 +302,7 @@ def hub_folder(folder: Path) -> list[str]:
 def test_a_data_set_is_read_in_parts(
     tmp_path: Path, datasets: Any, streaming: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpora, "ROWS_OF_A_PART", 8)
+    monkeypatch.setattr(hub, "ROWS_OF_A_PART", 8)
     bodies = hub_folder(tmp_path / "set")
     spec = f"hf:{tmp_path}/set"
     corpus = open_corpus(spec, Reading(streaming=streaming))
@@ -330,7 +340,7 @@ def test_a_folder_of_a_stored_data_set_is_a_name_too(tmp_path: Path, datasets: A
         assert len(texts(f"hf:{folder}", column="body", split="test")) == 3
     with pytest.raises(DataError, match=r'data.split = "other": .*split'):
         open_corpus(f"hf:{folder}", Reading(column="body", split="other"))
-    with pytest.raises(DataError, match=r'no column "text", but "body"; set data.column'):
+    with pytest.raises(DataError, match=r'no column "text"; the columns are "body"; set data.column'):
         open_corpus(f"hf:{folder}")
 
 
@@ -364,7 +374,7 @@ def test_a_streamed_shard_that_breaks_stops_with_its_place(tmp_path: Path, datas
 
 
 def test_rows_are_sampled_where_they_are_stored(tmp_path: Path, datasets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "ROWS_OF_A_PART", 150)
+    monkeypatch.setattr(hub, "ROWS_OF_A_PART", 150)
     datasets.Dataset.from_dict({"text": ["x" * (1 + row % 7) for row in range(400)]}).save_to_disk(tmp_path / "set")
     parts = open_corpus(f"hf:{tmp_path}/set").parts
     assert [part.size for part in parts] == [150, 150, 100]
@@ -374,7 +384,7 @@ def test_rows_are_sampled_where_they_are_stored(tmp_path: Path, datasets: Any, m
     assert drawn.total(counts) == (400, 0)
     assert drawn.total(letters).value == pytest.approx(1600, rel=0.1)
     hub_folder(tmp_path / "streamed")
-    with pytest.raises(DataError, match="is streamed, so its size is unknown"):
+    with pytest.raises(AssertionError, match="streamed parts cannot be sampled"):
         sample(open_corpus(f"hf:{tmp_path}/streamed", Reading(streaming=True)).parts, 4, 0)
 
 

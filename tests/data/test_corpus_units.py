@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.recipe import Data
-from shoestring.data import units
-from shoestring.data.corpora import Corpus, FilePart, Part, ReadCorpus, RowsPart, ShardPart, open_corpus
-from shoestring.data.formats import Reading, Skipped
-from shoestring.data.sources import open_source, texts
-from shoestring.data.units import Piece, Unit, divide, is_heldout, limited, unit_heldout
+from shoestring.data.read.corpora import FilePart, ReadCorpus, open_corpus, open_source, texts
+from shoestring.data.read.documents import Corpus, Part, Reading, Skipped
+from shoestring.data.read.hub import RowsPart, ShardPart
+from shoestring.data.store import work_units as units
+from shoestring.data.store.work_units import Piece, Unit, divide, is_heldout, limited, unit_heldout
 
 KINDS = ("text", "paragraphs", "jsonl", "ended")
 BODIES = st.lists(

@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from shoestring.core.errors import DataError
-from shoestring.core.facts import Density
 from shoestring.core.recipe import Data
-from shoestring.data import density as densities
-from shoestring.data.corpora import BLOCK_BYTES, ReadCorpus
-from shoestring.data.counting import COUNTED_SECONDS
-from shoestring.data.density import FEW_BYTES, estimate_density, measure_density
-from shoestring.data.formats import Document, Reading, Skipped
-from shoestring.data.prepare import prepare
-from shoestring.data.sources import open_source
-from shoestring.data.tokenizers import ByteTokenizer
+from shoestring.core.records import Density
+from shoestring.data.read import density as densities
+from shoestring.data.read.corpora import BLOCK_BYTES, ReadCorpus, open_source
+from shoestring.data.read.density import FEW_BYTES, estimate_density, measure_density
+from shoestring.data.read.documents import Document, Reading, Skipped
+from shoestring.data.store.prepare import prepare
+from shoestring.data.tokenize.tokenizers import ByteTokenizer
+from shoestring.data.tokenize.vocabulary import COUNTED_SECONDS
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 FOREVER = 1e9
@@ -98,11 +97,13 @@ class Streamed:
         return (Document("text", "row", number) for number in range(self.documents_in_it))
 
 
-@pytest.mark.parametrize(("parts", "read"), [((30, 5), 35), ((600, 600), 1000)])
-def test_what_is_streamed_is_read_from_its_beginning(parts: tuple[int, ...], read: int) -> None:
+@pytest.mark.parametrize(("parts", "read", "total"), [((30, 5), 35, 35), ((600, 600), 1000, None)])
+def test_what_is_streamed_is_read_from_its_beginning(parts: tuple[int, ...], read: int, total: int | None) -> None:
+    """And is known in full where that came to its end."""
     corpus = ReadCorpus("hf:a", Reading(streaming=True), [Streamed(count) for count in parts])  # type: ignore[misc]
     density = measure_density(corpus, Data(source="hf:a"))
-    assert (density.documents, density.total_documents, density.tokens) == (read, None, 5 * read)
+    assert (density.documents, density.total_documents, density.tokens) == (read, total, 5 * read)
+    assert density.total_documents_error == (None if total is None else 0.0)
 
 
 # Samples of what is large

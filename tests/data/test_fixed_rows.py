@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, RunError, StorageError
-from shoestring.data import fixed_rows, store
-from shoestring.data.fixed_rows import Job, Make, Progress, missing_shards, shard_rows, write_rows
-from shoestring.data.shards import dtype_for, shard_bytes
-from shoestring.data.store import Manifest, Store
+from shoestring.data.store import fixed_rows, store
+from shoestring.data.store.fixed_rows import Job, Make, Progress, missing_shards, shard_rows, write_rows
+from shoestring.data.store.shards import dtype_for, shard_bytes
+from shoestring.data.store.store import Manifest, Store
 
 ROWS = {"train": 23, "heldout": 7}
 LENGTH = 5
@@ -182,7 +182,7 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     assert files_of(tmp_path / "killed") == at_once(tmp_path / "whole", job)
 
 
-def test_a_shard_that_cannot_be_written_ends_the_job_and_the_next_one_goes_on(
+def test_a_shard_that_cannot_be_written_ends_the_job_and_the_next_one_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(path: Path, *rest: Any) -> int:
@@ -223,7 +223,7 @@ def test_rows_of_another_job_are_refused_and_nothing_changes(
         write_rows(tmp_path, job, None, maker(job, die_after=None if whole else 3))
     before = files_of(tmp_path)
     other = replace(job, **change)
-    with pytest.raises(DataError, match="holds, or was begun for, other rows") as caught:
+    with pytest.raises(DataError, match="holds, or was started for, other rows") as caught:
         write_rows(tmp_path, other, None, maker(other, die_after=0))
     assert str(tmp_path) in str(caught.value)
     assert files_of(tmp_path) == before
@@ -373,7 +373,7 @@ def test_rows_come_back_as_they_were_made(tmp_path: Path, symbols: int, length: 
         assert rows.rows(np.arange(count)).tolist() == made[:, : length + 1].tolist()
         some = np.array([count - 1, 0, count // 2])
         assert rows.rows(some).tolist() == made[some, : length + 1].tolist()
-        assert sorted(rows.order(0, 0, count).tolist()) == list(range(count)), "an epoch reads every row once"
+        assert sorted(rows.order(0, 0, count).rows.tolist()) == list(range(count)), "an epoch reads every row once"
         with pytest.raises(IndexError):
             rows.rows(np.array([count]))
 
@@ -413,7 +413,7 @@ def test_the_store_knows_its_symbols_by_name(tmp_path: Path, names: tuple[str, .
     assert tokenizer.decode(row) == shown
     assert tokenizer.encode(shown).tolist() == row.tolist()
     assert tokenizer.end is None
-    with pytest.raises(DataError, match='"z" is none of the 5 symbols'):
+    with pytest.raises(DataError, match='"z" is not one of the 5 symbols'):
         tokenizer.encode(f"{shown} z")
 
 
@@ -459,7 +459,7 @@ def test_damage_in_a_large_store_is_noticed_when_it_is_read(tmp_path: Path, monk
         rows.rows(np.array([4]))
 
 
-def test_a_shard_that_was_cut_off_is_noticed_when_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_shard_that_was_cut_off_is_noticed_when_the_job_resumes(tmp_path: Path) -> None:
     job = a_job()
     with pytest.raises(Killed):
         write_rows(tmp_path, job, None, maker(job, die_after=3))
@@ -472,7 +472,7 @@ def test_a_shard_that_was_cut_off_is_noticed_when_the_job_goes_on(tmp_path: Path
     assert files_of(tmp_path) == before
 
 
-def test_a_shard_with_other_rows_is_noticed_when_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_shard_with_other_rows_is_noticed_when_the_job_resumes(tmp_path: Path) -> None:
     job = a_job()
     with pytest.raises(Killed):
         write_rows(tmp_path, job, None, maker(job, die_after=6))
@@ -537,7 +537,7 @@ def test_progress_of_parts_adds_up(tmp_path: Path) -> None:
     assert sum(map(len, parts)) == SHARDS
 
 
-def test_progress_goes_on_from_what_is_there(tmp_path: Path) -> None:
+def test_progress_resumes_from_what_is_there(tmp_path: Path) -> None:
     told(tmp_path, a_job(), die_after=3)
     found = told(tmp_path, a_job())
     check_progress(found)

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Data
-from shoestring.data import packing as packings
-from shoestring.data import passes, units
-from shoestring.data.fixed_rows import Job, write_rows
-from shoestring.data.packed import PAD, PackedSource
-from shoestring.data.prepare import prepare
-from shoestring.data.shards import Shard, write_shard
-from shoestring.data.store import SplitEntry, Store, StoreRows
+from shoestring.data.pack import packing as packings
+from shoestring.data.pack.order import RowIndex
+from shoestring.data.pack.packed import PAD, PackedSource
+from shoestring.data.store import map_stage as passes
+from shoestring.data.store import work_units as units
+from shoestring.data.store.fixed_rows import Job, write_rows
+from shoestring.data.store.prepare import prepare
+from shoestring.data.store.shards import Shard, write_shard
+from shoestring.data.store.store import SplitEntry, Store, StoreRows
 
 PACKINGS = ("best_fit", "pad")
 
@@ -154,7 +156,7 @@ def test_rows_come_in_any_order_and_not_from_outside(store: Store, packing: str)
 def test_every_epoch_is_a_permutation(store: Store) -> None:
     source = PackedSource(store, "train", 12, "best_fit")
     n = len(source)
-    order = np.concatenate([source.order(4, step, 10) for step in range(-(-3 * n // 10))])
+    order = np.concatenate([source.order(4, step, 10).rows for step in range(-(-3 * n // 10))])
     epochs = [order[epoch * n : (epoch + 1) * n].tolist() for epoch in range(3)]
     assert all(sorted(rows) == list(range(n)) for rows in epochs)
     assert len({tuple(rows) for rows in epochs}) == 3
@@ -294,7 +296,7 @@ def test_segments_are_those_of_a_naive_loop(
 def windows_of(opened: Store, length: int) -> Iterator[tuple[list[int], list[int]]]:
     rows = opened.split("train", length)
     numbers = np.arange(len(rows))
-    segments = rows.segments(rows.starts(numbers), length + 1)
+    segments = rows.segments(rows.starts(RowIndex.first(numbers)), length + 1)
     yield from zip(rows.rows(numbers).tolist(), segments.tolist())
 
 

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Data
-from shoestring.data.fills import MAX_CAPACITY_SEARCHED, best_fit_decreasing, full_rows
-from shoestring.data.packing import MAX_CAPACITY, Ledger, Packing, best_fit, concat, document_pieces, pack, pad
-from shoestring.data.prepare import prepare
+from shoestring.data.pack.bin_packing import MAX_CAPACITY_SEARCHED, best_fit_decreasing, full_rows
+from shoestring.data.pack.packing import MAX_CAPACITY, Ledger, Packing, best_fit, pack, pad
 
-checked = settings(max_examples=80, deadline=None)
+checked = settings(max_examples=40, deadline=None)
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
 CAPACITIES = st.integers(2, 24)
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -43,8 +41,7 @@ def searched_a_little(lengths: NDArray[np.integer], capacity: int) -> Packing:
     return pack(lengths, capacity, lambda counts, capacity: full_rows(counts, capacity, 3, 15_010)[0])
 
 
-BY_DOCUMENT = [best_fit, searched, searched_a_little, pad]
-PACKERS = [concat, *BY_DOCUMENT]
+PACKERS = [best_fit, searched, searched_a_little, pad]
 
 
 def array(lengths: list[int]) -> NDArray[np.int64]:
@@ -148,7 +145,7 @@ def test_every_token_is_placed_as_the_ledger_says(packer: Packer, lengths: list[
     assert packing.rows * capacity == ledger.used + ledger.repeated + ledger.padded
 
 
-@pytest.mark.parametrize("packer", BY_DOCUMENT)
+@pytest.mark.parametrize("packer", PACKERS)
 @checked
 @given(LENGTHS, CAPACITIES)
 def test_every_token_but_a_documents_first_is_predicted_once(packer: Packer, lengths: list[int], capacity: int) -> None:
@@ -157,7 +154,7 @@ def test_every_token_but_a_documents_first_is_predicted_once(packer: Packer, len
     assert predicted == [token for document in documents_of(lengths) for token in document[1:]]
 
 
-@pytest.mark.parametrize("packer", BY_DOCUMENT)
+@pytest.mark.parametrize("packer", PACKERS)
 @checked
 @given(LENGTHS, CAPACITIES)
 def test_documents_are_cut_only_where_they_exceed_a_row(packer: Packer, lengths: list[int], capacity: int) -> None:
@@ -167,7 +164,7 @@ def test_documents_are_cut_only_where_they_exceed_a_row(packer: Packer, lengths:
     assert packing.ledger.cropped == lengths.count(1)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(LENGTHS, CAPACITIES)
 def test_best_fit_decreasing_is_that_of_looking_at_every_row(lengths: list[int], capacity: int) -> None:
     assert pieces_by_row(decreasing(array(lengths), capacity)) == naive_best_fit(lengths, capacity)
@@ -190,7 +187,7 @@ def test_best_fit_decreasing_of_many_documents_is_that_of_looking_at_every_row(s
     assert pieces_by_row(decreasing(lengths, capacity)) == naive_best_fit(lengths.tolist(), capacity)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(LENGTHS, CAPACITIES)
 @example([6, 5, 4, 4, 3, 2], 12)
 def test_best_fit_is_best_fit_decreasing_or_has_fewer_rows(lengths: list[int], capacity: int) -> None:
@@ -210,7 +207,7 @@ def test_best_fit_of_many_documents_needs_no_more_rows_than_the_naive_one(seed: 
 @example([6, 5, 4, 4, 3, 2], 14)
 def test_no_plan_has_fewer_rows_than_there_must_be(lengths: list[int], capacity: int) -> None:
     fewest = fewest_rows(lengths, capacity)
-    assert all(packer(array(lengths), capacity).rows >= fewest for packer in BY_DOCUMENT)
+    assert all(packer(array(lengths), capacity).rows >= fewest for packer in PACKERS)
 
 
 def test_full_rows_are_found_where_best_fit_decreasing_leaves_room() -> None:
@@ -278,56 +275,6 @@ def test_rows_too_long_to_search_are_best_fit_decreasing() -> None:
 def test_pad_gives_every_piece_a_row(lengths: list[int], capacity: int) -> None:
     pieces = [piece for document in documents_of(lengths) for piece in cut(document, capacity)]
     assert pieces_by_row(pad(array(lengths), capacity)) == [[piece] for piece in pieces]
-
-
-@checked
-@given(LENGTHS, CAPACITIES)
-def test_concat_is_a_slicing_of_the_stream(lengths: list[int], capacity: int) -> None:
-    stream = range(sum(lengths))
-    windows = [stream[first : first + capacity] for first in range(0, len(stream), capacity - 1)]
-    packing = concat(array(lengths), capacity)
-    assert pieces_by_row(packing) == [[(w[0], w[-1] + 1)] for w in windows if len(w) == capacity]
-    assert packing.ledger.cropped < capacity
-
-
-@pytest.mark.parametrize("length", [1, 2, 7, 40])
-def test_concat_has_the_rows_of_a_store(tmp_path: Path, length: int) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join("word " * (index % 9 + 1) for index in range(40)))
-    data = Data(source=f"text:{corpus}", tokenizer="bytes", heldout=0.1, folder=str(tmp_path / "stores"))
-    store = prepare(data, 0, None)
-    assert store is not None
-    rows = store.split("train", length)
-    stream = np.concatenate(list(rows.stream()))
-    packing = concat(array([rows.tokens]), length + 1)
-    assert packing.rows == len(rows)
-    expected = [[stream[first:last].tolist() for first, last in row] for row in pieces_by_row(packing)]
-    assert expected == [[row] for row in rows.rows(np.arange(len(rows))).tolist()]
-
-
-@pytest.mark.parametrize("packer", PACKERS)
-@checked
-@given(LENGTHS, CAPACITIES)
-def test_document_pieces_end_where_documents_do(packer: Packer, lengths: list[int], capacity: int) -> None:
-    packing = packer(array(lengths), capacity)
-    whole, parts = pieces_by_row(packing), document_pieces(packing, array(lengths))
-    document_of = [number for number, document in enumerate(documents_of(lengths)) for _ in document]
-    for pieces, cut_pieces in zip(whole, pieces_by_row(parts), strict=True):
-        tokens = [token for first, last in pieces for token in range(first, last)]
-        assert [token for first, last in cut_pieces for token in range(first, last)] == tokens
-        assert all(len(set(document_of[first:last])) == 1 for first, last in cut_pieces)
-        joined = sum(one[1] == other[0] for one, other in pairwise(cut_pieces))
-        kept = sum(document_of[a] != document_of[b] for a, b in pairwise(tokens) if b == a + 1)
-        assert joined == kept, "no more cuts than there are ends of documents"
-    assert parts.ledger == packing.ledger
-    assert [part.dtype for part in parts[:3]] == [part.dtype for part in packing[:3]]
-    if packer in BY_DOCUMENT:
-        assert pieces_by_row(parts) == whole
-
-
-def test_document_pieces_of_other_documents_are_refused() -> None:
-    with pytest.raises(DataError, match="2 documents of 9 tokens are not those of this packing"):
-        document_pieces(concat(array([5, 5]), 4), array([5, 4]))
 
 
 @pytest.mark.parametrize("packer", PACKERS)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError
-from shoestring.data import passes
-from shoestring.data.corpora import FilePart
-from shoestring.data.formats import Document, Reading, Skipped
-from shoestring.data.passes import (
+from shoestring.data.read.corpora import FilePart
+from shoestring.data.read.documents import Document, Reading, Skipped
+from shoestring.data.store import map_stage as passes
+from shoestring.data.store.map_stage import (
     Job,
     UnitEntry,
     batches,
@@ -26,10 +26,10 @@ from shoestring.data.passes import (
     run_pass,
     with_ends,
 )
-from shoestring.data.shards import Shard, dtype_for
-from shoestring.data.store import SplitEntry, StorePaths, write_tokenizer
-from shoestring.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
-from shoestring.data.units import Piece, Unit, unit_heldout
+from shoestring.data.store.shards import Shard, dtype_for
+from shoestring.data.store.store import SplitEntry, StorePaths, write_tokenizer
+from shoestring.data.store.work_units import Piece, Unit, unit_heldout
+from shoestring.data.tokenize.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
 
 TEXTS = [f"Some text, number {i} é {'la ' * (i % 5)}.".strip() for i in range(50)]
 
@@ -60,7 +60,7 @@ def split(texts: list[str], job: Job, unit: int) -> dict[str, list[str]]:
 
 
 def tokens_of(job: Job, unit: Unit, tokenizer: Tokenizer) -> UnitEntry:
-    write_tokenizer(StorePaths(job.folder), tokenizer)
+    write_tokenizer(StorePaths(job.folder).tokenizer, tokenizer)
     assert run_pass("tokens", job, unit) == unit.number
     return UnitEntry.read(job.result("tokens", unit.number))
 
@@ -146,7 +146,7 @@ def test_batches_are_the_documents_in_order(tmp_path: Path, monkeypatch: pytest.
     found = list(batches(job, unit, Skipped()))
     assert [text for batch in found for text in batch.texts] == TEXTS
     held_out = unit_heldout(job.seed, job.heldout, 0)
-    assert [held for batch in found for held in batch.held_out.tolist()] == [held_out(i) for i in range(len(TEXTS))]
+    assert [held for batch in found for held in batch.held_out] == [held_out(i) for i in range(len(TEXTS))]
     longest = max(map(len, TEXTS))
     for batch in found[:-1]:
         assert characters <= sum(map(len, batch.texts)) < characters + longest
@@ -181,7 +181,7 @@ def test_a_pass_that_fails_leaves_no_result(tmp_path: Path) -> None:
     path = tmp_path / "0.txt"
     path.write_bytes(b"good\nb\xffd\n")
     unit = Unit(0, (Piece(FilePart(path, "text", Reading())),))
-    write_tokenizer(StorePaths(job.folder), ByteTokenizer())
+    write_tokenizer(StorePaths(job.folder).tokenizer, ByteTokenizer())
     for name in passes.PASSES:
         with pytest.raises(DataError, match="line 2: not UTF-8"):
             run_pass(name, job, unit)
@@ -266,7 +266,7 @@ def test_leaving_out_what_occurs_again_holds_nobody_else_out(tmp_path: Path) -> 
     resolve_duplicates(unique, [unit])
     (all_of_them,), (first,) = (list(batches(job, unit, Skipped())) for job in (plain, unique))
     assert first.texts == texts[:30]
-    assert first.held_out.tolist() == all_of_them.held_out.tolist()[:30]
+    assert first.held_out == all_of_them.held_out[:30]
 
 
 def test_documents_that_differ_in_anything_are_not_equal(tmp_path: Path) -> None:

@@ -22,16 +22,17 @@ import pytest
 
 import shoestring
 from shoestring.core.errors import DataError, Fault, RunError, StorageError
-from shoestring.core.facts import Density
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Data
-from shoestring.data import passes, units
-from shoestring.data import prepare as preparing
-from shoestring.data.corpora import ReadCorpus
-from shoestring.data.formats import Document, Reading, Skipped
-from shoestring.data.prepare import _worth, estimate_bytes, prepare, store_folder, with_all_passes
-from shoestring.data.store import Store
-from shoestring.data.tokenizers import _opened
+from shoestring.core.records import Density
+from shoestring.data.read.corpora import ReadCorpus
+from shoestring.data.read.documents import Document, Reading, Skipped
+from shoestring.data.store import map_stage as passes
+from shoestring.data.store import prepare as preparing
+from shoestring.data.store import work_units as units
+from shoestring.data.store.prepare import _worth, estimate_bytes, prepare, store_folder, with_all_passes
+from shoestring.data.store.store import Store
+from shoestring.data.tokenize.tokenizers import _opened
 
 REAL_DATA = Path(__file__).parents[2].parent / "shared" / "data"
 Run = tuple[str, int]
@@ -146,7 +147,9 @@ def test_another_source_tokenizer_seed_count_or_share_has_another_folder(tmp_pat
     ]
     assert len(set(folders)) == len(folders)
     assert store_folder(data_of(corpus, tmp_path), 0, None) == folders[0]
-    assert store_folder(replace(data, length=7, packing="pad", shift=True), 0, None) == folders[0], "rows come later"
+    assert store_folder(replace(data, length=7, packing="pad", random_offset=True), 0, None) == folders[0], (
+        "rows come later"
+    )
     os.utime(corpus, (1, 1))
     assert store_folder(data, 0, None) not in folders
 
@@ -155,7 +158,7 @@ def test_a_store_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: py
     data = data_of(write_corpus(tmp_path, ["one", "two", "three"]), tmp_path)
     first = make(data)
     before = {path: path.stat().st_mtime_ns for path in first.paths.folder.iterdir()}
-    monkeypatch.setattr(preparing, "_Making", None)
+    monkeypatch.setattr(preparing, "_Maker", None)
     monkeypatch.setattr(preparing, "measure_density", None)
     assert make(data).manifest == first.manifest
     assert make(data, part=(1, 3)).manifest == first.manifest
@@ -408,7 +411,7 @@ def stop(count: int) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("tokenizer", "more", "documents"), EVERYTHING)
-def test_a_preparation_that_broke_goes_on_and_ends_the_same(
+def test_a_preparation_that_broke_resumes_and_ends_the_same(
     tmp_path: Path, runs: list[Run], tokenizer: str, more: dict[str, Any], documents: int | None
 ) -> None:
     data = whole_corpus(tmp_path, tokenizer, **more)
@@ -433,8 +436,9 @@ def test_a_preparation_that_broke_goes_on_and_ends_the_same(
 SMALL = """
 import os, sys
 from shoestring.core.recipe import Data
-from shoestring.data import passes, units
-from shoestring.data.prepare import prepare
+from shoestring.data.store import map_stage as passes
+from shoestring.data.store import work_units as units
+from shoestring.data.store.prepare import prepare
 units.UNIT_BYTES, passes.SHARD_TOKENS, passes.BATCH_CHARACTERS = 400, 100, 50
 data = Data(source=f"text:{sys.argv[1]}", heldout=0.2, folder=sys.argv[2])
 """
@@ -546,7 +550,7 @@ def test_a_second_process_is_told_who_prepares_the_store(tmp_path: Path) -> None
 import sys
 from shoestring.core.errors import RunError
 from shoestring.core.recipe import Data
-from shoestring.data.prepare import prepare
+from shoestring.data.store.prepare import prepare
 try:
     prepare(Data(source=f"text:{sys.argv[1]}", heldout=0.2, folder=sys.argv[2]), 0, None)
 except RunError as error:
@@ -950,7 +954,7 @@ def test_a_disk_that_held_the_first_half_has_room_for_the_rest(tmp_path: Path, m
 
 
 def test_a_source_without_end_needs_a_number_of_documents(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r'"stories" has no end; give data\.documents'):
+    with pytest.raises(DataError, match=r'"stories" has no end; set data\.documents'):
         make(Data(folder=str(tmp_path)))
 
 
@@ -961,30 +965,6 @@ def test_the_estimate_of_a_store_is_close_to_its_size(tmp_path: Path) -> None:
         store = make(data)
         tokens = sum(split.tokens for split in store.manifest.splits.values())
         assert estimate_bytes(tokens, 3_000, data) == pytest.approx(store.manifest.bytes, rel=0.01)
-
-
-def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
-    """Sixty megabytes in two units, of which a process holds one at a time.
-
-    By VmHWM, which begins anew with a program; ru_maxrss is inherited from the process that runs the tests.
-    """
-    code = """
-import sys
-import torch
-from shoestring.core.recipe import Data
-from shoestring.data.prepare import prepare
-from shoestring.probe.machine import peak_bytes
-with open(sys.argv[1], "wb") as file:
-    for number in range(30_000):
-        file.write(b"%07d" % number + b"some text, " * 180 + b"\\n")
-store = prepare(Data(source=f"text:{sys.argv[1]}", folder=sys.argv[2]), 0, None, processes=1)
-assert len(store.manifest.splits["train"].shards) == 2
-assert sum(split.tokens for split in store.manifest.splits.values()) == 30_000 * (7 + 11 * 180 - 1 + 1)
-print(peak_bytes(torch.device("cpu")))
-"""
-    found = child(code, tmp_path / "corpus.txt", tmp_path / "stores")
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout) < 1e9
 
 
 # Real text
@@ -1104,7 +1084,7 @@ def test_a_small_corpus_is_prepared_by_one_process_as_planned(monkeypatch: pytes
     sample = Density(documents=10, text_bytes=10_000, tokens=1, seconds=10.0, total_documents=None)
     known = with_all_passes(sample, Data(source="stories", tokenizer="bytes"), cores=4)
     assert [known.seconds_for(count) for count in (2, 8)] == pytest.approx([2.0, 5.16], abs=0.01)
-    monkeypatch.setattr("shoestring.data.prepare._cores", lambda: 4)
+    monkeypatch.setattr("shoestring.data.store.prepare._cores", lambda: 4)
     assert [_worth(seconds) for seconds in (2.0, 8.0, None)] == [1, 4, 4]
-    monkeypatch.setattr("shoestring.data.prepare._cores", lambda: 1)
+    monkeypatch.setattr("shoestring.data.store.prepare._cores", lambda: 1)
     assert _worth(1e9) == 1

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,14 +18,20 @@ from hypothesis import strategies as st
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Data, Hmm
 from shoestring.core.seeds import derive
-from shoestring.data import sentence_store
-from shoestring.data.sentence_store import prepare_rows
-from shoestring.data.sentences import Ledger, rows_of, sentence_rows, top_words
-from shoestring.data.tokenizers import WordTokenizer
-from shoestring.data.units import is_heldout
+from shoestring.data.store import sentence_store
+from shoestring.data.store.sentence_store import Ledger, SentenceRows, prepare_rows, rows_of, top_words
+from shoestring.data.store.work_units import is_heldout
+from shoestring.data.tokenize.tokenizers import WordTokenizer
 
 REAL_DATA = Path(__file__).parents[2].parent / "shared" / "data"
 TEXTS = ["The dog ran. The cat ran!", "the dog ran. A bird sang", 'Tom said, "Hi." The dog ran... The end?']
+
+
+def sentence_rows(
+    documents: Callable[[], Iterable[str]], words: int, length: int, unique: bool = False, plain: bool = False
+) -> SentenceRows:
+    """Rows over the most frequent words of the documents themselves, which are read twice."""
+    return rows_of(documents(), top_words(documents(), words, plain), length, unique, plain)
 
 
 def naive_words(text: str) -> list[str]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.data import shards, sizes
-from shoestring.data.shards import Shard, dtype_for, shard_bytes, write_shard
+from shoestring.data.store import shards, sizes
+from shoestring.data.store.shards import Shard, dtype_for, shard_bytes, write_shard
 
 MASKS = (0x01, 0x80, 0xFF)
 DTYPES = ("<u1", "<u2", "<u4")

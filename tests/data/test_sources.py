@@ -13,10 +13,9 @@ import pytest
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.recipe import Data
-from shoestring.data import sources
-from shoestring.data.corpora import Corpus
-from shoestring.data.formats import Reading, Skipped
-from shoestring.data.sources import open_source, texts
+from shoestring.data.read import corpora
+from shoestring.data.read.corpora import open_source, texts
+from shoestring.data.read.documents import Corpus, Reading, Skipped
 
 STORIES = Data(source="stories")
 
@@ -87,7 +86,7 @@ def test_no_setting_of_the_readers_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     }
     assert {field.name for field in fields(Reading)} == set(asked)
     seen: list[tuple[str, Reading]] = []
-    monkeypatch.setattr(sources, "open_corpus", lambda *given: seen.append(given))
+    monkeypatch.setattr(corpora, "open_corpus", lambda *given: seen.append(given))
     open_source(Data(source="hf:a:b", **asked), 0)
     open_source(Data(source="hf:a:b"), 0)
     assert seen == [("hf:a:b", Reading(**asked)), ("hf:a:b", Reading())]
@@ -137,7 +136,7 @@ def test_the_identity_changes_with_the_file(tmp_path: Path) -> None:
 def test_other_sources_are_refused(spec: str) -> None:
     with pytest.raises(DataError) as caught:
         open_source(Data(source=spec), 0)
-    assert f'data.source = "{spec}": must be one of text:PATH' in str(caught.value)
+    assert f'data.source = "{spec}": must be "stories", or one of text, paragraphs, jsonl' in str(caught.value)
 
 
 def test_a_missing_file_or_an_empty_folder_is_named(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.recipe import Data
-from shoestring.data import passes, shards, sizes, store, units
-from shoestring.data.order import step_rows
-from shoestring.data.prepare import prepare
-from shoestring.data.store import Store, StoreRows
+from shoestring.data.pack.order import RowIndex, step_rows
+from shoestring.data.store import map_stage as passes
+from shoestring.data.store import shards, sizes, store
+from shoestring.data.store import work_units as units
+from shoestring.data.store.prepare import prepare
+from shoestring.data.store.store import Store, StoreRows
 
 CHANCE = random.Random(0)
 DOCUMENTS = [
@@ -269,7 +271,7 @@ def test_rows_are_those_of_a_naive_packing(
             assert rows.bytes_per_token == pytest.approx(counts[name].text_bytes / len(tokens))
 
 
-# Windows and shifted rows, on one store of many shards
+# Windows and rows at a random offset, on one store of many shards
 
 
 class Shown:
@@ -295,7 +297,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_windows_go_on_over_the_ends_of_shards(shown: Shown, data: st.DataObject) -> None:
+def test_windows_continue_over_the_ends_of_shards(shown: Shown, data: st.DataObject) -> None:
     width = data.draw(st.integers(1, len(shown.tokens)))
     starts = data.draw(st.lists(st.integers(0, len(shown.tokens) - width), max_size=10))
     found = shown.opened.split("train", 1).windows(np.array(starts, dtype=np.int64), width)
@@ -310,53 +312,61 @@ def test_documents_end_at_the_end_token_in_every_shard(shown: Shown) -> None:
     assert whole[-1] == len(ends) == shown.opened.manifest.splits["train"].documents
 
 
+def of_epoch(epoch: int, *rows: int) -> RowIndex:
+    return RowIndex(np.full(len(rows), epoch), np.array(rows, dtype=np.int64))
+
+
+def read(rows: StoreRows, index: RowIndex) -> list[list[int]]:
+    return rows.windows(rows.starts(index), rows.length + 1).tolist()
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(0, 2**63 - 1))
-def test_shifted_rows_are_those_of_slicing_from_an_offset_of_the_epoch(
-    shown: Shown, data: st.DataObject, seed: int
-) -> None:
+def test_rows_at_a_random_offset_are_those_of_slicing_from_it(shown: Shown, data: st.DataObject, seed: int) -> None:
     total = len(shown.tokens)
     length = data.draw(st.integers(1, 40) | st.integers(total // 3, total - 1))
-    rows, again = (shown.opened.split("train", length, shift_seed=seed) for _ in range(2))
+    rows, again = (shown.opened.split("train", length, offset_seed=seed) for _ in range(2))
     n = len(rows)
     assert n >= 1
-    assert n in ((total - 1) // length, (total - 1) // length - 1), "at most one row is lost to the shift"
+    assert n in ((total - 1) // length, (total - 1) // length - 1), "at most one row is lost to the offset"
     for epoch in (0, 1, 2, 1000):
-        numbers = np.arange(epoch * n, (epoch + 1) * n)
-        starts = rows.starts(numbers)
+        index = of_epoch(epoch, *range(n))
+        starts = rows.starts(index)
         offset = int(starts[0])
         assert 0 <= offset < length
         assert starts.tolist() == [offset + row * length for row in range(n)], "so no token is predicted twice"
         assert offset + n * length + 1 <= total, "the last row is within the stream"
-        assert rows.rows(numbers).tolist() == [shown.tokens[at : at + length + 1] for at in starts.tolist()]
-        assert again.starts(numbers).tolist() == starts.tolist(), "a function of the seed and the epoch"
-    mixed = np.array([3 * n, 0, 1000 * n + n - 1, n])
-    assert rows.rows(mixed).tolist() == [rows.rows(np.array([number])).tolist()[0] for number in mixed.tolist()]
+        assert read(rows, index) == [shown.tokens[at : at + length + 1] for at in starts.tolist()]
+        assert again.starts(index).tolist() == starts.tolist(), "a function of the seed and the epoch"
+    assert rows.rows(np.arange(n)).tolist() == read(rows, of_epoch(0, *range(n)))
+    mixed = [(3, 0), (0, 0), (1000, n - 1), (1, 0)]
+    alone = [read(rows, of_epoch(epoch, row))[0] for epoch, row in mixed]
+    assert read(rows, RowIndex(*map(np.array, zip(*mixed)))) == alone
 
 
 def test_epochs_and_seeds_have_offsets_of_their_own(shown: Shown) -> None:
     length = 32
     offsets = {
-        tuple(int(rows.starts(np.array([epoch * len(rows)]))[0]) for epoch in range(8))
-        for rows in (shown.opened.split("train", length, shift_seed=seed) for seed in range(6))
+        tuple(int(rows.starts(of_epoch(epoch, 0))[0]) for epoch in range(8))
+        for rows in (shown.opened.split("train", length, offset_seed=seed) for seed in range(6))
     }
     assert len(offsets) == 6
     assert all(len(set(found)) > 4 for found in offsets)
 
 
-@pytest.mark.parametrize("shift_seed", [None, 5])
+@pytest.mark.parametrize("offset_seed", [None, 5])
 @pytest.mark.parametrize("batch", [1, 7, 50])
-def test_every_epoch_is_a_permutation_of_its_own_rows(shown: Shown, batch: int, shift_seed: int | None) -> None:
-    rows = shown.opened.split("train", 20, shift_seed)
+def test_every_epoch_is_a_permutation_of_its_own_rows(shown: Shown, batch: int, offset_seed: int | None) -> None:
+    rows = shown.opened.split("train", 20, offset_seed)
     n = len(rows)
     steps = range(-(-3 * n // batch))
-    order = np.concatenate([rows.order(3, step, batch) for step in steps]).tolist()
+    epochs, order = np.concatenate([rows.order(3, step, batch) for step in steps], axis=1).tolist()
+    assert epochs == [place // n for place in range(len(order))]
     for epoch in range(3):
-        first = 0 if shift_seed is None else epoch * n
-        assert sorted(order[epoch * n : (epoch + 1) * n]) == list(range(first, first + n))
-    assert len({tuple(row % n for row in order[epoch * n : (epoch + 1) * n]) for epoch in range(3)}) == 3
-    assert order == np.concatenate([rows.order(3, step, 1) for step in range(len(order))]).tolist()
-    rows.rows(np.array(order))  # all of them are there
+        assert sorted(order[epoch * n : (epoch + 1) * n]) == list(range(n))
+    assert len({tuple(order[epoch * n : (epoch + 1) * n]) for epoch in range(3)}) == 3
+    assert order == np.concatenate([rows.order(3, step, 1).rows for step in range(len(order))]).tolist()
+    read(rows, RowIndex(np.array(epochs), np.array(order)))  # all of them are there
 
 
 @settings(max_examples=8, deadline=None)
@@ -366,7 +376,8 @@ def test_the_rows_of_a_step_do_not_depend_on_what_was_asked_before(
 ) -> None:
     rows = shown.opened.split("train", 20)
     for seed, step, batch in asked:
-        assert rows.order(seed, step, batch).tolist() == step_rows(seed, len(rows), step, batch).tolist()
+        found, expected = rows.order(seed, step, batch), step_rows(seed, len(rows), step, batch)
+        assert np.array_equal(found, expected)
 
 
 def test_a_small_store_orders_no_thousands_of_epochs_ahead(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,21 +390,22 @@ def test_a_small_store_orders_no_thousands_of_epochs_ahead(shown: Shown, monkeyp
     assert max(ordered) < 20 * len(rows)
 
 
-def test_shifted_rows_have_no_end_but_a_beginning(shown: Shown) -> None:
-    rows = shown.opened.split("train", 20, shift_seed=0)
-    with pytest.raises(IndexError, match=f"0 to {len(rows) - 1}"):
-        rows.rows(np.array([0, -1]))
-    assert rows.rows(np.array([10**12])).shape == (1, 21)
+def test_epochs_have_no_end_but_rows_do(shown: Shown) -> None:
+    rows = shown.opened.split("train", 20, offset_seed=0)
+    for outside in (-1, len(rows)):
+        with pytest.raises(IndexError, match=f"0 to {len(rows) - 1}"):
+            rows.starts(of_epoch(0, 0, outside))
+    assert len(read(rows, of_epoch(10**12, 0))[0]) == 21
     assert rows.rows(np.zeros(0, dtype=np.int64)).shape == (0, 21)
 
 
 @pytest.mark.parametrize("missing", range(6))
-def test_a_stream_of_hardly_a_row_is_shifted_less(shown: Shown, missing: int) -> None:
+def test_a_stream_of_hardly_a_row_has_smaller_offsets(shown: Shown, missing: int) -> None:
     total = len(shown.tokens)
     length = total - 1 - missing
-    rows = shown.opened.split("train", length, shift_seed=0)
+    rows = shown.opened.split("train", length, offset_seed=0)
     assert len(rows) == 1
-    starts = {int(rows.starts(np.array([epoch]))[0]) for epoch in range(60)}
+    starts = {int(rows.starts(of_epoch(epoch, 0))[0]) for epoch in range(60)}
     assert starts == set(range(missing + 1))
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.data import tokenizers
-from shoestring.data.tokenizers import (
+from shoestring.data.tokenize import tokenizers
+from shoestring.data.tokenize.tokenizers import (
     ByteTokenizer,
     SymbolTokenizer,
     Tokenizer,
@@ -20,9 +20,8 @@ from shoestring.data.tokenizers import (
     read_tokenizer,
     tokenizer_fingerprint,
     tokenizer_identity,
-    vocabulary_size,
-    words_in,
 )
+from shoestring.data.tokenize.vocabulary import tokenizer_spec, vocabulary_size
 
 checked = settings(max_examples=50, deadline=None)
 TEXTS = st.text(alphabet="ab'cé_1 .!\t日", max_size=30)
@@ -112,7 +111,7 @@ def test_ids_without_a_word_are_unknown_and_the_end_has_a_name() -> None:
 @pytest.mark.parametrize("spec", ["bytes", "words:1", "words:3", "words:500"])
 @pytest.mark.parametrize("texts", [[], ["a b c d e"]])
 def test_the_size_of_the_vocabulary_is_known_beforehand(spec: str, texts: list[str]) -> None:
-    words = words_in(spec)
+    words = tokenizer_spec(spec).words
     tokenizer = open_tokenizer(spec) if words is None else WordTokenizer.fit(words, texts)
     assert tokenizer.vocab_size == vocabulary_size(spec)
     assert tokenizer.spec == spec
@@ -123,7 +122,7 @@ def test_the_size_of_the_vocabulary_is_known_beforehand(spec: str, texts: list[s
     "spec", ["", "words", "words:", "words:0", "words:-3", "words:2.5", "byte", "bytes:3", "bpe:9", "file:", "hf:"]
 )
 def test_other_tokenizers_are_refused_by_name(spec: str) -> None:
-    for refuse in (words_in, vocabulary_size, open_tokenizer, lambda s: tokenizer_identity(s, None)):
+    for refuse in (tokenizer_spec, vocabulary_size, open_tokenizer, lambda s: tokenizer_identity(s, None)):
         with pytest.raises(DataError) as caught:
             refuse(spec)
         message = str(caught.value)
@@ -190,7 +189,7 @@ def test_symbols_may_have_names_and_there_are_no_others() -> None:
     tokenizer = SymbolTokenizer(3, ["a", "b", "."])
     assert tokenizer.encode("b a .").tolist() == [1, 0, 2]
     assert tokenizer.decode([1, 0, 2]) == "b a ."
-    with pytest.raises(DataError, match='"c" is none of the 3 symbols'):
+    with pytest.raises(DataError, match='"c" is not one of the 3 symbols'):
         tokenizer.encode("a c")
 
 

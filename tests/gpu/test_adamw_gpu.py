@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.train.adamw import AdamW
+from shoestring.training.optimizers.adamw import AdamW
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]

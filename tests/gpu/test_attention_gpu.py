@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from shoestring.core.recipe import Model, Train
-from shoestring.models import Batch, attention, build
-from shoestring.train.learner import Learner
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
+from shoestring.models.layers import attention
+from shoestring.training.learner import Learner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +40,7 @@ def _packed(rows: int, tokens: int) -> Batch:
             number, size = number + 1, int(random.choice([1, 2, 20, 70, 300]))
             segments[row, at : min(at + size, end)] = number
             at += size
-    return Batch(torch.from_numpy(ids), torch.from_numpy(segments), within=True)
+    return Batch(torch.from_numpy(ids), torch.from_numpy(segments), document_mask=True)
 
 
 def _learner(precision: str, width: int = 128, heads: int = 4) -> Learner:

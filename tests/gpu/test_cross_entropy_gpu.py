@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoestring.models import cross_entropy
-from shoestring.models.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
+from shoestring.models.layers import cross_entropy
+from shoestring.models.layers.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]

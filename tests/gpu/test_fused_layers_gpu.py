@@ -7,13 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoestring.models.add_norm import add_norm
-from shoestring.models.blocks import RMSNorm
-from shoestring.models.embedding import embedded
-from shoestring.models.gated import gated_linear
-from shoestring.models.linear import linear
-from shoestring.models.rotary import frequencies, rotate, turns
-from shoestring.models.turned_heads import turned_heads
+from shoestring.models.layers.add_norm import add_norm
+from shoestring.models.layers.blocks import RMSNorm
+from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.linear import linear, swiglu_linear
+from shoestring.models.layers.rotary import frequencies, qkv_rope, rotate, turns
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -48,7 +46,7 @@ def test_a_gate_and_its_product(n: int, f: int) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     pairs = torch.randn(n, 2 * f, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
     weight = torch.randn(128, f, device="cuda", generator=generator).requires_grad_()
-    made = gated_linear(pairs, weight)
+    made = swiglu_linear(pairs, weight)
     gradient = torch.randn(made.shape, device="cuda", generator=generator, dtype=torch.bfloat16)
     found = torch.autograd.grad(made, (pairs, weight), gradient)
     wide = [tensor.detach().double().requires_grad_() for tensor in (pairs, weight)]
@@ -64,7 +62,7 @@ def test_turned_heads(heads: int, shared: int, channels: int) -> None:
     angles = turns(frequencies(channels, 10_000.0).cuda(), 129)
     shape = (3, 129, heads + 2 * shared, channels)
     qkv = torch.randn(shape, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
-    parts = turned_heads(qkv, angles, heads)
+    parts = qkv_rope(qkv, angles, heads)
     outer = [torch.randn(part.shape, device="cuda", generator=generator, dtype=torch.bfloat16) for part in parts]
     (found,) = torch.autograd.grad(parts, qkv, outer)
     wide, exact_angles = qkv.detach().double().requires_grad_(), (angles[0].double(), angles[1].double())
@@ -81,10 +79,10 @@ def test_rows_of_a_table(n: int, v: int, d: int, kind: torch.dtype) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     table = torch.nn.Embedding(v, d, device="cuda")
     ids = (torch.rand(1, n, device="cuda", generator=generator) ** 3 * v).long()
-    found = embedded(table, ids, kind)
+    found = embedding_lookup(table, ids, kind)
     assert torch.equal(found, table.weight[ids].to(kind))
     gradient = torch.randn(found.shape, device="cuda", generator=generator).to(kind)
-    sums = [torch.autograd.grad(embedded(table, ids, kind), table.weight, gradient)[0] for _ in range(2)]
+    sums = [torch.autograd.grad(embedding_lookup(table, ids, kind), table.weight, gradient)[0] for _ in range(2)]
     exact = torch.zeros(v, d, dtype=torch.float64, device="cuda").index_add(0, ids[0], gradient[0].double())
     torch.testing.assert_close(sums[0].double(), exact, rtol=1e-5, atol=1e-4)
     assert torch.equal(*sums)

@@ -1,16 +1,19 @@
 """Expected counts against the sum over all state paths, and what must not change them."""
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from enumeration import batches, counts, models
+from forward_backward import backward, forward
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shoestring.hmm import expect as module
 from shoestring.hmm.expect import Counts, expect, layout, sequence_bytes, zeros
-from shoestring.hmm.inference import backward, forward
 from shoestring.hmm.parameters import HmmError, Parameters, random_parameters
 from shoestring.hmm.sampling import sample
 
@@ -55,8 +58,8 @@ def test_float32_finds_the_same_impossible_rows(data: st.DataObject) -> None:
 def case(request: pytest.FixtureRequest) -> tuple[Parameters, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     model = random_parameters(7, 9, 1, end=request.param)
-    tokens = sample(model._replace(end=None), 23, 50, seed=2).tokens
-    lengths = torch.randint(1, 51, (23,), generator=generator)
+    tokens = sample(model._replace(end=None), 23, 26, seed=2).tokens
+    lengths = torch.randint(1, 27, (23,), generator=generator)
     return model, tokens, lengths, torch.rand(23, generator=generator, dtype=torch.float64)
 
 
@@ -74,16 +77,16 @@ def test_counts_are_those_of_the_plain_passes(case: Any) -> None:
 
 def test_chunks_change_nothing(case: Any) -> None:
     model, tokens, lengths, weights = case
-    whole = expect(model, tokens, lengths, weights, chunk=23)
-    for chunk in (1, 2, 7, 22):
-        same(expect(model, tokens, lengths, weights, chunk), whole)
-        same(expect(model, tokens, None, weights, chunk), expect(model, tokens, None, weights))
+    for sizes in (lengths, None):
+        whole = expect(model, tokens, sizes, weights, chunk=23)
+        for chunk in (1, 2, 7, 22):
+            same(expect(model, tokens, sizes, weights, chunk), whole)
 
 
 def test_alphas_computed_again_are_the_same(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens, lengths, weights = case
     kept = expect(model, tokens, lengths, weights)
-    for block in (1, 2, 7, 25, 49, 50, 51):
+    for block in (1, 2, 7, 13, 25, 26, 27):
         for recompute in (False, True):
             cut = module.Layout(10, block, recompute)
             monkeypatch.setattr(module, "layout", lambda *_, cut=cut: cut)
@@ -178,30 +181,31 @@ def test_rows_too_unlikely_for_float32_are_still_counted() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("limit", [None, 40_000], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("limit", [None, 20_000], ids=["kept", "recomputed"])
 def test_a_ruled_out_state_that_would_explain_the_future_better_does_not_overflow(
     dtype: torch.dtype, limit: int | None
 ) -> None:
     tables = ([1.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1e-6, 1 - 1e-6], [1.0, 0.0]])
     model = Parameters(*(torch.tensor(table, dtype=dtype) for table in tables))
-    found = expect(model, torch.zeros(3, 400, dtype=torch.int64), limit_bytes=limit)
+    assert layout(model, 200, 3, limit_bytes=limit).recompute == (limit is not None)
+    found = expect(model, torch.zeros(3, 200, dtype=torch.int64), limit_bytes=limit)
     assert found.impossible == 0
     assert found.start.tolist() == pytest.approx([3, 0])
-    torch.testing.assert_close(found.transition, torch.tensor([[1197.0, 0.0], [0.0, 0.0]]).double())
-    torch.testing.assert_close(found.emission, torch.tensor([[1200.0, 0.0], [0.0, 0.0]]).double())
+    torch.testing.assert_close(found.transition, torch.tensor([[597.0, 0.0], [0.0, 0.0]]).double())
+    torch.testing.assert_close(found.emission, torch.tensor([[600.0, 0.0], [0.0, 0.0]]).double())
 
 
 def test_a_memory_limit_is_kept_and_changes_nothing() -> None:
     model = random_parameters(8, 5, 0)
-    tokens = sample(model, 30, 400, seed=0).tokens
-    free = layout(model, 400, 30)
+    tokens = sample(model, 30, 200, seed=0).tokens
+    free = layout(model, 200, 30)
     assert not free.recompute and free.chunk == 30
-    limit = module.fixed_bytes(model) + 10 * sequence_bytes(model, 400, recompute=True)
-    tight = layout(model, 400, 30, limit_bytes=limit)
+    limit = module.fixed_bytes(model) + 10 * sequence_bytes(model, 200, recompute=True)
+    tight = layout(model, 200, 30, limit_bytes=limit)
     assert tight.recompute and tight.chunk == 10
     same(expect(model, tokens, limit_bytes=limit), expect(model, tokens))
-    with pytest.raises(HmmError, match="1 sequences of 400 tokens at a time with 8 states need"):
-        expect(model, tokens, limit_bytes=10_000)
+    with pytest.raises(HmmError, match="1 sequences of 200 tokens at a time with 8 states need"):
+        expect(model, tokens, limit_bytes=5_000)
     with pytest.raises(HmmError, match="chunk = 0"):
         expect(model, tokens, chunk=0)
 
@@ -215,22 +219,45 @@ def test_ten_thousand_positions_of_five_hundred_states_need_little() -> None:
     assert sequence_bytes(model, 10_000, recompute=True) < 1.2e6
 
 
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all tensors that are made and still there: each storage is counted once, whatever an allocator does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor):
+                self._known.add(tensor.untyped_storage()._cdata)  # made before, or counted already
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage()._cdata) not in self._known:
+                self._known.add(key)
+                self._add(tensor.untyped_storage().nbytes())
+                weakref.finalize(tensor.untyped_storage(), self._gone, key, tensor.untyped_storage().nbytes())
+        return made
+
+    def _add(self, size: int) -> None:
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.held -= size
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_memory_is_what_the_layout_says(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live tensors are counted one by one as they are made."""
     model = random_parameters(40, 10, 0).to(dtype=torch.float32)
     tokens = sample(model, 50, 225, seed=0).tokens
     cut = module.Layout(50, 15, recompute)
     monkeypatch.setattr(module, "layout", lambda *_: cut)
-    with torch.profiler.profile(profile_memory=True) as profiler:
+    with LiveBytes() as live:
         expect(model, tokens)
-    held = peak = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
     said = module.fixed_bytes(model) + 50 * sequence_bytes(model, 225, recompute)
-    assert 0.5 * said < peak <= 1.1 * said
+    assert 0.5 * said < live.peak <= said
 
 
 @pytest.mark.parametrize(("weights", "message"), [

@@ -1,4 +1,4 @@
-"""Fitting: likelihoods that rise, updates that agree, fits that go on where they were stopped, and clear refusals."""
+"""Fitting: likelihoods that rise, updates that agree, fits that resume where they stood, and clear refusals."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import itertools
 import json
 import math
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import batches, models
+from enumeration import FLAT, batches, models
+from forward_backward import log_likelihood
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoestring.core.errors import Fault, RunError, ShoestringError, StorageError
-from shoestring.hmm import fit as fit_module
-from shoestring.hmm.checks import ROUNDING
+from shoestring.core.errors import Fault, RecordError, ShoestringError, StorageError
+from shoestring.core.schema import decode, encode
 from shoestring.hmm.expect import Counts, expect
-from shoestring.hmm.fit import Epoch, FitSettings, Fitted, fit
-from shoestring.hmm.inference import log_likelihood
-from shoestring.hmm.maximize import FLAT, Priors, log_prior, maximize
+from shoestring.hmm.fit import ROUNDING, Epoch, Fit, FitSettings, Fitted, fit
+from shoestring.hmm.maximize import Priors, log_prior, maximize
 from shoestring.hmm.parameters import HmmError, Parameters, check, is_symmetric, random_parameters, save
+from shoestring.hmm.progress import Progress, load_progress, save_progress
 from shoestring.hmm.sampling import sample, stationary
 from shoestring.hmm.schedule import order, share, step, updates_per_epoch
+from shoestring.storage.tensor_file import read_tensors, write_tensors
 
 TRUTH = random_parameters(4, 9, 3, concentration=0.3)
 ROWS = sample(TRUTH, 50, 8, seed=1).tokens
@@ -66,19 +64,23 @@ def loss(model: Parameters, tokens: Tensor = ROWS) -> float:
     return -float(log_likelihood(model, tokens).sum()) / tokens.numel()
 
 
-class Killed(Exception):
-    pass
+def saved(path: Path, progress: Progress) -> Path:
+    """In a file, as a checkpoint of a run has it."""
+    tensors, values = save_progress(progress)
+    write_tensors(path, {name: table.numpy() for name, table in tensors.items()}, json.dumps(values))
+    return path
 
 
-def kill_after(calls: int) -> Any:
-    """An `on_epoch` that does not come back from its call number `calls`."""
-    counter = itertools.count(1)
+def read(path: Path) -> Progress:
+    arrays, note = read_tensors(path)
+    return load_progress({name: torch.from_numpy(array) for name, array in arrays.items()}, json.loads(note))
 
-    def on_epoch(epoch: Epoch, parameters: Parameters) -> None:
-        if next(counter) == calls:
-            raise Killed
 
-    return on_epoch
+def finished(work: Fit) -> Fitted:
+    """Taken to its end."""
+    while (stopped := work.stopped) is None:
+        work.update()
+    return Fitted(work.parameters, work.epochs, stopped)
 
 
 # --- what is learned
@@ -148,8 +150,7 @@ def test_a_full_batch_is_plain_expectation_and_maximisation() -> None:
 def test_online_updates_are_running_means() -> None:
     chosen = settings(epochs=2, hold=0.25, offset=2.0, decay=0.8, priors=FLAT)
     fitted = run(chosen, dtype=torch.float64)
-    model = fit_module._trial(0, fit_module._work(ROWS, chosen, 9, None, None, None, None, torch.float64, expect))
-    parameters, kept = model.parameters, None
+    parameters, kept = _replay(chosen, 0), None
     for k, rows in enumerate(part for epoch in (0, 1) for part in order(50, 0, epoch).split([12, 13, 12, 13])):
         counts = expect(parameters, ROWS[rows])
         share_of_new = 1.0 if k < 2 else max((k - 2 + 2) ** -0.8, 1 / 4)
@@ -165,21 +166,18 @@ def test_online_updates_are_running_means() -> None:
 
 def _replay(chosen: FitSettings, updates: int) -> Parameters:
     """The parameters after some updates."""
-    work = fit_module._work(ROWS, chosen, 9, None, None, None, None, torch.float64, expect)
-    trial = fit_module._trial(0, work)
+    work = Fit(ROWS, chosen, symbols=9, dtype=torch.float64)
     for _ in range(updates):
-        before, trial = trial.parameters, fit_module._update(trial, work)
-        if trial.tally.updates == work.updates:
-            trial = fit_module._end_epoch(trial, before, work)
-    return trial.parameters
+        work.update()
+    return work.parameters
 
 
 def test_online_gets_the_speed_of_many_updates_and_the_loss_of_few() -> None:
     truth = random_parameters(8, 20, 11, concentration=0.2)
-    tokens = sample(truth, 500, 12, seed=1).tokens
+    tokens = sample(truth, 300, 12, seed=1).tokens
     losses = {}
     for mode in MODES:
-        chosen = FitSettings(states=8, epochs=8, update=mode, update_every=50)
+        chosen = FitSettings(states=8, epochs=8, update=mode, update_every=30)
         found: list[float] = []
         fit(tokens, chosen, symbols=20, on_epoch=lambda _, model, to=found: to.append(loss(model, tokens)))
         losses[mode] = found
@@ -209,7 +207,9 @@ def test_every_epoch_is_recorded_and_every_table_sums_to_one(mode: Any, dtype: t
         assert epoch.updates == number * (1 if mode == "all" else 4)
         assert epoch.tokens_per_second == pytest.approx(int(LENGTHS.sum()) / epoch.seconds)
         assert epoch.impossible == 0
-        assert Epoch.from_dict(json.loads(json.dumps(epoch.to_dict())), "here") == epoch
+        problems: list[str] = []
+        assert decode(Epoch, json.loads(json.dumps(encode(epoch))), "", problems) == epoch
+        assert not problems
     assert same(seen[-1][1], fitted.parameters)
     assert mode == "every" or seen[-1][0].loss < seen[0][0].loss
 
@@ -229,11 +229,11 @@ def test_an_unseen_symbol_keeps_a_probability() -> None:
     assert float(found.emission[:, 9:].min()) > 0
 
 
-# --- restarts, tolerance, the clock
+# --- restarts and tolerance
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_of_several_starts_the_best_goes_on(mode: Any) -> None:
+def test_of_several_starts_the_best_is_continued(mode: Any) -> None:
     seen: list[Epoch] = []
     fitted = run(
         settings(update=mode, restarts=4, restart_epochs=2, epochs=5), on_epoch=lambda epoch, _: seen.append(epoch)
@@ -268,102 +268,38 @@ def test_online_does_not_stop_while_it_holds() -> None:
     assert (fitted.stopped, len(fitted.epochs)) == ("tolerance", 12)
 
 
-class FakeClock:
-    """Time that passes only while sequences are counted."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, per_row: float = 0.1):
-        self.now = 0.0
-        self.end = seconds
-        self.per_row = per_row
-        monkeypatch.setattr(fit_module, "perf_counter", lambda: self.now)
-
-    def count(self, parameters: Parameters, tokens: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Counts:
-        self.now += self.per_row * len(tokens)
-        return expect(parameters, tokens, lengths, weights)
-
-    def left(self) -> float:
-        return self.end - self.now
+def test_planned_updates_are_those_of_all_epochs_and_starts() -> None:
+    for mode in MODES:
+        work = Fit(ROWS, settings(update=mode, restarts=3, restart_epochs=2), symbols=9)
+        updates = 0
+        while work.stopped is None:
+            work.update()
+            updates += 1
+        assert work.planned_updates == updates == (4 + 2 * 2) * (1 if mode == "all" else 4)
 
 
-def test_full_batches_stop_before_an_epoch_that_would_be_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = FakeClock(monkeypatch, seconds=17.5)  # an epoch takes 5
-    path = tmp_path / "fit.safetensors"
-    chosen = settings(update="all", epochs=9)
-    fitted = run(chosen, count=clock.count, time_left=clock.left, checkpoint=path, checkpoint_every=100)
-    assert (fitted.stopped, len(fitted.epochs), clock.now) == ("time", 3, 15.0)
-    assert [epoch.seconds for epoch in fitted.epochs] == [5.0, 5.0, 5.0]
-    assert same(run(chosen, checkpoint=path).parameters, run(chosen).parameters)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fit_can_be_taken_beyond_its_epochs_as_it_began(mode: Any) -> None:
+    work = Fit(ROWS, settings(update=mode), symbols=9)
+    while len(work.epochs) < 6:
+        work.update()
+        assert work.stopped == ("epochs" if len(work.epochs) >= 4 else None)
+    assert [epoch.loss for epoch in run(settings(update=mode)).epochs] == [epoch.loss for epoch in work.epochs[:4]]
+    assert mode == "every" or work.epochs[5].loss < work.epochs[3].loss
 
 
-@pytest.mark.parametrize("mode", ["every", "online"])
-def test_a_stop_within_an_epoch_loses_nothing(mode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = FakeClock(monkeypatch, seconds=8.0)
-    path = tmp_path / "fit.safetensors"
-    chosen = settings(update=mode)
-    fitted = run(chosen, count=clock.count, time_left=clock.left, checkpoint=path)
-    assert (fitted.stopped, len(fitted.epochs)) == ("time", 1)
-    assert 7.0 < clock.now < 8.0
-    clock.end = clock.now + 2.0
-    fitted = run(chosen, count=clock.count, time_left=clock.left, checkpoint=path)
-    assert (fitted.stopped, len(fitted.epochs)) == ("time", 1)
-    ended, straight = run(chosen, checkpoint=path), run(chosen)
-    assert same(ended.parameters, straight.parameters)
-    assert [epoch.loss for epoch in ended.epochs] == [epoch.loss for epoch in straight.epochs]
-    assert [epoch.tokens for epoch in ended.epochs] == [epoch.tokens for epoch in straight.epochs]
-
-
-@pytest.mark.parametrize("mode", ["all", "online"])
-def test_until_time_a_fit_goes_on_as_it_began(mode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = FakeClock(monkeypatch, seconds=33.0)  # an epoch takes 5
-    path = tmp_path / "fit.safetensors"
-    chosen, options = settings(update=mode), {"count": clock.count, "checkpoint": path, "until_time": True}
-    fitted = run(chosen, time_left=clock.left, **options)
-    assert (fitted.stopped, len(fitted.epochs)) == ("time", 6)
-    assert clock.now <= 33.0
-    assert [epoch.loss for epoch in run(chosen).epochs] == [epoch.loss for epoch in fitted.epochs[:4]]
-    assert fitted.epochs[5].loss < fitted.epochs[3].loss
-    clock.end = 100.0
-    again = run(chosen, time_left=clock.left, **options)
-    assert (again.stopped, len(again.epochs)) == ("epochs", 6), "what has its epochs is not taken further"
-    assert same(again.parameters, fitted.parameters)
-    with pytest.raises(HmmError, match="stands at epoch 6 already"):
-        run(chosen, checkpoint=path)
-    with pytest.raises(HmmError, match="until_time needs time_left"):
-        run(chosen, until_time=True)
-
-
-def test_a_fit_taken_up_again_ends_with_its_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock, path = FakeClock(monkeypatch, seconds=12.0), tmp_path / "fit.safetensors"
-    options = {"count": clock.count, "checkpoint": path, "until_time": True, "time_left": clock.left}
-    assert len(run(settings(), **options).epochs) == 2
-    clock.end = 100.0
-    again = run(settings(), **options)
-    assert (again.stopped, len(again.epochs)) == ("epochs", 4)
-    assert same(again.parameters, run(settings()).parameters)
-
-
-def test_time_for_the_callback_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock(monkeypatch, seconds=21.5)  # an epoch takes 5, what follows it 3
-
-    def slow(epoch: Epoch, parameters: Parameters) -> None:
-        clock.now += 3
-
-    fitted = run(settings(update="all", epochs=9), count=clock.count, time_left=clock.left, on_epoch=slow)
-    assert (fitted.stopped, len(fitted.epochs), clock.now) == ("time", 2, 16.0)
-
-
-def test_when_the_time_is_up_among_restarts_the_best_so_far_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock(monkeypatch, seconds=22.0)
-    chosen = settings(update="all", restarts=3, restart_epochs=2)
-    fitted = run(chosen, count=clock.count, time_left=clock.left)
-    assert (fitted.stopped, len(fitted.epochs)) == ("time", 2)
-
-
-def test_no_time_at_all_gives_the_start() -> None:
-    start = random_parameters(3, 9, 0)
-    fitted = run(settings(), start=start, time_left=lambda: -1.0, dtype=torch.float64)
-    assert (fitted.stopped, fitted.epochs) == ("time", ())
-    assert same(fitted.parameters, start)
+def test_among_restarts_the_best_so_far_is_given() -> None:
+    work, tried = Fit(ROWS, settings(update="all", restarts=3, restart_epochs=2), symbols=9), {}
+    assert same(work.parameters, work.progress.trial.parameters) and work.epochs == ()
+    while work.progress.choosing:
+        epoch = work.update()
+        assert epoch is not None, "every update is an epoch"
+        if epoch.epoch == 2:
+            tried[epoch.objective] = work.ended_with
+        if tried:
+            assert same(work.parameters, tried[max(tried)])
+            assert work.epochs[-1].objective == max(tried)
+    assert len(tried) == 3
 
 
 # --- the same bits
@@ -397,160 +333,108 @@ def test_torch_random_state_is_left_alone() -> None:
 
 def test_a_given_start_is_left_alone() -> None:
     start = random_parameters(3, 9, 0).to(dtype=torch.float32)
-    before = fit_module._copy(start)
+    before = start._replace(**{name: table.clone() for name, table in start._asdict().items() if table is not None})
     run(settings(), start=start)
     assert same(start, before)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("calls", [1, 2, 4, 6])
-def test_killed_at_any_epoch_it_goes_on_to_the_same_bits(mode: Any, calls: int, tmp_path: Path) -> None:
-    path = tmp_path / "deeper" / "fit.safetensors"
+def test_saved_at_any_update_it_resumes_to_the_same_bits(mode: Any, tmp_path: Path) -> None:
+    """Among restarts, at the ends of epochs and within them."""
     chosen = settings(update=mode, restarts=2, restart_epochs=2, end=True)
-    options = {"lengths": LENGTHS, "weights": WEIGHTS}
-    straight = run(chosen, **options)
-    with pytest.raises(Killed):
-        run(chosen, checkpoint=path, on_epoch=kill_after(calls), **options)
-    assert path.exists() == (calls > 1)
-    with pytest.raises(Killed):
-        run(chosen, checkpoint=path, on_epoch=kill_after(1), **options)
-    seen: list[Epoch] = []
-    resumed = run(chosen, checkpoint=path, on_epoch=lambda epoch, _: seen.append(epoch), **options)
-    assert len(seen) == 6 - (calls - 1)
-    assert same(straight.parameters, resumed.parameters)
-    assert [epoch.loss for epoch in straight.epochs] == [epoch.loss for epoch in resumed.epochs]
+    options: dict[str, Any] = {"symbols": 9, "lengths": LENGTHS, "weights": WEIGHTS}
+    work, files = Fit(ROWS, chosen, **options), []
+    while work.stopped is None:
+        files.append(saved(tmp_path / "deeper" / f"{len(files)}.safetensors", work.progress))
+        work.update()
+    straight, total = finished(work), work.planned_updates
+    assert len(files) == total
+    for updates in {1, total // 3, total // 2 + 1, total - 1}:
+        again = Fit(ROWS, chosen, **options)
+        again.restore(read(files[updates]))
+        for _ in range(updates, total):
+            assert again.stopped is None
+            again.update()
+        resumed = finished(again)
+        assert same(straight.parameters, resumed.parameters)
+        assert [epoch.loss for epoch in straight.epochs] == [epoch.loss for epoch in resumed.epochs]
+        assert [epoch.tokens for epoch in straight.epochs] == [epoch.tokens for epoch in resumed.epochs]
 
 
-def test_a_finished_fit_is_not_done_again(tmp_path: Path) -> None:
-    path = tmp_path / "fit.safetensors"
+def test_progress_reads_back_as_it_was_saved(tmp_path: Path) -> None:
+    work = Fit(ROWS, settings(restarts=2, restart_epochs=1), symbols=9, dtype=torch.float64)
+    for _ in range(6):  # two of the second start
+        work.update()
+    found = read(saved(tmp_path / "fit.safetensors", work.progress))
+    assert found.choosing and work.progress.choosing
+    for one, other in ((found.trial, work.progress.trial), (found.best, work.progress.best)):
+        assert one is not None and other is not None
+        assert (one.restart, one.updates, one.epochs, one.tally) == (
+            other.restart,
+            other.updates,
+            other.epochs,
+            other.tally,
+        )
+        assert same(one.parameters, other.parameters) and one.parameters.dtype == torch.float64
+        assert one.statistics is not None and other.statistics is not None
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(one.statistics, other.statistics))
+
+
+def test_a_finished_fit_reads_back_as_finished(tmp_path: Path) -> None:
     for chosen in (settings(), settings(update="all", tolerance=0.5)):
-        first = run(chosen, checkpoint=path)
-        before = path.read_bytes()
-        again = run(chosen, checkpoint=path, on_epoch=kill_after(1))
+        work = Fit(ROWS, chosen, symbols=9)
+        first = finished(work)
+        again = Fit(ROWS, chosen, symbols=9)
+        again.restore(read(saved(tmp_path / "fit.safetensors", work.progress)))
+        assert (again.stopped, again.epochs) == (first.stopped, first.epochs)
         assert same(first.parameters, again.parameters)
-        assert (first.epochs, first.stopped) == (again.epochs, again.stopped)
-        assert path.read_bytes() == before
-        path.unlink()
 
 
-def test_checkpoints_come_every_so_many_epochs(tmp_path: Path) -> None:
-    path = tmp_path / "fit.safetensors"
-    stands: list[bool] = []
-    run(
-        settings(epochs=5), checkpoint=path, checkpoint_every=2,
-        on_epoch=lambda *_: stands.append(path.exists()),
-    )  # fmt: skip
-    assert stands == [False, False, True, True, True]
-    assert [file.name for file in tmp_path.iterdir()] == ["fit.safetensors"]
-    assert run(settings(epochs=5), checkpoint=path, on_epoch=kill_after(1)).epochs[-1].epoch == 5
+def test_what_is_saved_stays_as_it_was_while_the_fit_continues(tmp_path: Path) -> None:
+    work = Fit(ROWS, settings(), symbols=9)
+    work.update()
+    tensors, _ = save_progress(work.progress)
+    before = {name: table.clone() for name, table in tensors.items()}
+    finished(work)
+    assert all(torch.equal(table, before[name]) for name, table in tensors.items())
 
 
-def test_a_fit_can_be_made_longer(tmp_path: Path) -> None:
-    path = tmp_path / "fit.safetensors"
-    run(settings(update="every", epochs=2), checkpoint=path)
-    assert same(
-        run(settings(update="every", epochs=4), checkpoint=path).parameters,
-        run(settings(update="every", epochs=4)).parameters,
-    )
-    with pytest.raises(HmmError, match=r"epochs = 3: .* stands at epoch 4 already"):
-        run(settings(update="every", epochs=3), checkpoint=path)
+def test_a_fit_can_be_made_longer() -> None:
+    short = Fit(ROWS, settings(update="every", epochs=2), symbols=9)
+    finished(short)
+    longer = Fit(ROWS, settings(update="every", epochs=4), symbols=9)
+    longer.restore(short.progress)
+    assert same(finished(longer).parameters, run(settings(update="every", epochs=4)).parameters)
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-import torch
-from shoestring.hmm.fit import FitSettings, fit
+@pytest.mark.parametrize("mode", MODES)
+def test_an_update_that_fails_leaves_everything_as_it_was(mode: Any) -> None:
+    """So that it can be taken again, with another expectation step."""
+    calls = itertools.count(1)
 
-torch.set_num_threads(1)
+    def failing(parameters: Parameters, tokens: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Counts:
+        if next(calls) == 3:
+            raise torch.OutOfMemoryError("too many rows")
+        return expect(parameters, tokens, lengths, weights)
 
-def on_epoch(epoch, parameters):
-    print(epoch.epoch, flush=True)
-    time.sleep(0.1)
-
-tokens = torch.load(sys.argv[1])
-settings = FitSettings(states=3, epochs=12, update="online", update_every=16)
-fit(tokens, settings, symbols=9, checkpoint=Path(sys.argv[2]), on_epoch=on_epoch)
-"""
-
-
-def test_a_killed_process_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    torch.save(ROWS, tmp_path / "tokens.pt")
-    path = tmp_path / "fit.safetensors"
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "tokens.pt"), str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip() == "3":
-                process.send_signal(signal.SIGKILL)
-                break
-        assert process.wait() == -signal.SIGKILL
-    chosen = settings(epochs=12)
-    seen: list[int] = []
-    resumed = run(chosen, checkpoint=path, on_epoch=lambda epoch, _: seen.append(epoch.epoch))
-    assert 2 < seen[0] < 10
-    assert same(resumed.parameters, run(chosen).parameters)
+    work = Fit(ROWS, settings(update=mode), symbols=9, count=failing)
+    for _ in range(2):
+        work.update()
+    before = work.progress
+    with pytest.raises(torch.OutOfMemoryError):
+        work.update()
+    assert work.progress is before
+    work.recount(expect)
+    assert same(finished(work).parameters, run(settings(update=mode)).parameters)
 
 
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"states": 4}, "states = 3, not 4"),
-        ({"seed": 7}, "seed = 0, not 7"),
-        ({"epochs": 5}, "epochs = 4, not 5"),
-        ({"update": "every"}, 'update = "online", not "every"'),
-        ({"decay": 0.9, "offset": 2.0}, "decay = 0.6, not 0.9; offset = 1.0, not 2.0"),
-        ({"priors": Priors(emission=1.0)}, "priors = .*emission.*not"),
-    ],
-)
-def test_a_checkpoint_of_other_settings_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = tmp_path / "fit.safetensors"
-    run(settings(), checkpoint=path)
-    before = path.read_bytes()
-    with pytest.raises(RunError, match=message):
-        run(settings(**change), checkpoint=path)
-    assert path.read_bytes() == before
-
-
-def test_a_checkpoint_of_another_start_type_or_data_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fit.safetensors"
-    run(settings(), checkpoint=path, lengths=LENGTHS, weights=WEIGHTS)
-    before = path.read_bytes()
-    changed = ROWS.clone()
-    changed[17, 0] = (changed[17, 0] + 1) % 9
-    beyond = ROWS.clone()
-    beyond[0, 5] = -3  # beyond the first row's length: nobody looks there
-    lengths, weights = LENGTHS.clone(), WEIGHTS.clone()
-    lengths[7] -= 1
-    weights[3] += 1e-6
-    good = {"lengths": LENGTHS, "weights": WEIGHTS}
-    for tokens, options in [
-        (changed, good),
-        (ROWS[:40], {"lengths": LENGTHS[:40], "weights": WEIGHTS[:40]}),
-        (ROWS.flip(0), good),
-        (ROWS, {"lengths": lengths, "weights": WEIGHTS}),
-        (ROWS, {"lengths": LENGTHS, "weights": weights}),
-        (ROWS, {"lengths": LENGTHS}),
-    ]:
-        with pytest.raises(RunError, match="other data"):
-            run(settings(), tokens, checkpoint=path, **options)
-    with pytest.raises(RunError, match='dtype = "float32", not "float64"'):
-        run(settings(), checkpoint=path, dtype=torch.float64, **good)
-    with pytest.raises(RunError, match="start = null, not"):
-        run(settings(), checkpoint=path, start=random_parameters(3, 9, 0), **good)
-    with pytest.raises(RunError, match="symbols = 9, not 10"):
-        fit(ROWS, settings(), symbols=10, checkpoint=path, **good)
-    assert path.read_bytes() == before
-    assert run(settings(), beyond, checkpoint=path, on_epoch=kill_after(1), **good).stopped == "epochs"
-    assert run(settings(), ROWS.short(), checkpoint=path, on_epoch=kill_after(1), **good).stopped == "epochs"
-
-
-def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
-    path = tmp_path / "fit.safetensors"
-    run(settings(), checkpoint=path)
+def test_a_damaged_file_is_refused_and_kept(tmp_path: Path) -> None:
+    work = Fit(ROWS, settings(), symbols=9)
+    work.update()
+    path = saved(tmp_path / "fit.safetensors", work.progress)
     whole = path.read_bytes()
     middle = len(whole) - 100
     for damaged in (
@@ -558,18 +442,37 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
         whole[:-1],
         whole[: len(whole) // 2],
         whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-        whole.replace(b"states", b"stages"),
+        whole.replace(b"epochs", b"apochs"),
     ):
         assert damaged != whole
         path.write_bytes(damaged)
-        with pytest.raises(StorageError, match=r"fit\.safetensors.*damaged.*move it away"):
-            run(settings(), checkpoint=path)
+        with pytest.raises(StorageError, match=r"fit\.safetensors.*damaged"):
+            read(path)
         assert path.read_bytes() == damaged
-    save(path, TRUTH)
-    with pytest.raises(StorageError, match="not the checkpoint of a fit"):
-        run(settings(), checkpoint=path)
     with pytest.raises(StorageError, match="it is a folder"):
-        run(settings(), checkpoint=tmp_path)
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"choosing": False},
+        {"choosing": False, "trials": {}},
+        {"choosing": False, "trials": {"trial": {"restart": 0}}},
+        {"choosing": "no", "trials": {}},
+        {"choosing": False, "trials": {}, "more": 1},
+    ],
+)
+def test_values_that_are_no_progress_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(RecordError, match="not the progress of a fit"):
+        load_progress({}, values)
+
+
+def test_a_model_file_is_no_progress(tmp_path: Path) -> None:
+    save(tmp_path / "model.safetensors", TRUTH)
+    with pytest.raises((RecordError, StorageError)):
+        read(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -588,17 +491,15 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
         (ROWS, {"weights": torch.full((50,), float("nan"))}, "row 0 has weight nan"),
         (ROWS, {"weights": torch.zeros(50)}, "all weights are zero"),
         (ROWS, {"dtype": torch.bfloat16}, "dtype = torch.bfloat16"),
-        (ROWS, {"checkpoint_every": 0}, "checkpoint_every = 0"),
         (ROWS, {"start": random_parameters(4, 9, 0)}, "the start has 4 states, the settings ask for 3"),
         (ROWS, {"start": random_parameters(3, 8, 0)}, "alphabet of 8 symbols, the data one of 9"),
         (ROWS, {"start": random_parameters(3, 9, 0, end=True)}, "the start has end probabilities, but end = False"),
         (ROWS, {"start": random_parameters(3, 9, 0)._replace(start=torch.ones(3).double())}, "start sums to 3"),
     ],
 )
-def test_bad_input_is_refused(tokens: Tensor, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused(tokens: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(HmmError, match=message):
-        run(settings(), tokens, checkpoint=tmp_path / "fit.safetensors", **options)
-    assert list(tmp_path.iterdir()) == []
+        Fit(tokens, settings(), symbols=9, **options)
 
 
 @pytest.mark.parametrize(
@@ -671,23 +572,24 @@ def test_a_wrong_expectation_step_is_caught() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -5.0])
-def test_counts_that_are_no_numbers_are_caught(mode: Any, bad: float, tmp_path: Path) -> None:
+def test_counts_that_are_no_numbers_are_caught(mode: Any, bad: float) -> None:
     def broken(parameters: Parameters, tokens: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Counts:
         counts = expect(parameters, tokens, lengths, weights)
         counts.transition[1, 2] = bad
         return counts
 
-    path = tmp_path / "fit.safetensors"
+    work = Fit(ROWS, settings(update=mode), symbols=9, count=broken)
+    before = work.progress
     with pytest.raises(Fault, match=r"no distributions|not finite"):
-        run(settings(update=mode), count=broken, checkpoint=path)
-    assert not path.exists()
+        finished(work)
+    assert work.progress is before, "nothing of it can be saved"
 
 
 # --- the schedule
 
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(1, 5), st.integers(0, 3))
-def test_every_sequence_is_counted_once_an_epoch_by_any_number_of_processes(
+def test_every_sequence_is_counted_once_per_epoch_by_any_number_of_processes(
     rows: int, update_every: int, world: int, epoch: int
 ) -> None:
     chosen = settings(update="every", update_every=update_every)

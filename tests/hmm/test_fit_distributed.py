@@ -1,19 +1,21 @@
-"""Several processes: the same parameters as one, one writer, one clock, and errors that all of them see."""
+"""Several processes: the same parameters as one, the same bits in all of them, and fits that resume to these."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import together
 from torch import Tensor
 
-from shoestring.hmm.fit import FitSettings, fit
-from shoestring.hmm.parameters import random_parameters
+from shoestring.core.errors import Fault
+from shoestring.hmm.expect import Counts, expect
+from shoestring.hmm.fit import Fit, FitSettings, fit
+from shoestring.hmm.parameters import Parameters, random_parameters
+from shoestring.hmm.progress import load_progress, save_progress
 from shoestring.hmm.sampling import sample
+from shoestring.parallel.process_group import ProcessGroup
 
 CASES: dict[str, dict[str, Any]] = {
     "all": {"update": "all"},
@@ -23,56 +25,43 @@ CASES: dict[str, dict[str, Any]] = {
 }
 WORLD = 2
 
-CHILD = """
-import datetime, json, os, sys
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from shoestring.core.errors import RunError
-from shoestring.hmm import resume
-from shoestring.hmm.fit import FitSettings, fit
+Found = tuple[list[Tensor], list[float]]
 
-folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world,
-                        timeout=datetime.timedelta(seconds=60))
-given = torch.load(folder / "given.pt")
-data = given["data"]
-save, writers = resume.save, []
-resume.save = lambda *args: (writers.append(rank), save(*args))
-result = {}
-for name, changes in given["cases"].items():
-    fitted = fit(settings=FitSettings(states=3, epochs=4, **changes), symbols=9, dtype=torch.float64, **data)
-    result[name] = ([t for t in fitted.parameters if t is not None], [e.loss for e in fitted.epochs])
 
-class Killed(Exception):
-    pass
+def found(work: Fit) -> Found:
+    """Taken to its end: all tables, and the loss of every epoch."""
+    while work.stopped is None:
+        work.update()
+    return [table for table in work.parameters if table is not None], [epoch.loss for epoch in work.epochs]
 
-def kill(epoch, parameters):
-    if epoch.epoch == 2:
-        raise Killed
 
-path = folder / f"fit-{0 if rank == 0 else 'not-here'}.safetensors"  # only the first process can see the file
-online = FitSettings(states=3, epochs=4, **given["cases"]["every"])
-options = dict(symbols=9, dtype=torch.float64, checkpoint=path, **data)
-try:
-    fit(settings=online, on_epoch=kill, **options)
-except Killed:
-    pass
-# the clocks differ: the first one counts
-stopped = fit(settings=online, time_left=lambda: -1.0 if rank == 0 else 1e9, **options)
-result["stopped"] = (stopped.stopped, len(stopped.epochs))
-resumed = fit(settings=online, time_left=lambda: 1e9 if rank == 0 else -1.0, **options)
-result["resumed"] = ([t for t in resumed.parameters if t is not None], [e.loss for e in resumed.epochs])
-try:
-    fit(settings=FitSettings(states=4, **given["cases"]["every"]), **options)
-except RunError as error:
-    result["refused"] = str(error)
-result["writers"] = writers
-torch.save(result, folder / f"result-{rank}.pt")
-dist.barrier()
-dist.destroy_process_group()
-"""
+def broken(parameters: Parameters, tokens: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Counts:
+    counts = expect(parameters, tokens, lengths, weights)
+    counts.transition[1, 2] = float("nan")
+    return counts
+
+
+def job(group: ProcessGroup, data: dict[str, Tensor]) -> dict[str, Any]:
+    """All cases, straight; one that is saved within an epoch by the first process, and resumed by all; and a fault."""
+    options: dict[str, Any] = {"symbols": 9, "dtype": torch.float64, **data}
+
+    def settings(name: str) -> FitSettings:
+        return FitSettings(states=3, epochs=4, **CASES[name])
+
+    result: dict[str, Any] = {name: found(Fit(settings=settings(name), **options)) for name in CASES}
+    for name in ("every", "online"):
+        cut = Fit(settings=settings(name), **options)
+        for _ in range(6):
+            cut.update()
+        saved = group.on_first(lambda cut=cut: save_progress(cut.progress))
+        resumed = Fit(settings=settings(name), **options)
+        resumed.restore(load_progress(*saved))
+        result[f"resumed {name}"] = found(resumed)
+    try:  # the counts of one process are wrong, and all see it
+        Fit(settings=settings("every"), count=broken if group.rank == 1 else expect, **options).update()
+    except Fault as fault:
+        result["fault"] = str(fault)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -82,29 +71,13 @@ def data() -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def results(data: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(data: dict[str, Tensor]) -> list[dict[str, Any]]:
     """What each of two processes found."""
-    folder: Path = tmp_path_factory.mktemp("together")
-    torch.save({"data": data, "cases": CASES}, folder / "given.pt")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(folder), str(rank), str(WORLD)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * WORLD, "\n".join(errors)
-    return [torch.load(folder / f"result-{rank}.pt") for rank in range(WORLD)]
+    return together(job, WORLD, data)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_fit_what_one_does(
-    name: str, results: list[dict[str, Any]], data: dict[str, Tensor]
-) -> None:  # fmt: skip
+def test_two_processes_fit_what_one_does(name: str, results: list[dict[str, Any]], data: dict[str, Tensor]) -> None:
     alone = fit(settings=FitSettings(states=3, epochs=4, **CASES[name]), symbols=9, dtype=torch.float64, **data)
     expected = [table for table in alone.parameters if table is not None]
     for result in results:
@@ -122,17 +95,15 @@ def test_all_processes_have_the_same_bits(results: list[dict[str, Any]]) -> None
         assert all(torch.equal(a, b) for a, b in zip(one, other))
 
 
-def test_all_go_on_from_the_file_that_the_first_wrote(results: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", ["every", "online"])
+def test_all_resume_from_what_the_first_saved(name: str, results: list[dict[str, Any]]) -> None:
     for result in results:
-        assert result["stopped"] == ("time", 1)
-        tables, losses = result["resumed"]
-        straight, straight_losses = result["every"]
+        tables, losses = result[f"resumed {name}"]
+        straight, straight_losses = result[name]
         assert losses == straight_losses
         assert all(torch.equal(a, b) for a, b in zip(tables, straight))
-    assert set(results[0]["writers"]) == {0}
-    assert results[1]["writers"] == []
 
 
-def test_all_see_why_a_checkpoint_is_refused(results: list[dict[str, Any]]) -> None:
-    assert "states = 3, not 4" in results[0]["refused"]
-    assert results[1]["refused"] == results[0]["refused"]
+def test_all_see_a_fault_of_one_of_them(results: list[dict[str, Any]]) -> None:
+    assert "not finite" in results[0]["fault"]
+    assert results[1]["fault"] == results[0]["fault"]

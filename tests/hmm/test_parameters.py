@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from shoestring.core.errors import StorageError, UserError
 from shoestring.hmm.parameters import HmmError, Parameters, check, is_symmetric, load, random_parameters, save
+from shoestring.storage.tensor_file import write_tensors
 
 WORDS = ["the", "cat", "sat", "–"]
 
@@ -167,10 +169,13 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such file"):
         load(tmp_path / "absent")
     (tmp_path / "text").write_text(json.dumps({"schema": "shoestring.hmm/1"}))
-    with pytest.raises(StorageError, match="damaged or not a hidden Markov model"):
+    with pytest.raises(StorageError, match="text: damaged, or not a file of tensors"):
         load(tmp_path / "text")
     from safetensors.torch import save_file
 
     save_file({"weight": torch.zeros(2)}, tmp_path / "other")
-    with pytest.raises(StorageError, match="damaged or not a hidden Markov model"):
+    with pytest.raises(StorageError, match="other: not written by this version of shoestring"):
         load(tmp_path / "other")
+    write_tensors(tmp_path / "else", {"weight": np.zeros(2)}, json.dumps({"schema": "shoestring.hmm/1"}))
+    with pytest.raises(StorageError, match="else: not a hidden Markov model"):
+        load(tmp_path / "else")

@@ -8,9 +8,9 @@ import warnings
 
 import pytest
 import torch
+from forward_backward import log_likelihood, smooth
 
 from shoestring.hmm.expect import expect
-from shoestring.hmm.inference import log_likelihood, smooth
 from shoestring.hmm.parameters import Parameters, random_parameters
 from shoestring.hmm.sampling import sample
 

@@ -8,11 +8,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from shoestring.hmm import replay
+from shoestring.hmm import fused
 from shoestring.hmm.expect import zeros
-from shoestring.hmm.fused import Counted
+from shoestring.hmm.fused import Counted, Recorder
 from shoestring.hmm.parameters import Parameters, random_parameters
-from shoestring.hmm.replay import Recorder
 
 PARAMETERS = random_parameters(3, 4, seed=1)
 COUNTED, REPLAYED = (Counted(zeros(PARAMETERS), torch.empty(0), torch.empty(0)) for _ in range(2))
@@ -35,8 +34,8 @@ class Noted:
 
 @pytest.fixture(autouse=True)
 def noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_Recording", Noted)
-    monkeypatch.setattr(replay, "count_rows", count_rows)
+    monkeypatch.setattr(fused, "_Recording", Noted)
+    monkeypatch.setattr(fused, "count_rows", count_rows)
 
 
 def replayed(recorder: Recorder, *sizes: int, length: int = 5, parameters: Parameters = PARAMETERS) -> list[bool]:
@@ -55,5 +54,5 @@ def test_rows_of_two_sizes_are_replayed_when_they_come_again() -> None:
 def test_what_cannot_be_recorded_is_counted_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     assert replayed(recorder, 64, 64, 64, length=13) == [False] * 3
-    monkeypatch.setattr(replay, "MOST_BYTES", 64 * 5 * 3 * 8 - 1)
+    monkeypatch.setattr(fused, "RECORDED_BYTES", 64 * 5 * 3 * 8 - 1)
     assert replayed(recorder, 64, 64, 64) == [False] * 3

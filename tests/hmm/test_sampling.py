@@ -3,10 +3,10 @@
 import pytest
 import torch
 from enumeration import likelihood, models
+from forward_backward import log_likelihood
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.hmm.inference import log_likelihood
 from shoestring.hmm.parameters import HmmError, Parameters, random_parameters
 from shoestring.hmm.sampling import sample, stationary
 

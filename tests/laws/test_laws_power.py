@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 from law_oracle import SCALING, TRUTH
-from scipy.optimize import curve_fit
 
 from shoestring.core.errors import UserError
 from shoestring.laws.envelope import Curve, bootstrap_envelope, fit_envelope
 from shoestring.laws.form import Surface
 from shoestring.laws.isoflop import bootstrap_isoflop, fit_isoflop
 from shoestring.laws.points import Points, read_points
-from shoestring.laws.power import bootstrap_power, fit_power
+from shoestring.laws.power import PowerBootstrap, fit_power, fit_rows
 from shoestring.laws.resampling import draw_counts
 
 generator = np.random.default_rng(0)
@@ -23,19 +22,6 @@ def test_logarithms_are_fitted_as_by_polyfit() -> None:
     slope, level = np.polyfit(np.log(X), np.log(Y), 1)
     law = fit_power(X, Y)
     assert law == pytest.approx((np.exp(level), slope), rel=1e-9)
-    assert law.predict(1e20) == pytest.approx(np.exp(level + slope * np.log(1e20)))
-
-
-def test_linear_space_is_fitted_as_by_curve_fit() -> None:
-    x, y = X / 1e18, Y / 1e8
-    (k, a), _ = curve_fit(lambda x, k, a: k * x**a, x, y, p0=fit_power(x, y))
-    assert fit_power(x, y, space="linear") == pytest.approx((k, a), rel=1e-5)
-
-
-def test_a_given_exponent_leaves_the_factor() -> None:
-    assert fit_power(X, Y, 0.5).k == pytest.approx(np.exp(np.mean(np.log(Y / X**0.5))))
-    assert fit_power(X, Y, 0.5, "linear").k == pytest.approx((X**0.5 * Y).sum() / X.sum())
-    assert fit_power(X[:1], Y[:1], 0.5).predict(X[0]) == pytest.approx(Y[0])
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 1], [2, 3]), ([1, 2], [0, 3]), ([1, np.nan], [1, 2]), ([1, 2, 3], [1, 2])])
@@ -44,14 +30,19 @@ def test_what_has_no_power_law_is_refused(x: list[float], y: list[float]) -> Non
         fit_power(np.array(x, float), np.array(y, float))
 
 
-@pytest.mark.parametrize("space", ["log", "linear"])
-@pytest.mark.parametrize("exponent", [None, 0.5])
-def test_resamples_are_fits_of_repeated_points(space: str, exponent: float | None) -> None:
-    found = bootstrap_power(X, Y, exponent, space, 5, seed=7)  # type: ignore[arg-type]
+def resampled(x: np.ndarray, y: np.ndarray, resamples: int, seed: int = 0) -> PowerBootstrap:
+    """Laws of draws of as many points, with replacement."""
+    logs = np.broadcast_to(np.log(y), (resamples, len(y)))
+    k, a = fit_rows(np.log(x), logs, draw_counts(len(x), resamples, seed))
+    return PowerBootstrap(k=k, a=a)
+
+
+def test_resamples_are_fits_of_repeated_points() -> None:
+    found = resampled(X, Y, 5, seed=7)
     counts = draw_counts(12, 5, seed=7).astype(int)
     for row, k, a in zip(counts, found.k, found.a, strict=True):
         pick = np.repeat(np.arange(12), row)
-        assert fit_power(X[pick], Y[pick], exponent, space) == pytest.approx((k, a), rel=1e-4)  # type: ignore[arg-type]
+        assert fit_power(X[pick], Y[pick]) == pytest.approx((k, a), rel=1e-9)
 
 
 def test_an_interval_covers_as_often_as_it_says() -> None:
@@ -59,16 +50,16 @@ def test_an_interval_covers_as_often_as_it_says() -> None:
     for seed in range(60):
         y = 2 * X[:, None].repeat(3, 1).ravel() ** 0.5
         y = y * np.exp(0.2 * np.random.default_rng(seed).normal(size=36))
-        low, high = bootstrap_power(X.repeat(3), y, resamples=300, seed=seed).interval(0.9)["a"]
+        low, high = resampled(X.repeat(3), y, 300, seed).interval(0.9)["a"]
         hits += low < 0.5 < high
     assert 45 <= hits <= 60
 
 
 def test_a_resample_with_one_x_fails_and_is_counted() -> None:
-    found = bootstrap_power(np.array([1.0, 2.0]), np.array([1.0, 3.0]), resamples=200)
+    found = resampled(np.array([1.0, 2.0]), np.array([1.0, 3.0]), 200)
     assert 60 < found.failed < 140
     assert found.interval()["a"] == pytest.approx((np.log2(3), np.log2(3)))
-    assert found.predict_interval(4.0) == pytest.approx((9, 9))
+    assert found.interval()["k"] == pytest.approx((1, 1))
 
 
 def bowls(budgets: np.ndarray, noise: float = 0.0, seed: int = 0) -> Points:
@@ -136,23 +127,18 @@ def test_groups_without_an_optimum_are_named() -> None:
         fit_isoflop(points.take(slice(len(good), None)))
 
 
-def test_given_budgets_take_what_is_near() -> None:
+def test_budgets_that_differ_by_a_little_are_one_group() -> None:
     points = bowls(BUDGETS)
     shaken = points.flops * np.exp(np.random.default_rng(0).uniform(-0.04, 0.04, len(points)))
     near = Points(params=points.params, tokens=points.tokens, loss=points.loss, given_flops=shaken)
-    fit = fit_isoflop(near, budgets=BUDGETS[:4])
-    assert [one.flops for one in fit.optima] == pytest.approx(BUDGETS[:4])
-    assert len(fit.left_out) == 18 and "not within 10% of a budget" in fit.left_out[0]
-    assert len(fit_isoflop(near).optima) == len(BUDGETS)
+    fit = fit_isoflop(near)
+    assert [one.flops for one in fit.optima] == pytest.approx(BUDGETS, rel=0.04) and fit.left_out == ()
 
 
-def curves(noise: float = 0.0, count: int = 14) -> list[Curve]:
-    made = []
-    for size in np.geomspace(1e7, 1e10, count):
-        tokens = np.geomspace(1e8, 3e12, 150)
-        loss = LAW.loss(size, tokens) * np.exp(noise * np.random.default_rng(int(size)).normal(size=150))
-        made.append(Curve(params=float(size), tokens=tokens, loss=loss))
-    return made
+def curves(count: int = 14) -> list[Curve]:
+    tokens = np.geomspace(1e8, 3e12, 150)
+    sizes = np.geomspace(1e7, 1e10, count)
+    return [Curve(params=float(size), tokens=tokens, loss=LAW.loss(size, tokens)) for size in sizes]
 
 
 def test_an_envelope_finds_the_law_of_its_curves() -> None:
@@ -168,14 +154,10 @@ def test_an_envelope_finds_the_law_of_its_curves() -> None:
     assert (np.diff(np.array([one.flops for one in fit.minima])) > 0).all()
 
 
-def test_smoothing_takes_noise_from_an_envelope() -> None:
+def test_a_bootstrap_of_envelopes_holds_the_law() -> None:
     params, _ = bootstrap_envelope(curves(), resamples=60, budgets=300)
     low, high = params.interval()["a"]
     assert low - 0.02 < LAW.a_opt < high + 0.02
-    noisy = curves(0.02)
-    rough, smooth = fit_envelope(noisy, 400), fit_envelope(noisy, 400, smooth=21)
-    exact = np.array([LAW.optimum(flops)[2] for flops in smooth.flops[100:300]])
-    assert np.abs(smooth.loss[100:300] - exact).mean() < np.abs(rough.loss[100:300] - exact).mean() / 2
 
 
 def test_curves_that_cannot_be_compared_are_refused() -> None:
@@ -190,19 +172,6 @@ def test_curves_that_cannot_be_compared_are_refused() -> None:
 
 def have(name: str) -> object:
     return pytest.mark.skipif(not (SCALING / name).exists(), reason=f"needs shared/data/scaling/{name}")
-
-
-@pytest.mark.realdata
-@have("perceiver_ar/estimates")
-@pytest.mark.parametrize(
-    ("name", "exponents", "factors"),
-    [("approach_1", (0.50, 0.50), (0.0877200, 1.8959926)), ("approach_2", (0.49, 0.51), (0.1448492, 1.1519249))],
-)
-def test_published_coefficients_come_out(name: str, exponents: tuple[float, ...], factors: tuple[float, ...]) -> None:
-    path = SCALING / "perceiver_ar/estimates" / f"{name}.csv"
-    flops, params, tokens = np.loadtxt(path, delimiter=",", skiprows=1).T
-    assert fit_power(flops, params, exponents[0], "linear").k == pytest.approx(factors[0], abs=5e-8)
-    assert fit_power(flops, tokens, exponents[1], "linear").k == pytest.approx(factors[1], abs=5e-8)
 
 
 PORIAN = {

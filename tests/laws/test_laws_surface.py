@@ -9,9 +9,9 @@ from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, centre, descend, evaluate
 from shoestring.laws.form import Surface
 from shoestring.laws.points import Points
-from shoestring.laws.resampling import draw_counts
+from shoestring.laws.resampling import draw_counts, interval
 from shoestring.laws.starts import grid_starts, nonnegative
-from shoestring.laws.surface import bootstrap_surface, fit_surface, interval
+from shoestring.laws.surface import bootstrap_surface, fit_surface
 
 KINDS = ["plain", "no E", "no A", "no B", "flat", "steep", "noise"]
 
@@ -51,16 +51,16 @@ def test_no_other_way_finds_a_lower_minimum(kind: str, count: int, delta: float)
 
 @pytest.mark.parametrize("seed", range(14))
 def test_no_other_start_leads_lower(seed: int) -> None:
-    """80 random starts to one grid, over more data sets than BFGS has time for."""
+    """80 random starts to one grid, over more data sets than BFGS has time for; each kind by both penalties."""
     points = drawn(seed, [6, 8, 15, 60][seed % 4], KINDS[seed % 7], [0.0, 1e-4, 3e-3, 0.05][seed % 3])
     centred = centre(points.params, points.tokens, points.loss)
     generator = np.random.default_rng(seed)
     starts = np.concatenate((generator.uniform(0, 1.5, (80, 3)), np.exp(generator.uniform(-5, 2.3, (80, 2)))), 1)
     starts[:, 0] *= np.exp(-starts[:, 3] * np.abs(centred.u).max() * generator.random(80))
     starts[:, 1] *= np.exp(-starts[:, 4] * np.abs(centred.v).max() * generator.random(80))
-    for penalty, delta in (("huber", 1e-3), ("squares", np.inf)):
-        others = descend(centred, np.ones((1, len(points))), starts, delta).objective.min()
-        assert fit_surface(points, penalty).objective <= others * (1 + 1e-6) + 1e-18  # type: ignore[arg-type]
+    penalty, delta = (("huber", 1e-3), ("squares", np.inf))[seed % 2]
+    others = descend(centred, np.ones((1, len(points))), starts, delta).objective.min()
+    assert fit_surface(points, penalty).objective <= others * (1 + 1e-6) + 1e-18  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -187,7 +187,7 @@ def test_a_bootstrap_has_the_spread_of_new_data() -> None:
         points = grid_points(noise=5e-3, seed=1000 + seed)
         found = bootstrap_surface(points, fit_surface(points, "squares"), 100, seed)
         assert found.failed == 0
-        errors.append([found.standard_errors["alpha"], found.standard_errors["beta"]])
+        errors.append([np.nanstd(found.values()[name], ddof=1) for name in ("alpha", "beta")])
     assert np.mean(errors, 0) == pytest.approx(spread, rel=0.35)
 
 
@@ -198,7 +198,7 @@ def test_every_resample_is_at_its_own_minimum(kind: str) -> None:
     found = bootstrap_surface(points, fit, 40, seed=3)
     weights = draw_counts(30, 40, seed=3).astype(int)
     ratios = []
-    for row, counts in zip(found.samples[:12], weights[:12], strict=True):
+    for row, counts in zip(found.samples[:6], weights[:6], strict=True):
         resample = points.take(np.repeat(np.arange(30), counts))
         reached = summed(resample, Surface(*row), 1e-3)
         ratios.append(reached / fit_surface(resample).objective)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from shoestring.models import cross_entropy
-from shoestring.models.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
+from shoestring.models.layers import cross_entropy
+from shoestring.models.layers.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so once
 
@@ -328,8 +328,9 @@ def test_chunks_are_of_about_one_size(n: int, size: int, rows: int) -> None:
 KERNEL = """
 import torch
 import torch.nn.functional as F
-from shoestring.models import cross_entropy, cross_entropy_kernel as kernel
-from shoestring.models.cross_entropy import IGNORED, Form, linear_cross_entropy, token_cross_entropy
+from shoestring.models.layers import cross_entropy
+from shoestring.models.kernels import cross_entropy as kernel
+from shoestring.models.layers.cross_entropy import IGNORED, Form, linear_cross_entropy, token_cross_entropy
 
 torch.manual_seed(0)
 for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
@@ -362,9 +363,7 @@ for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
         assert losses.isnan().all()
 
 # all of it, with padded products; rows that are ignored reach the kernel too
-cross_entropy._form = lambda device, dtype: Form(kernel.fused, kernel.columns)
-cross_entropy._make_some = lambda h, w, b, t, wanted, kept: cross_entropy._make_chunks(
-    h, w, b, t, wanted, h.dtype, cross_entropy._form("", h.dtype))
+cross_entropy._form = lambda device, dtype: Form(kernel.fused, kernel.columns, False)
 for n, d, v in [(9, 4, 21), (7, 3, 16), (4, 5, 1030)]:
     cross_entropy.CHUNK_BYTES = {"cpu": 4 * kernel.columns(v) * 3}
     inputs = [torch.randn(n, d), torch.randn(v, d), torch.randn(v)]
@@ -388,7 +387,7 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from shoestring.models import cross_entropy_kernel as kernel
+from shoestring.models.kernels import cross_entropy as kernel
 for type in ("*bf16", "*fp16", "*fp32"):
     for gradient in (False, True):
         for held, block in ((True, 16), (True, 1024), (True, kernel.WHOLE), (False, kernel.PIECE)):

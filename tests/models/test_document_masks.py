@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from losses import loss_of
 from scripts import run_script
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from shoestring.core.recipe import Model
-from shoestring.models import Batch, LanguageModel, attention, build
-from shoestring.models.attention import Documents, Heads, attend
-from shoestring.models.protocol import IGNORED
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import LanguageModel, build
+from shoestring.models.layers import attention
+from shoestring.models.layers.attention import Documents, Heads, attend
+from shoestring.models.layers.cross_entropy import IGNORED
 
 VOCABULARY = 23
 SHAPES = [{"width": 16, "layers": 1, "heads": 2}, {"width": 24, "layers": 3, "heads": 3, "tied": False}]
@@ -52,7 +55,7 @@ def packed(seed: int, rows: int = 4, tokens: int = 14) -> tuple[Batch, list[Plac
             segments[row, place], at = number, place.stop
             places += [(row, place)] if place.start < place.stop else []
     ids = torch.from_numpy(random.integers(0, VOCABULARY, (rows, tokens)))
-    return Batch(ids, segments, within=True), places
+    return Batch(ids, segments, document_mask=True), places
 
 
 def gradient(nats: Tensor, network: LanguageModel) -> list[Tensor]:
@@ -96,9 +99,9 @@ def test_losses_and_gradients_of_packed_rows_are_the_sums_over_their_documents(m
         if place.stop - place.start > 1:
             losses = network.token_losses(batch.ids[row : row + 1, place])
             expected[row, place.start : place.stop - 1] = losses[0]
-            alone = network.loss(batch.ids[row : row + 1, place])
+            alone = loss_of(network, batch.ids[row : row + 1, place])
             nats, predictions = nats + alone.nats, predictions + alone.predictions
-    loss = network.loss(batch)
+    loss = loss_of(network, batch)
     assert loss.predictions == predictions
     assert loss.nats.item() == pytest.approx(nats.item(), rel=1e-5)
     losses = network.token_losses(batch).detach()
@@ -111,7 +114,7 @@ def test_losses_and_gradients_of_packed_rows_are_the_sums_over_their_documents(m
 @every_packing
 def test_not_kept_within_documents_only_padding_is_left_out(model: Model, seed: int) -> None:
     network, (packing, _) = network_of(model), packed(seed)
-    batch = packing._replace(within=False)
+    batch = packing._replace(document_mask=False)
     assert batch.segments is not None
     nats, predictions = torch.zeros(()), 0
     losses = network.token_losses(batch).detach()
@@ -120,44 +123,44 @@ def test_not_kept_within_documents_only_padding_is_left_out(model: Model, seed: 
         alone = network.token_losses(batch.ids[row : row + 1, :filled])
         torch.testing.assert_close(found[: filled - 1], alone[0].detach(), rtol=1e-5, atol=1e-6)
         assert (found[filled - 1 :] == 0).all()
-        nats, predictions = nats + network.loss(batch.ids[row : row + 1, :filled]).nats, predictions + alone.numel()
-    loss = network.loss(batch)
+        nats, predictions = nats + loss_of(network, batch.ids[row : row + 1, :filled]).nats, predictions + alone.numel()
+    loss = loss_of(network, batch)
     assert loss.predictions == predictions
     assert_all_close(gradient(loss.nats, network), gradient(nats, network))
 
 
 @every_model
-@pytest.mark.parametrize("within", [True, False])
-def test_what_padding_holds_is_never_seen(model: Model, within: bool) -> None:
+@pytest.mark.parametrize("document_mask", [True, False])
+def test_what_padding_holds_is_never_seen(model: Model, document_mask: bool) -> None:
     network, (packing, _) = network_of(model), packed(0)
-    batch = packing._replace(within=within)
+    batch = packing._replace(document_mask=document_mask)
     assert batch.segments is not None
     other = batch._replace(ids=torch.where(batch.segments == 0, (batch.ids + 5) % VOCABULARY, batch.ids))
     assert torch.equal(network.token_losses(other), network.token_losses(batch))
-    assert_all_close(gradient(network.loss(other).nats, network), gradient(network.loss(batch).nats, network))
+    assert_all_close(gradient(loss_of(network, other).nats, network), gradient(loss_of(network, batch).nats, network))
 
 
 @every_model
 def test_rows_of_one_document_are_plain_rows(model: Model) -> None:
     network, ids = network_of(model), packed(0)[0].ids
     plain, ones = network.token_losses(ids), torch.ones_like(ids)
-    for same in (Batch(ids), Batch(ids, within=True), Batch(ids, ones)):
+    for same in (Batch(ids), Batch(ids, document_mask=True), Batch(ids, ones)):
         assert torch.equal(network.token_losses(same), plain), "to the last bit"
-        assert network.loss(same).predictions == plain.numel()
-    torch.testing.assert_close(network.token_losses(Batch(ids, ones, within=True)), plain, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(network.logits(Batch(ids, ones, within=True)), network.logits(ids))
+        assert loss_of(network, same).predictions == plain.numel()
+    torch.testing.assert_close(network.token_losses(Batch(ids, ones, document_mask=True)), plain, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(network.logits(Batch(ids, ones, document_mask=True)), network.logits(ids))
 
 
 @every_model
 def test_rows_that_predict_nothing_have_no_loss_and_no_gradient(model: Model) -> None:
     network, ids = network_of(model), packed(0, rows=2, tokens=4)[0].ids
-    loss = network.loss(Batch(ids, torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]), within=True))
+    loss = loss_of(network, Batch(ids, torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]), document_mask=True))
     assert (loss.nats.item(), loss.predictions) == (0, 0)
     assert all((part == 0).all() for part in gradient(loss.nats, network))
 
 
 @pytest.mark.parametrize(
-    ("segments", "within", "predicted"),
+    ("segments", "document_mask", "predicted"),
     [
         ([1, 1, 1, 1], True, [1, 1, 1]),
         ([1, 1, 2, 2], True, [1, 0, 1]),
@@ -172,8 +175,10 @@ def test_rows_that_predict_nothing_have_no_loss_and_no_gradient(model: Model) ->
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
-def test_predictions_are_counted(segments: list[int], within: bool, predicted: list[int], dtype: torch.dtype) -> None:
-    batch = Batch(torch.tensor([[5, 6, 7, 8]]), torch.tensor([segments], dtype=dtype), within)
+def test_predictions_are_counted(
+    segments: list[int], document_mask: bool, predicted: list[int], dtype: torch.dtype
+) -> None:
+    batch = Batch(torch.tensor([[5, 6, 7, 8]]), torch.tensor([segments], dtype=dtype), document_mask)
     assert batch.predicted().tolist() == [[bool(x) for x in predicted]]
     assert batch.predictions() == sum(predicted)
     assert batch.targets().tolist() == [[x if y else IGNORED for x, y in zip([6, 7, 8], predicted)]]
@@ -184,7 +189,7 @@ def test_a_batch_is_taken_apart_by_rows() -> None:
     assert batch.segments is not None
     parts = batch.split(3)
     assert [len(part.ids) for part in parts] == [3, 3, 1]
-    assert all(part.within and part.segments is not None for part in parts)
+    assert all(part.document_mask and part.segments is not None for part in parts)
     assert torch.equal(torch.cat([part.ids for part in parts]), batch.ids)
     assert torch.equal(torch.cat([part.segments for part in parts if part.segments is not None]), batch.segments)
     assert sum(part.predictions() for part in parts) == batch.predictions()
@@ -195,7 +200,7 @@ def test_a_batch_is_taken_apart_by_rows() -> None:
     assert inputs.segments is not None
     assert inputs.ids.shape == inputs.segments.shape == batch.targets().shape == (7, 13)
     moved = batch.to(torch.device("cpu"))
-    assert torch.equal(moved.ids, batch.ids) and moved.within
+    assert torch.equal(moved.ids, batch.ids) and moved.document_mask
 
 
 def test_rows_alone_are_one_stream() -> None:
@@ -203,7 +208,7 @@ def test_rows_alone_are_one_stream() -> None:
     for rows in (array, torch.from_numpy(array)):
         batch = Batch.of(rows)
         assert batch.ids.tolist() == array.tolist()
-        assert (batch.segments, batch.within, batch.predictions()) == (None, False, 9)
+        assert (batch.segments, batch.document_mask, batch.predictions()) == (None, False, 9)
         assert [part.segments for part in batch.split(2)] == [None, None]
         assert batch.targets().tolist() == array[:, 1:].tolist()
         assert Batch.of(batch) is batch
@@ -309,34 +314,36 @@ def test_a_cpu_never_uses_flex_attention(install: Callable[[Flex], Flex]) -> Non
 
 
 LAYERS = """
-import sys
 import numpy as np
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from shoestring.core.recipe import Model
-from shoestring.models import Batch, build
-from shoestring.models.attention import Documents
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
+from shoestring.models.layers.attention import Documents
 
-model = build(Model(family=sys.argv[1], width=64, layers=2, heads=4), 50, 300, seed=1)
-random = np.random.default_rng(0)
+random, plain = np.random.default_rng(0), Documents.seen
 
 def packed():
     segments = 1 + np.cumsum(random.random((3, 300)) < 0.02, axis=1)
-    return Batch(torch.from_numpy(random.integers(0, 50, (3, 300))), torch.from_numpy(segments), within=True)
+    return Batch(torch.from_numpy(random.integers(0, 50, (3, 300))), torch.from_numpy(segments), document_mask=True)
 
-batches, counter = [packed() for _ in range(3)], CompileCounterWithBackend("aot_eager")
-with torch.no_grad():
-    expected = [model.token_losses(batch) for batch in batches]
-    Documents.seen = lambda documents, *_: documents.blocks
-    for block in model.blocks:
-        block.compile(backend=counter, dynamic=False, fullgraph=True)
-    for batch, losses in zip(batches, expected):
-        torch.testing.assert_close(model.token_losses(batch), losses)
-assert counter.frame_count == 1, "layers and batches share a program"
+for family in ("llama", "gpt2"):
+    torch._dynamo.reset()
+    model = build(Model(family=family, width=64, layers=2, heads=4), 50, 300, seed=1)
+    batches, counter = [packed() for _ in range(3)], CompileCounterWithBackend("aot_eager")
+    with torch.no_grad():
+        Documents.seen = plain
+        expected = [model.token_losses(batch) for batch in batches]
+        Documents.seen = lambda documents, *_: documents.blocks
+        for block in model.blocks:
+            block.compile(backend=counter, dynamic=False, fullgraph=True)
+        for batch, losses in zip(batches, expected):
+            torch.testing.assert_close(model.token_losses(batch), losses, msg=family)
+    assert counter.frame_count == 1, f"{family}: layers and batches share a program"
 """
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_compiled_layer_takes_blocks_whole_and_is_compiled_once(family: str, tmp_path: Path) -> None:
+def test_a_compiled_layer_takes_blocks_whole_and_is_compiled_once(tmp_path: Path) -> None:
     """By a compiler that makes the graph and runs it as it is: a CPU has no kernel of flex attention."""
-    run_script(tmp_path, LAYERS, family)
+    run_script(tmp_path, LAYERS)

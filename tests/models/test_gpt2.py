@@ -11,11 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
+from shoestring.core.family import network_cost
 from shoestring.core.recipe import Model
-from shoestring.cost.networks import network_cost
-from shoestring.models.blocks import Block, Recompute
-from shoestring.models.gpt2 import GPT2, from_transformers, gpt2_config, to_transformers
-from shoestring.models.protocol import Batch
+from shoestring.models.batch import Batch
+from shoestring.models.families.gpt2.network import GPT2
+from shoestring.models.families.gpt2.transformers import FORMAT
+from shoestring.models.layers.blocks import Block, Recompute
 
 transformers = pytest.importorskip("transformers")
 
@@ -44,9 +45,9 @@ def spread(network: GPT2, size: float = 0.2) -> GPT2:
 def twins(model: Model) -> tuple[GPT2, torch.nn.Module]:
     """Ours and theirs with the same weights."""
     ours = spread(GPT2(model, VOCABULARY, LENGTH, 0))
-    config = transformers.GPT2Config(**gpt2_config(model, VOCABULARY, LENGTH), attn_implementation="eager")
+    config = transformers.GPT2Config(**FORMAT.config(model, VOCABULARY, LENGTH), attn_implementation="eager")
     theirs = transformers.GPT2LMHeadModel(config).eval()
-    missing, unexpected = theirs.load_state_dict(to_transformers(ours), strict=False)
+    missing, unexpected = theirs.load_state_dict(FORMAT.write(ours), strict=False)
     assert missing == (["lm_head.weight"] if model.tied else []) and not unexpected
     return ours.eval(), theirs
 
@@ -71,7 +72,7 @@ def test_loss_and_gradients_are_those_of_transformers(model: Model) -> None:
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
     expected.backward()
     assert nats.item() == pytest.approx(expected.item(), rel=1e-5)
-    gradients = from_transformers({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
+    gradients = FORMAT.read({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-4, msg=name)
@@ -84,18 +85,18 @@ def test_weights_go_to_transformers_and_back(model: Model) -> None:
     whole = theirs.state_dict()
     base = {name.removeprefix("transformer."): value for name, value in whole.items() if name != "lm_head.weight"}
     base["h.0.attn.bias"] = torch.ones(1, 1, 8, 8).tril()  # as the published file has them
-    for given in [whole, to_transformers(ours)] + ([base] if model.tied else []):
-        found = from_transformers(given)
+    for given in [whole, FORMAT.write(ours)] + ([base] if model.tied else []):
+        found = FORMAT.read(given)
         assert found.keys() == state.keys()
         assert all(torch.equal(found[name], state[name]) for name in state)
-    assert all(value.is_contiguous() for value in to_transformers(ours).values())
+    assert all(value.is_contiguous() for value in FORMAT.write(ours).values())
 
 
 @every_model
 def test_a_folder_of_these_weights_is_one_of_transformers(model: Model, tmp_path: Path) -> None:
     ours, theirs = twins(model)
-    transformers.GPT2Config(**gpt2_config(model, VOCABULARY, LENGTH)).save_pretrained(tmp_path)
-    save_file(to_transformers(ours), tmp_path / "model.safetensors", {"format": "pt"})
+    transformers.GPT2Config(**FORMAT.config(model, VOCABULARY, LENGTH)).save_pretrained(tmp_path)
+    save_file(FORMAT.write(ours), tmp_path / "model.safetensors", {"format": "pt"})
     kind = transformers.GPT2LMHeadModel
     ids = some_ids(2, LENGTH)
     with torch.no_grad():
@@ -103,16 +104,16 @@ def test_a_folder_of_these_weights_is_one_of_transformers(model: Model, tmp_path
 
 
 def test_weights_of_another_network_are_refused() -> None:
-    state = to_transformers(GPT2(MODELS[0], VOCABULARY, LENGTH, 0))
+    state = FORMAT.write(GPT2(MODELS[0], VOCABULARY, LENGTH, 0))
     with pytest.raises(UserError, match=r"score\.weight"):
-        from_transformers(state | {"score.weight": torch.zeros(2, 16)})
-    with pytest.raises(UserError, match="these are no weights of a GPT-2"):
-        from_transformers({"model.embed_tokens.weight": torch.zeros(2, 2)})
+        FORMAT.read(state | {"score.weight": torch.zeros(2, 16)})
+    with pytest.raises(UserError, match="not the weights of a GPT-2"):
+        FORMAT.read({"model.embed_tokens.weight": torch.zeros(2, 2)})
 
 
 @every_model
 def test_the_configuration_describes_the_same_network(model: Model) -> None:
-    config = transformers.GPT2Config(**gpt2_config(model, VOCABULARY, LENGTH))
+    config = transformers.GPT2Config(**FORMAT.config(model, VOCABULARY, LENGTH))
     theirs = transformers.GPT2LMHeadModel(config)
     assert sum(p.numel() for p in theirs.parameters()) == network_cost(model, VOCABULARY, LENGTH).total_parameters
     assert config.tie_word_embeddings == model.tied
@@ -122,7 +123,7 @@ def test_the_size_of_the_published_model() -> None:
     model = Model(family="gpt2", width=768, layers=12, heads=12)
     assert network_cost(model, 50_257, 1024).total_parameters == 124_439_808
     with torch.device("meta"):
-        theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**gpt2_config(model, 50_257, 1024)))
+        theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**FORMAT.config(model, 50_257, 1024)))
         assert sum(p.numel() for p in theirs.parameters()) == 124_439_808
 
 
@@ -158,7 +159,7 @@ def test_documents_of_a_packed_row_are_as_if_alone() -> None:
     ids = torch.cat([*documents, torch.zeros(1, 1, dtype=torch.long)], dim=1)  # and padding
     segments = torch.tensor([[1] * 5 + [2] * 4 + [3] * 2 + [0]])
     with torch.no_grad():
-        packed = network.logits(Batch(ids, segments, within=True))
+        packed = network.logits(Batch(ids, segments, document_mask=True))
         alone = torch.cat([network.logits(document) for document in documents], dim=1)
     torch.testing.assert_close(packed[:, :11], alone, rtol=1e-5, atol=1e-5)
     assert packed.isfinite().all()
@@ -169,15 +170,15 @@ def test_padding_changes_nothing() -> None:
     short = network(rows)
     padded = torch.cat([rows, some_ids(2, 5, seed=9)], dim=1)
     segments = (torch.arange(13) < 8).long().expand(2, 13)
-    for within in (False, True):
-        long = network(Batch(padded, segments, within))
+    for document_mask in (False, True):
+        long = network(Batch(padded, segments, document_mask))
         assert long.item() == pytest.approx(short.item(), rel=1e-6)
 
 
 def test_what_is_computed_again_within_documents_changes_no_gradient() -> None:
     model = Model(family="gpt2", width=16, layers=3, heads=2, dropout=0.3)
     rows = some_ids(3, LENGTH + 1)
-    batch = Batch(rows, (rows > 18).long().cummax(1).values + 1, within=True)
+    batch = Batch(rows, (rows > 18).long().cummax(1).values + 1, document_mask=True)
     found = {}
     for recompute in get_args(Recompute):
         network = spread(GPT2(model, VOCABULARY, LENGTH, 0))
@@ -235,6 +236,6 @@ def test_first_weights_have_the_documented_sizes() -> None:
 
 def test_a_row_that_is_too_long_is_refused() -> None:
     network = GPT2(MODELS[0], VOCABULARY, LENGTH, 0)
-    with pytest.raises(UserError, match="a row of 13 tokens: the model knows 12 positions"):
+    with pytest.raises(UserError, match="a row of 13 tokens: the model has 12 positions"):
         network.logits(some_ids(1, 13))
     assert GPT2(MODELS[1], VOCABULARY, LENGTH, 0).logits(some_ids(1, 20)).shape == (1, 20, VOCABULARY)

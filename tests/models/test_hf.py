@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from losses import loss_of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import MissingExtra, UserError
+from shoestring.core.family import network_cost as cost
 from shoestring.core.recipe import Model, Train
-from shoestring.models import Batch, build, cost
-from shoestring.models.cross_entropy import IGNORED
-from shoestring.models.hf import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX
+from shoestring.models.batch import Batch
+from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX
+from shoestring.models.language_model import build
+from shoestring.models.layers.cross_entropy import IGNORED
 from shoestring.models.transformers_format import save_transformers
-from shoestring.train.learner import Learner
+from shoestring.training.learner import Learner
 
 transformers = pytest.importorskip("transformers")
 
@@ -124,7 +127,7 @@ def test_losses_and_gradients_are_those_of_transformers(kind: str, padded: bool,
     losses = ours.token_losses(batch)
     assert losses.dtype == torch.float32 and not losses.requires_grad
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
-    nats, predictions = ours.loss(batch)
+    nats, predictions = loss_of(ours, batch)
     assert predictions == int(batch.predicted().sum())
     assert nats.item() == pytest.approx(expected.sum().item(), rel=1e-5)
     nats.backward()
@@ -248,12 +251,12 @@ def test_a_vocabulary_or_a_row_that_is_too_long_is_refused(tmp_path: Path, monke
     model, _ = saved(tmp_path, "llama")
     roberta, _ = saved(tmp_path, "roberta")
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)  # before anything is allocated
-    for vocabulary, length, said in ((46, 16, "45 ids, and the tokenizer 46"), (45, 21, r"21: .* knows 20 positions")):
+    for vocabulary, length, said in ((46, 16, "45 ids, and the tokenizer 46"), (45, 21, r"21: .* has 20 positions")):
         with pytest.raises(UserError, match=said):
             build(model, vocabulary, length, 0)
         with pytest.raises(UserError, match=said):
             cost(model, vocabulary, length)
-    with pytest.raises(UserError, match="knows 18 positions"):  # the first two are those of padding
+    with pytest.raises(UserError, match="has 18 positions"):  # the first two are those of padding
         cost(roberta, 45, 19)
     assert cost(roberta, 45, 18).total_parameters > 0
 
@@ -268,8 +271,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         (str(tmp_path / "empty"), "no config.json"),
         (str(tmp_path / "broken"), "cannot be read"),
         ("no/such/place", "not a folder here, and it could not be fetched from the hub"),
-        (str(tmp_path / "vit"), "no causal or masked language model"),
-        (str(tmp_path / "t5"), "no causal or masked language model"),
+        (str(tmp_path / "vit"), "not a causal or masked language model"),
+        (str(tmp_path / "t5"), "not a causal or masked language model"),
     ):
         with pytest.raises(UserError, match=said):
             cost(Model(family="hf", name=name), 5, 8)
@@ -298,7 +301,7 @@ def test_rows_that_do_not_suit_a_model_are_refused(tmp_path: Path) -> None:
     causal = build(saved(tmp_path, "gpt2")[0], VOCABULARY, LENGTH, 0)
     masked = build(saved(tmp_path, "bert")[0], VOCABULARY, LENGTH, 0)
     with pytest.raises(UserError, match="attends over whole rows"):
-        causal(Batch(some_ids(), torch.ones_like(some_ids()), within=True))
+        causal(Batch(some_ids(), torch.ones_like(some_ids()), document_mask=True))
     with pytest.raises(UserError, match="BertForMaskedLM predicts hidden tokens"):
         masked(some_ids())
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from shoestring.core.family import network_cost
 from shoestring.core.recipe import Model
-from shoestring.cost.networks import network_cost
-from shoestring.cost.shapes import hidden_channels
-from shoestring.models.llama import Llama
-from shoestring.models.rotary import frequencies, rotate, turns
+from shoestring.models.families.llama import FAMILY
+from shoestring.models.families.llama.network import Llama
+from shoestring.models.layers.rotary import frequencies, rotate, turns
 
 VOCABULARY = 19
 Weights = dict[str, np.ndarray]
@@ -135,7 +135,7 @@ def test_rotation_keeps_lengths_and_the_type() -> None:
 )
 def test_hidden_channels_default_to_eight_thirds_of_the_width(width: int, hidden: int | None, expected: int) -> None:
     model = Model(width=width, heads=1, layers=1, hidden=hidden)
-    assert hidden_channels(model) == expected
+    assert FAMILY.hidden(model) == expected
     assert Llama(model, 5, 8, 0).blocks[0].down.weight.shape == (width, expected)
     assert hidden is not None or 0 <= expected - 8 * width / 3 < 32
 

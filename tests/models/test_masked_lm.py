@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from losses import loss_of
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
+from shoestring.core.family import network_cost
 from shoestring.core.recipe import Model
-from shoestring.cost.networks import network_cost
-from shoestring.models.cross_entropy import IGNORED
-from shoestring.models.masked_lm import MaskedLM, bert_config, from_transformers, to_transformers
-from shoestring.models.protocol import Batch
+from shoestring.models.batch import Batch
+from shoestring.models.families.masked_lm.network import MaskedLM
+from shoestring.models.families.masked_lm.transformers import FORMAT
+from shoestring.models.layers.cross_entropy import IGNORED
 
 transformers = pytest.importorskip("transformers")
 
@@ -61,7 +63,7 @@ def spread(network: MaskedLM, size: float = 0.2) -> MaskedLM:
 
 
 def theirs_of(model: Model, vocabulary: int = VOCABULARY, length: int = LENGTH) -> torch.nn.Module:
-    config = transformers.BertConfig(**bert_config(model, vocabulary, length), attn_implementation="eager")
+    config = transformers.BertConfig(**FORMAT.config(model, vocabulary, length), attn_implementation="eager")
     kind = transformers.BertForSequenceClassification if model.classes else transformers.BertForMaskedLM
     network: torch.nn.Module = kind(config).eval()
     return network
@@ -70,7 +72,7 @@ def theirs_of(model: Model, vocabulary: int = VOCABULARY, length: int = LENGTH) 
 def twins(model: Model) -> tuple[MaskedLM, torch.nn.Module]:
     """Ours and theirs with the same weights."""
     ours, theirs = spread(MaskedLM(model, VOCABULARY, LENGTH, 0)), theirs_of(model)
-    missing, unexpected = theirs.load_state_dict(to_transformers(ours), strict=False)
+    missing, unexpected = theirs.load_state_dict(FORMAT.write(ours), strict=False)
     tied = [] if model.classes or not model.tied else ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"]
     assert missing == tied and not unexpected
     return ours.eval(), theirs
@@ -108,7 +110,7 @@ def test_loss_and_gradients_are_those_of_transformers(model: Model) -> None:
     expected = F.cross_entropy(logits.flatten(0, 1), batch.wanted.flatten(), reduction="sum", ignore_index=IGNORED)
     expected.backward()
     assert nats.item() == pytest.approx(expected.item(), rel=1e-5)
-    gradients = from_transformers({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
+    gradients = FORMAT.read({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-4, msg=name)
@@ -118,7 +120,7 @@ def test_loss_and_gradients_are_those_of_transformers(model: Model) -> None:
 def test_token_losses_add_up_to_the_loss(model: Model) -> None:
     network, batch = spread(MaskedLM(model, VOCABULARY, LENGTH, 0)), some_batch(model)
     assert batch.wanted is not None
-    losses, loss = network.token_losses(batch), network.loss(batch)
+    losses, loss = network.token_losses(batch), loss_of(network, batch)
     assert losses.shape == batch.wanted.shape and losses.dtype == torch.float32
     assert loss.predictions == int((batch.wanted != IGNORED).sum())
     assert losses.sum().item() == pytest.approx(loss.nats.item(), rel=1e-5)
@@ -196,20 +198,20 @@ def test_a_batch_without_predictions_costs_nothing_and_has_a_gradient() -> None:
 def test_weights_go_to_transformers_and_back(model: Model) -> None:
     ours, theirs = twins(model)
     state = ours.state_dict()
-    for given in (theirs.state_dict(), to_transformers(ours)):
-        found = from_transformers(given)
+    for given in (theirs.state_dict(), FORMAT.write(ours)):
+        found = FORMAT.read(given)
         assert found.keys() == state.keys()
         assert all(torch.equal(found[name], state[name]) for name in state)
-    assert all(value.is_contiguous() for value in to_transformers(ours).values())
-    places = [value.untyped_storage().data_ptr() for value in to_transformers(ours).values()]
+    assert all(value.is_contiguous() for value in FORMAT.write(ours).values())
+    places = [value.untyped_storage().data_ptr() for value in FORMAT.write(ours).values()]
     assert len(places) == len(set(places)), "a file of weights holds each once"
 
 
 @every_model
 def test_a_folder_of_these_weights_is_one_of_transformers(model: Model, tmp_path: Path) -> None:
     ours, theirs = twins(model)
-    transformers.BertConfig(**bert_config(model, VOCABULARY, LENGTH)).save_pretrained(tmp_path)
-    save_file(to_transformers(ours), tmp_path / "model.safetensors", {"format": "pt"})
+    transformers.BertConfig(**FORMAT.config(model, VOCABULARY, LENGTH)).save_pretrained(tmp_path)
+    save_file(FORMAT.write(ours), tmp_path / "model.safetensors", {"format": "pt"})
     kind = transformers.BertForSequenceClassification if model.classes else transformers.BertForMaskedLM
     ids = some_ids(2, LENGTH)
     with torch.no_grad():
@@ -219,26 +221,26 @@ def test_a_folder_of_these_weights_is_one_of_transformers(model: Model, tmp_path
 def test_the_published_file_is_understood() -> None:
     """It has old names for norms, positions as a buffer, a pooler, and a head for pairs of sentences."""
     model = MASKED[0]
-    theirs = transformers.BertForPreTraining(transformers.BertConfig(**bert_config(model, VOCABULARY, LENGTH)))
+    theirs = transformers.BertForPreTraining(transformers.BertConfig(**FORMAT.config(model, VOCABULARY, LENGTH)))
     state = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
         for name, value in theirs.state_dict().items()
     }
     state["bert.embeddings.position_ids"] = torch.arange(LENGTH)[None]
     network = MaskedLM(model, VOCABULARY, LENGTH, 0)
-    assert network.load_encoder(from_transformers(state)) == []
+    assert network.take_over(FORMAT.read(state), "here") == []
     ids = some_ids(2, LENGTH)
     with torch.no_grad():
         expected = theirs.eval()(ids).prediction_logits
         torch.testing.assert_close(network.logits(ids), expected, rtol=1e-5, atol=1e-5)
     bare = {name.removeprefix("bert."): value for name, value in theirs.bert.state_dict().items()}
     kept = MaskedLM(CLASSIFIERS[0], VOCABULARY, LENGTH, 0)
-    with pytest.raises(UserError, match=r"blocks\.1\.qkv\.weight is missing"):
-        kept.load_encoder(from_transformers(bare))
+    with pytest.raises(UserError, match=r"here does not fit .*: blocks\.1\.qkv\.weight is missing"):
+        kept.take_over(FORMAT.read(bare), "here")
     with pytest.raises(UserError, match=r"bert\.visual\.weight: BERT has no such weights"):
-        from_transformers(bare | {"visual.weight": torch.zeros(1)})
-    with pytest.raises(UserError, match="these are no weights of a BERT"):
-        from_transformers({"transformer.wte.weight": torch.zeros(2, 2)})
+        FORMAT.read(bare | {"visual.weight": torch.zeros(1)})
+    with pytest.raises(UserError, match="not the weights of a BERT"):
+        FORMAT.read({"transformer.wte.weight": torch.zeros(2, 2)})
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -246,26 +248,26 @@ def test_an_encoder_goes_from_masked_model_to_classifier_and_back(tied: bool) ->
     model = Model(family="masked_lm", width=16, layers=2, heads=2, tied=tied)
     masked = spread(MaskedLM(model, VOCABULARY, LENGTH, 0))
     classifier = MaskedLM(dataclasses.replace(model, classes=3), VOCABULARY, LENGTH, 1)
-    kept = classifier.load_encoder(masked.state_dict())
+    kept = classifier.take_over(masked.state_dict(), "here")
     assert kept == ["pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias"]
     batch = Batch(some_ids(2, LENGTH))
     assert torch.equal(classifier.encode(batch), masked.encode(batch))
     again = MaskedLM(model, VOCABULARY, LENGTH, 2)
-    kept = again.load_encoder(classifier.state_dict())
+    kept = again.take_over(classifier.state_dict(), "here")
     own = [] if tied else ["head.weight"]
     transform = ["transform.weight", "transform.bias", "transform_norm.weight", "transform_norm.bias"]
     assert sorted(kept) == sorted([*transform, "head.bias", *own])
     assert torch.equal(again.encode(batch), masked.encode(batch))
     assert torch.equal(again.embedding.weight, masked.embedding.weight)
     more = MaskedLM(dataclasses.replace(model, classes=4), VOCABULARY, LENGTH, 3)
-    assert more.load_encoder(classifier.state_dict()) == ["classifier.weight", "classifier.bias"]
+    assert more.take_over(classifier.state_dict(), "here") == ["classifier.weight", "classifier.bias"]
 
 
 def test_an_encoder_of_another_shape_is_refused_and_nothing_changes() -> None:
     network, other = (MaskedLM(Model(family="masked_lm", width=16, layers=1, heads=2), 37, n, n) for n in (12, 20))
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(UserError, match=r"positions\.weight is \(20, 16\), and \(12, 16\) by the recipe"):
-        network.load_encoder(other.state_dict())
+    with pytest.raises(UserError, match=r"positions\.weight is \(20, 16\) there, and \(12, 16\) here"):
+        network.take_over(other.state_dict(), "here")
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
@@ -394,5 +396,5 @@ def test_a_seed_decides_every_weight(model: Model) -> None:
 @pytest.mark.parametrize("classes", [None, 3])
 def test_a_row_that_is_too_long_is_refused(classes: int | None) -> None:
     network = MaskedLM(Model(family="masked_lm", width=16, layers=1, heads=2, classes=classes), VOCABULARY, LENGTH, 0)
-    with pytest.raises(UserError, match="a row of 13 tokens: the model knows 12 positions"):
+    with pytest.raises(UserError, match="a row of 13 tokens: the model has 12 positions"):
         network.logits(some_ids(1, 13))

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
+from shoestring.core.family import network_cost as cost
 from shoestring.core.recipe import Model
-from shoestring.models import Batch, LanguageModel, build, cost
-from shoestring.models.initial import differences, take_over
-from shoestring.models.llama import Llama
+from shoestring.models.batch import Batch
+from shoestring.models.families.llama.network import Llama
+from shoestring.models.families.llama.transformers import FORMAT
+from shoestring.models.language_model import LanguageModel, build, differences
 from shoestring.models.transformers_format import (
-    llama_config,
-    llama_from_transformers,
-    llama_to_transformers,
     read_transformers,
     save_transformers,
     spec_of,
@@ -88,29 +87,29 @@ def close(mine: Tensor, theirs: Tensor) -> None:
 
 @every_llama
 def test_a_llama_has_the_logits_of_transformers_both_ways(model: Model) -> None:
-    config = transformers.LlamaConfig(**llama_config(model, VOCABULARY, LENGTH), attn_implementation="eager")
+    config = transformers.LlamaConfig(**FORMAT.config(model, VOCABULARY, LENGTH), attn_implementation="eager")
     ours, theirs = ours_of(model), transformers.LlamaForCausalLM(config).eval()
     assert isinstance(ours, Llama)
-    missing, unexpected = theirs.load_state_dict(llama_to_transformers(ours), strict=False)
+    missing, unexpected = theirs.load_state_dict(FORMAT.write(ours), strict=False)
     assert missing == (["lm_head.weight"] if model.tied else []) and not unexpected
     with torch.no_grad():
         close(ours.logits(some_ids()), theirs(some_ids()).logits)
     spread(theirs, 0.05)  # other weights, and now the other way
-    ours.load_state_dict(llama_from_transformers(theirs.state_dict()))
+    ours.load_state_dict(FORMAT.read(theirs.state_dict()))
     with torch.no_grad():
         close(ours.logits(some_ids()), theirs(some_ids()).logits)
 
 
 @every_llama
 def test_gradients_of_a_llama_are_those_of_transformers(model: Model) -> None:
-    config = transformers.LlamaConfig(**llama_config(model, VOCABULARY, LENGTH), attn_implementation="eager")
+    config = transformers.LlamaConfig(**FORMAT.config(model, VOCABULARY, LENGTH), attn_implementation="eager")
     ours, theirs = ours_of(model), transformers.LlamaForCausalLM(config).eval()
     assert isinstance(ours, Llama)
-    theirs.load_state_dict(llama_to_transformers(ours), strict=False)
+    theirs.load_state_dict(FORMAT.write(ours), strict=False)
     ids = some_ids()
     ours(ids).backward()
     (theirs(ids, labels=ids).loss * ids[:, 1:].numel()).backward()
-    expected = llama_from_transformers({name: p.grad for name, p in theirs.named_parameters()})
+    expected = FORMAT.read({name: p.grad for name, p in theirs.named_parameters()})
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -132,7 +131,7 @@ def test_a_folder_is_loaded_with_the_same_logits_and_back(model: Model, tmp_path
     spec, state = read_transformers(str(folder))
     assert differences(model, spec) == []
     again = build(model, VOCABULARY, LENGTH, 7).eval()
-    assert take_over(again, state, "here") == []
+    assert again.take_over(state, "here") == []
     for (name, one), two in zip(ours.named_parameters(), again.parameters()):
         assert torch.equal(one, two), name
 
@@ -140,12 +139,12 @@ def test_a_folder_is_loaded_with_the_same_logits_and_back(model: Model, tmp_path
 @every_llama
 def test_what_transformers_saves_is_read(model: Model, tmp_path: Path) -> None:
     """Its own folder, with its own way to write rotary scaling."""
-    config = transformers.LlamaConfig(**llama_config(model, VOCABULARY, LENGTH))
+    config = transformers.LlamaConfig(**FORMAT.config(model, VOCABULARY, LENGTH))
     theirs = spread(transformers.LlamaForCausalLM(config).eval())
     theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
     spec, state = read_transformers(str(tmp_path / "theirs"))
     ours = build(spec, VOCABULARY, LENGTH, 0).eval()
-    take_over(ours, state, "here")
+    ours.take_over(state, "here")
     with torch.no_grad():
         close(ours.logits(some_ids()), theirs(some_ids()).logits)
 
@@ -156,7 +155,7 @@ def test_the_models_of_the_first_experiments_have_the_parameters_of_transformers
 ) -> None:
     model = Model(width=width, layers=8, heads=8, hidden=4 * width, tied=False)
     with torch.device("meta"):
-        theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama_config(model, 200, 100)))
+        theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FORMAT.config(model, 200, 100)))
     count = sum(p.numel() for p in theirs.parameters())
     assert cost(model, 200, 100).total_parameters == count
     assert least < count < most
@@ -194,20 +193,20 @@ def test_a_family_without_a_class_says_so(tmp_path: Path) -> None:
     [
         ({"model_type": "qwen2"}, 'model.family = "hf" takes any'),
         ({"hidden_act": "gelu"}, "hidden_act = gelu"),
-        ({"mlp_bias": True}, "biases in attention or MLP alone"),
+        ({"mlp_bias": True}, "biases in attention or MLP only"),
         ({"head_dim": 5}, "heads of another size"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'type "yarn"'),
     ],
 )
 def test_another_network_is_not_taken_for_ours(changes: dict[str, object], said: str) -> None:
-    config = {"model_type": "llama", **llama_config(LLAMAS["plain"], VOCABULARY, LENGTH)}
+    config = {"model_type": "llama", **FORMAT.config(LLAMAS["plain"], VOCABULARY, LENGTH)}
     assert differences(LLAMAS["plain"], spec_of(config)) == []
     with pytest.raises(UserError, match=said):
         spec_of(config | changes)
 
 
 def test_the_norm_of_a_folder_is_taken_over() -> None:
-    config = {"model_type": "llama", **llama_config(LLAMAS["plain"], VOCABULARY, LENGTH)}
+    config = {"model_type": "llama", **FORMAT.config(LLAMAS["plain"], VOCABULARY, LENGTH)}
     found = spec_of(config | {"rms_norm_eps": 1e-6})
     assert found.norm_eps == 1e-6
     assert differences(LLAMAS["plain"], found) == ["model.norm_eps is 1e-06 there, and 1e-05 in the recipe"]
@@ -225,10 +224,10 @@ def test_weights_that_do_not_fit_are_named() -> None:
     with pytest.raises(
         UserError, match=r"here does not fit .*embedding.weight is \(40, 16\) there, and \(37, 16\) here"
     ):
-        take_over(ours, state, "here")
+        ours.take_over(state, "here")
     wide = dict(build(dataclasses.replace(model, width=32, layers=2), VOCABULARY, LENGTH, 0).named_parameters())
     with pytest.raises(UserError, match=r"; and [0-9]+ more"):
-        take_over(ours, wide, "here")
+        ours.take_over(wide, "here")
     assert all(torch.equal(p, before[name]) for name, p in ours.named_parameters())
 
 
@@ -237,7 +236,7 @@ def test_a_tied_model_may_become_an_untied_one_and_not_the_reverse() -> None:
     assert differences(untied, tied) == []
     assert differences(tied, untied) == ["model.tied is false there, and true in the recipe"]
     one, two = ours_of(tied), build(untied, VOCABULARY, LENGTH, 5).eval()
-    take_over(two, dict(one.named_parameters()), "here")
+    two.take_over(dict(one.named_parameters()), "here")
     assert torch.equal(one.logits(some_ids()), two.logits(some_ids()))
     assert isinstance(two, Llama) and two.head.weight is not two.embedding.weight
 

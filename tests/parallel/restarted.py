@@ -1,8 +1,8 @@
 """Runs with an accident each, whose processes are started again; `test_restart` looks at what came of them.
 
-torchrun's own agent starts them, but by a fork of this process: loading torch takes seconds a process. All runs are
-made by the same processes, in turn: what is finished is passed over, and the first that is not goes on, to its end or
-to its accident.
+torchrun's own agent starts them, but by forks of a process that has loaded torch, which takes seconds. All runs are
+made by the same processes, in turn: what is finished is passed over, and the first that is not is resumed, to its end
+or to its accident.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
-import torch._dynamo  # what is loaded here is there in every process that is started
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-import shoestring.stages.corpus  # noqa: F401
 from shoestring.core.clock import Clock
-from shoestring.core.facts import Plan
 from shoestring.core.recipe_file import load
-from shoestring.models import Batch, LanguageModel
-from shoestring.stages import session
-from shoestring.stages.train import run
-from shoestring.stages.voice import Voice
-from shoestring.train.course import Course
-from shoestring.train.loop import Loop, Taken
+from shoestring.core.records import Plan
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import LanguageModel
+from shoestring.runs import session
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
+from shoestring.training.loop import Requests
+from shoestring.training.schedule import Schedule
+from shoestring.training.stepper import NetworkStep, Stepper
 
-STEPS = 24
-ACCIDENT = 9
+STEPS = 16
+ACCIDENT = 6
 """As many steps are taken before it."""
 ROWS = 2
 PROCESSES = 2
@@ -55,7 +54,9 @@ RUNS = (
 
 
 def main(recipe_file: Path) -> None:
-    """All runs, beside a recipe, with a restart for each accident."""
+    """All runs, beside a recipe, with a restart for each accident; in a process of its own."""
+    os.chdir(recipe_file.parent)
+    os.environ["OMP_NUM_THREADS"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -91,7 +92,7 @@ def train_all(recipe_file: Path) -> None:
         plan_file = recipe_file.with_name(f"{planned.name}.{os.environ['RANK']}.json")
         plan.write(plan_file)
         with patch.object(session, "draw", return_value={}), _accident(planned, recipe_file):
-            run(recipe, Voice(), Clock(), plan_file)
+            run(recipe, Reporter(), Clock(), plan_file)
 
 
 def _accident(planned: Planned, beside: Path) -> contextlib.AbstractContextManager[object]:
@@ -104,15 +105,15 @@ def _accident(planned: Planned, beside: Path) -> contextlib.AbstractContextManag
 
 
 def _killed_once(marker: Path) -> contextlib.AbstractContextManager[object]:
-    take = Loop._take
+    begin = Stepper.begin
 
-    def broken(self: Loop, step: int, course: Course) -> Taken:
+    def broken(self: Stepper, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
         if step == ACCIDENT and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return take(self, step, course)
+        return begin(self, step, schedule, requests)
 
-    return patch.object(Loop, "_take", broken)
+    return patch.object(Stepper, "begin", broken)
 
 
 def _out_of_memory() -> contextlib.AbstractContextManager[object]:
@@ -127,7 +128,3 @@ def _out_of_memory() -> contextlib.AbstractContextManager[object]:
         return forward(self, batch)
 
     return patch.object(LanguageModel, "forward", limited)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,28 +1,26 @@
-"""Processes that torchrun starts again meet each other, not those before them, and their run goes on."""
+"""Processes that torchrun starts again meet each other, not those before them, and their run is resumed."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import restarted
 import torch.distributed as dist
+from commands import forks
 from conftest import TINY
 from restarted import ACCIDENT, ROWS, STEPS
 from torch import Tensor
 
 from shoestring.core.errors import Fault
-from shoestring.core.facts import Evaluation
+from shoestring.core.records import Evaluation
 from shoestring.core.run_folder import RunFolder
-from shoestring.parallel.meeting import agree
+from shoestring.parallel.process_group import agree
 from shoestring.track import read_lines
-from shoestring.train import sharded_checkpoint
-from shoestring.train.checkpoint import Checkpoints, read
+from shoestring.training.checkpoint import Checkpoints
 
 PATIENCE = timedelta(seconds=30)
 SECONDS = 150
@@ -68,14 +66,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the runs of `restarted`, all of them finished."""
     path = tmp_path_factory.mktemp("restarted")
     (path / "tiny.toml").write_text(TINY)
-    script = Path(__file__).with_name("restarted.py")
-    command, environment = [sys.executable, str(script), "tiny.toml"], os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            _, said = process.communicate(timeout=SECONDS)
-        finally:
-            process.terminate()  # if it is still there, it ends the others
-    assert process.returncode == 0, said
+    process = forks().Process(target=restarted.main, args=(path / "tiny.toml",))
+    process.start()
+    process.join(SECONDS)
+    try:
+        assert process.exitcode == 0
+    finally:
+        process.terminate()  # if it is still there, it ends the others
+        process.join()
     return path / "runs"
 
 
@@ -87,15 +85,12 @@ def _weights(folder: RunFolder) -> dict[str, Tensor]:
     """Of the last checkpoint, with the state of the optimizer."""
     checkpoints = Checkpoints(folder.checkpoints, 1)
     assert checkpoints.steps()[0] == STEPS
-    parts = checkpoints.parts(STEPS)
-    if parts.is_dir():
-        return sharded_checkpoint.read(parts, dict.fromkeys(sharded_checkpoint.shapes(parts)))
-    return read(checkpoints.path(STEPS))[0]
+    return checkpoints.open(STEPS).read({})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["copies", "parts"])
-def test_a_run_whose_process_was_killed_goes_on_to_the_same_bits(kind: str, runs: Path) -> None:
+def test_a_run_whose_process_was_killed_resumes_to_the_same_bits(kind: str, runs: Path) -> None:
     whole, killed = RunFolder(runs / f"whole-{kind}"), RunFolder(runs / f"killed-{kind}")
     assert _starts(whole) == [0]
     first, second = _starts(killed)
@@ -110,7 +105,7 @@ def test_a_run_whose_process_was_killed_goes_on_to_the_same_bits(kind: str, runs
 
 
 @pytest.mark.slow
-def test_a_sharded_run_that_ran_out_of_memory_goes_on_with_half_the_rows(runs: Path) -> None:
+def test_a_sharded_run_that_ran_out_of_memory_resumes_with_half_the_rows(runs: Path) -> None:
     whole, full = RunFolder(runs / "whole-parts"), RunFolder(runs / "full-parts")
     first, second = _starts(full)
     assert first == 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoestring.probe.trials import Trial
-from shoestring.probe.workload import Usage
+from shoestring.probe.trials import Trial, Usage
 
 MB = 1 << 20
 GB = 1 << 30
@@ -24,7 +23,7 @@ class Device:
     surprise: tuple[int, int] = (1 << 60, 0)
     """From so many rows on, so many bytes more: not a line any more."""
     context: int = 0
-    seconds_a_row: float = 0.0
+    seconds_per_row: float = 0.0
     tried: list[int] = field(default_factory=list)
 
     def tensors(self, batch: int) -> list[tuple[int, int]]:
@@ -50,7 +49,7 @@ class Device:
         self.tried.append(batch)
         if not self.fits(batch):
             raise MemoryError
-        seconds = self.seconds_a_row * batch
+        seconds = self.seconds_per_row * batch
         return Trial(batch, (seconds / 3,) * 2, seconds, 0.0, 0.0, self.usage(batch))
 
     def largest(self) -> int:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from shoestring.core.errors import Fault
-from shoestring.core.facts import Cost, Machine, MemoryLaw, Point, Profile
+from shoestring.core.records import Cost, Machine, MemoryModel, Point, Profile
 from shoestring.probe.agreement import agree
 
-LAW = MemoryLaw(
+LAW = MemoryModel(
     fixed_bytes=100,
     row_bytes=10.0,
     limit_bytes=1000,
@@ -68,7 +68,7 @@ def test_the_longest_times_the_least_memory_and_what_all_have_measured(order: tu
     assert (both.setup_seconds, both.update_seconds, both.available_bytes) == (3.0, 0.4, 700)
     assert both.stopped == "memory"
     assert both.compile_seconds is None, "one of them does not know"
-    assert both.memory == MemoryLaw(
+    assert both.memory == MemoryModel(
         fixed_bytes=150,
         row_bytes=10.0,
         limit_bytes=700,

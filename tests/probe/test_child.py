@@ -32,7 +32,7 @@ def answer(request):
         case "killed": os.kill(os.getpid(), signal.SIGKILL)
         case "crash": os.kill(os.getpid(), signal.SIGSEGV)
         case "sleep": time.sleep(60)
-        case "team": return {"there": "WORLD_SIZE" in os.environ}
+        case "group": return {"there": "WORLD_SIZE" in os.environ}
 
 serve(answer)
 """
@@ -41,7 +41,7 @@ LIMITED = """
 import resource, sys
 from shoestring.probe.child import answer, serve
 from shoestring.probe.trials import Trial
-from shoestring.probe.workload import Usage
+from shoestring.probe.trials import Usage
 
 MB = 1 << 20
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -101,10 +101,10 @@ def test_a_child_that_does_not_answer_is_ended(command: list[str]) -> None:
     child.close()
 
 
-def test_a_child_is_in_no_team(trials: RemoteTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_in_no_process_group(trials: RemoteTrials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with trials:
-        assert trials.ask({"do": "team"}) == {"there": False}
+        assert trials.ask({"do": "group"}) == {"there": False}
     assert alone({"RANK": "1", "TORCHELASTIC_RUN_ID": "x", "HOME": "/"}) == {"HOME": "/"}
 
 

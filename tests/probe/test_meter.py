@@ -1,74 +1,107 @@
-"""What memory some work takes on a CPU, by the system's own account, beside arrays whose size is known."""
+"""What memory some work takes on a CPU, by the system's account of a process whose pages are known."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from shoestring.probe.machine import available_bytes, group_room, resident
+from shoestring.probe import meter as meter_module
+from shoestring.probe.machine import Resident, group_room, resident
 from shoestring.probe.meter import Meter
+from shoestring.probe.trials import Usage
 
+CPU = torch.device("cpu")
 MB = 1 << 20
 LINUX = Path("/proc/self/clear_refs").exists()
-CODE = """
-import numpy as np, torch
-from shoestring.probe.meter import Meter
-MB = 1 << 20
-noise = np.ones(50 * MB, np.uint8)
-meter = Meter(torch.device("cpu"))
-kept = np.ones(40 * MB, np.uint8)
-found = []
-for size in (100, 300, 100):
-    meter.reset()
-    work = np.ones(size * MB, np.uint8)
-    del work
-    usage = meter.usage()
-    found += [usage.asked / MB, usage.rest / MB, usage.held / MB]
-print(found)
-"""
 
 
-@pytest.mark.skipif(not LINUX, reason="the peak of a process is read from /proc")
-def test_a_meter_reads_the_arrays_that_were_made() -> None:
-    """In a process of its own: 40 MB stay, and 100, 300, 100 MB come and go. What was there before does not count."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60, check=True)
-    found = [float(text) for text in done.stdout.strip(" []\n").split(",")]
-    for index, size in enumerate((100, 300, 100)):
-        asked, rest, held = found[3 * index : 3 * index + 3]
-        assert asked == pytest.approx(size + 40, abs=6)
-        assert rest == pytest.approx(40, abs=6)
-        assert held == asked
+class Process:
+    """A process whose pages are counted by hand, as the system does; what is freed is kept until it is given back."""
+
+    def __init__(self) -> None:
+        self.own, self.kept, self.files, self.highest = 300 * MB, 0, 80 * MB, 0
+        self.note()
+
+    def note(self) -> None:
+        self.highest = max(self.highest, self.own + self.kept + self.files)
+
+    def take(self, size: int) -> None:
+        reused = min(size, self.kept)
+        self.own, self.kept = self.own + size, self.kept - reused
+        self.note()
+
+    def free(self, size: int) -> None:
+        self.own, self.kept = self.own - size, self.kept + size
+
+    def read_file(self, size: int) -> None:
+        self.files += size
+        self.note()
+
+    def give_back(self) -> None:
+        self.kept = 0
+
+    def reset_peak(self, _device: torch.device) -> None:
+        self.highest = 0
+        self.note()
+
+    def resident(self) -> Resident:
+        return Resident(self.own + self.kept + self.files, self.highest, self.files)
 
 
-FILES = """
-import mmap, sys
-from pathlib import Path
-import numpy as np, torch
-from shoestring.probe.meter import Meter
-MB = 1 << 20
-file = Path(sys.argv[1])
-file.write_bytes(bytes(200 * MB))
-meter = Meter(torch.device("cpu"))
-read = np.memmap(file, np.uint8)
-read[::4096].sum()  # a store that is read
-work = np.ones(100 * MB, np.uint8)
-meter.look()
-del work
-other = np.memmap(file, np.uint8, mode="c")
-other[: 50 * MB : 4096].sum()  # files that are read after the peak, which they do not pass
-print(meter.usage().asked / MB)
-"""
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    made = Process()
+    for name in ("resident", "reset_peak", "give_back"):
+        monkeypatch.setattr(meter_module, name, getattr(made, name))
+    monkeypatch.setattr(meter_module, "available_bytes", lambda _device: 5000 * MB)
+    monkeypatch.setattr(meter_module, "gc", SimpleNamespace(collect=lambda: None))
+    return made
 
 
-@pytest.mark.skipif(not LINUX, reason="the peak of a process is read from /proc")
-def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FILES, str(tmp_path / "file")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert float(done.stdout) == pytest.approx(100, abs=6)
+def usage(meter: Meter) -> Usage:
+    found = meter.usage()
+    assert found is not None
+    return found
+
+
+def test_a_meter_reads_the_arrays_that_were_made(process: Process) -> None:
+    """40 MB stay, and 100, 300, 100 MB come and go. What was there before does not count."""
+    meter = Meter(CPU)
+    assert meter.available == 5000 * MB
+    process.take(40 * MB)
+    for size in (100, 300, 100):
+        meter.reset()
+        process.take(size * MB)
+        process.free(size * MB)
+        found = usage(meter)
+        assert (found.asked, found.rest, found.held) == ((size + 40) * MB, 40 * MB, (size + 40) * MB)
+
+
+def test_pages_of_files_do_not_count(process: Process) -> None:
+    meter = Meter(CPU)
+    process.read_file(200 * MB)  # a store that is read
+    process.take(100 * MB)
+    meter.look()
+    process.free(100 * MB)
+    process.give_back()
+    process.read_file(50 * MB)  # files that are read after the peak, which they do not pass
+    assert usage(meter).asked == 100 * MB
+
+
+def test_a_peak_that_nobody_looked_at_is_the_system_s(process: Process) -> None:
+    meter = Meter(CPU)
+    process.take(100 * MB)
+    process.free(100 * MB)
+    process.give_back()
+    assert (usage(meter).asked, usage(meter).rest) == (100 * MB, 0)
+
+
+def test_where_the_system_tells_nothing_there_is_no_usage(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter_module, "resident", lambda: None)
+    assert Meter(CPU).usage() is None
 
 
 def test_a_system_that_tells_nothing_has_no_account(tmp_path: Path) -> None:
@@ -79,12 +112,11 @@ def test_a_system_that_tells_nothing_has_no_account(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not LINUX, reason="the memory that is free is read from /proc")
 def test_what_is_free_is_less_than_there_is() -> None:
-    meter = Meter(torch.device("cpu"))
+    meter = Meter(CPU)
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(meminfo["MemTotal"].split()[0]) * 1024
     assert meter.available is not None
     assert 0 < meter.available <= total
-    assert available_bytes(torch.device("cpu")) == pytest.approx(meter.available, rel=0.5)
     found = resident()
     assert found is not None
     assert 10 * MB < found.now <= found.highest < total

@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 from simulated import GB, MB, Device
 
 from shoestring.probe.child import Died
-from shoestring.probe.search import HOLES, ROUNDING, find_largest, largest_within, line, margin_bytes, upper_bytes
-from shoestring.probe.trials import Trial
-from shoestring.probe.workload import Usage
+from shoestring.probe.search import (
+    FRAGMENTATION,
+    ROUNDING,
+    find_largest,
+    largest_within,
+    line,
+    margin_bytes,
+    upper_bytes,
+)
+from shoestring.probe.trials import Trial, Usage
 
 # what was measured of GPT-2 124M at 1,024 tokens on an H200: 3,325 / 4,792 / 7,736 / 13,630 MB at 1 / 2 / 4 / 8 rows
 GPT2 = Device(limit=149_000 * 10**6, fixed=1_858 * 10**6, kinds=(11_360_000,) * 10, layers=13, context=600 * MB)
@@ -18,7 +25,7 @@ GPT2 = Device(limit=149_000 * 10**6, fixed=1_858 * 10**6, kinds=(11_360_000,) * 
 
 @st.composite
 def devices(draw: st.DrawFn) -> Device:
-    """Cards of 8 to 192 GB; from a dozen to thousands of rows fit; rounding is at most 1 % of the card."""
+    """GPUs of 8 to 192 GB; from a dozen to thousands of rows fit; rounding is at most 1 % of the GPU."""
     limit = draw(st.integers(8 * GB, 192 * GB))
     layers = draw(st.integers(1, 24))
     most = max(1, limit // (200 * 2 * MB * layers))
@@ -36,7 +43,7 @@ def devices(draw: st.DrawFn) -> Device:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(devices())
 def test_four_trials_find_97_percent_and_none_runs_out_of_memory(device: Device) -> None:
     margin = margin_bytes(device.limit, "cuda")
@@ -72,7 +79,7 @@ def test_the_curve_that_was_measured_on_a_gpu() -> None:
 
 
 def test_rows_that_become_far_cheaper_take_a_trial_more() -> None:
-    """A workspace of a quarter of the card is full at 32 rows; a row beyond takes a sixteenth of one before."""
+    """A workspace of a quarter of the GPU is full at 32 rows; a row beyond takes a sixteenth of one before."""
     device = Device(limit=8 * GB, fixed=8 * MB, kinds=(MB + 1,) * 4, workspace=2 * GB)
     found = find_largest(device.trial, device.limit, 64 * MB).law
     assert found.out_of_memory == 0
@@ -81,7 +88,7 @@ def test_rows_that_become_far_cheaper_take_a_trial_more() -> None:
     assert found.largest >= 0.97 * device.largest()
 
 
-def test_a_card_that_one_row_fills_is_not_asked_for_two() -> None:
+def test_a_gpu_that_one_row_fills_is_not_asked_for_two() -> None:
     device = Device(limit=10 * GB, fixed=2 * GB, kinds=(5 * GB,))
     found = find_largest(device.trial, device.limit, 64 * MB)
     assert device.tried == [1]
@@ -154,7 +161,7 @@ def test_a_trial_that_took_more_than_foreseen_gives_rows_back() -> None:
 
 
 def test_time_ends_a_search_with_a_law_and_no_largest_batch() -> None:
-    device = Device(limit=100 * GB, fixed=GB, kinds=(MB,), seconds_a_row=0.1)
+    device = Device(limit=100 * GB, fixed=GB, kinds=(MB,), seconds_per_row=0.1)
     found = find_largest(device.trial, device.limit, GB, seconds=2.0)
     assert max(device.tried) == 60, "a pass is a third of a trial here"
     assert found.law.largest is None
@@ -164,7 +171,7 @@ def test_time_ends_a_search_with_a_law_and_no_largest_batch() -> None:
 
 
 def test_a_decisive_trial_is_not_timed_and_counts_as_long_as_its_rows_took_before() -> None:
-    device = Device(limit=100 * GB, fixed=GB, kinds=(GB // 7,), workspace=2 * GB, seconds_a_row=0.3)
+    device = Device(limit=100 * GB, fixed=GB, kinds=(GB // 7,), workspace=2 * GB, seconds_per_row=0.3)
 
     def untimed(batch: int, apart: bool, timed: bool) -> Trial:
         trial = device.trial(batch)
@@ -190,7 +197,7 @@ def test_holes_that_the_second_trial_did_not_have_are_reckoned_with() -> None:
         usage = Usage(tensors, held, 329_318_400, 2_137_332_736, 420, squeezed=held == 149_200_000_000)
         return Trial(batch, (0.002 * batch,), 0.008 * batch, 0.0, 0.0, usage)
 
-    found = find_largest(trial, 149_557_477_376, 747_787_386, holes=HOLES["cuda"]).law
+    found = find_largest(trial, 149_557_477_376, 747_787_386, holes=FRAGMENTATION["cuda"]).law
     assert (found.out_of_memory, tried[:2]) == (0, [1, 88])
     assert len(tried) <= 4
     assert found.largest is not None and found.largest >= 0.97 * 452
@@ -213,7 +220,7 @@ def test_a_far_larger_batch_may_have_more_holes(small: float, large: float) -> N
         seconds = max(0.015, 0.00053 * batch)
         return Trial(batch, (seconds,) if timed else (), 4 * seconds if timed else 25.0, 0.0, 0.0, usage(batch))
 
-    found = find_largest(trial, limit, 747_787_386, 8.0, holes=HOLES["cuda"]).law
+    found = find_largest(trial, limit, 747_787_386, 8.0, holes=FRAGMENTATION["cuda"]).law
     true = max(batch for batch in range(6000, 10_000) if usage(batch).held <= limit)
     assert found.out_of_memory == 0
     assert tried[0] == 1 and tried[1] in (529, 530), "as there"

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from shoestring.core.facts import Point
+from shoestring.core.records import Point
 from shoestring.core.throughput import fastest, knee, row_rate, smallest_near
 from shoestring.probe.child import Died
 from shoestring.probe.measure import Timings, beyond, candidate_batches, law_of, time_batches
-from shoestring.probe.trials import Around, LocalTrials, Trial, repeat
-from shoestring.probe.workload import Usage, nothing
+from shoestring.probe.trials import LocalTrials, Overheads, Trial, Usage, repeat
 
 MB = 1 << 20
 
@@ -31,8 +30,8 @@ class Known:
         usage = Usage(asked=used, reserved=used, outside=0, rest=900 * MB)
         return Trial(batch, (self._seconds(batch),) * least, self._seconds(batch), 0.0, 0.0, usage)
 
-    def around(self, batch: int, scored: int, passes: int = 1) -> Around:
-        return Around(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, None)
+    def around(self, batch: int, scored: int, passes: int = 1) -> Overheads:
+        return Overheads(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, None)
 
 
 def timed(work: Known, batches: list[int], effective: int | None = None, room: int | None = None) -> Timings:
@@ -54,7 +53,7 @@ def test_a_batch_that_would_not_fit_is_never_tried() -> None:
 
 
 def test_where_sizes_are_few_the_largest_divisor_that_fits_takes_the_place_of_one_that_does_not() -> None:
-    """1,000 MB and 100 a row. Of one row 200 might be of the row, so 64 are tried before 256; then 128 fit."""
+    """1,000 MB and 100 per row. Of one row 200 might be of the row, so 64 are tried before 256; then 128 fit."""
     work = Known(lambda _: 0.001)
     found = timed(work, [1, 256], room=18_000 * MB)
     assert work.tried == [1, 64, 128]
@@ -137,7 +136,7 @@ def test_fewer_sizes_are_compiled() -> None:
 
 
 def points(rates: dict[int, float]) -> list[Point]:
-    """Rows a second by batch."""
+    """Rows per second by batch."""
     return [
         Point(batch=batch, seconds=batch / rate, slowest_seconds=batch / rate, peak_bytes=None)
         for batch, rate in rates.items()
@@ -201,7 +200,7 @@ class Counting:
     def forget(self) -> None:
         self.calls.append("forget")
 
-    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+    def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
         self.calls.append("save")
         beside()
         return 77
@@ -236,7 +235,7 @@ def test_a_trial_of_memory_passes_once_where_the_rest_can_be_recorded() -> None:
 
 
 class Recorded(Counting):
-    """Passes ask for 100 bytes a row until they are recorded; replays ask for nothing."""
+    """Passes ask for 100 bytes per row until they are recorded; replays ask for nothing."""
 
     def __init__(self) -> None:
         super().__init__(compiled=True)
@@ -284,7 +283,7 @@ def test_steps_have_as_many_passes_as_those_of_a_run() -> None:
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_process_begins_with_steps_of_as_many_passes_as_a_run_has(passes: int) -> None:
-    """A pass that adds to a gradient takes its memory as well, and a run with one pass a step has none such."""
+    """A pass that adds to a gradient takes its memory as well, and a run with one pass per step has none such."""
     step = [*["pass"] * passes, "update"]
     for compiled, steps in ((False, 3), (True, 4)):
         work = Counting(compiled)
@@ -336,7 +335,7 @@ class Clocked(Counting):
         self.now += 0.25 + self._score_late
         self._score_late = 0.0
 
-    def checkpoint(self, beside: Callable[[], object] = nothing) -> int:
+    def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
         self.now += 0.75
         written = self.now + 4.0
         if not self._aside:

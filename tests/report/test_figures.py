@@ -12,7 +12,7 @@ import pytest
 from shoestring.core.errors import MissingExtra
 from shoestring.report.figures import loss_curve, position_curve, svg
 
-STRATEGIES = {"uniform": 5.57, "unigram": 3.125, "bigram": 2.5}
+BASELINES = {"uniform": 5.57, "unigram": 3.125, "bigram": 2.5}
 METRICS: list[dict[str, Any]] = [
     {"step": 1, "tokens": 100, "loss": 5.5, "lr": 0.1, "grad_norm": 1.0},
     {"step": 2, "tokens": 200, "loss": 3.5, "lr": 0.1, "grad_norm": 1.0},
@@ -32,8 +32,8 @@ def texts(picture: str) -> list[str]:
     return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_loss_curve_names_its_lines_and_strategies() -> None:
-    found = texts(svg(loss_curve(METRICS, STRATEGIES)))
+def test_the_loss_curve_names_its_lines_and_baselines() -> None:
+    found = texts(svg(loss_curve(METRICS, BASELINES)))
     for label in ("training 2.25", "held out 2.38", "uniform 5.57", "unigram 3.12", "bigram 2.50"):
         assert label in found
     assert any("training tokens" in text for text in found)
@@ -41,7 +41,7 @@ def test_the_loss_curve_names_its_lines_and_strategies() -> None:
 
 
 def test_the_loss_curve_holds_every_point() -> None:
-    layers = loss_curve(METRICS, STRATEGIES)["layer"]
+    layers = loss_curve(METRICS, BASELINES)["layer"]
     points = {
         (v["what"], v["tokens"], v["loss"])
         for layer in layers
@@ -58,7 +58,7 @@ def test_the_loss_curve_holds_every_point() -> None:
 
 
 def test_the_position_curve_has_a_point_for_each_position_and_no_uniform_line() -> None:
-    specification = position_curve([5.0, 3.0, 2.0], STRATEGIES)
+    specification = position_curve([5.0, 3.0, 2.0], BASELINES)
     lines = [layer for layer in specification["layer"] if layer["mark"]["type"] == "line"]
     assert [(v["position"], v["loss"]) for v in lines[0]["data"]["values"]] == [(1, 5.0), (2, 3.0), (3, 2.0)]
     found = texts(svg(specification))
@@ -68,29 +68,29 @@ def test_the_position_curve_has_a_point_for_each_position_and_no_uniform_line() 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "strategies"),
+    ("metrics", "baselines"),
     [
         ([], {}),
-        ([], STRATEGIES),
+        ([], BASELINES),
         ([{"step": 1, "event": "shortened"}], {}),
         ([{"step": 1, "heldout_loss": 3.0}], {}),
         (METRICS[:1], {}),
-        (METRICS, {"a strategy of one's own": 3.0}),
+        (METRICS, {"a baseline of one's own": 3.0}),
         (METRICS, {"<b>&": 3.0}),
     ],
 )
-def test_any_metrics_make_a_picture(metrics: list[dict[str, Any]], strategies: dict[str, float]) -> None:
-    texts(svg(loss_curve(metrics, strategies)))
+def test_any_metrics_make_a_picture(metrics: list[dict[str, Any]], baselines: dict[str, float]) -> None:
+    texts(svg(loss_curve(metrics, baselines)))
 
 
-@pytest.mark.parametrize(("losses", "strategies"), [([], {}), ([], STRATEGIES), ([2.0], {}), ([2.0] * 300, STRATEGIES)])
-def test_any_positions_make_a_picture(losses: list[float], strategies: dict[str, float]) -> None:
-    texts(svg(position_curve(losses, strategies)))
+@pytest.mark.parametrize(("losses", "baselines"), [([], {}), ([], BASELINES), ([2.0], {}), ([2.0] * 300, BASELINES)])
+def test_any_positions_make_a_picture(losses: list[float], baselines: dict[str, float]) -> None:
+    texts(svg(position_curve(losses, baselines)))
 
 
-@pytest.mark.parametrize("strategies", [{"unigram": 2.25, "bigram": 2.25}, {"uniform": 5.5, "bigram": 2.3}])
-def test_labels_of_close_losses_do_not_lie_on_each_other(strategies: dict[str, float]) -> None:
-    specification = loss_curve(METRICS, strategies)
+@pytest.mark.parametrize("baselines", [{"unigram": 2.25, "bigram": 2.25}, {"uniform": 5.5, "bigram": 2.3}])
+def test_labels_of_close_losses_do_not_lie_on_each_other(baselines: dict[str, float]) -> None:
+    specification = loss_curve(METRICS, baselines)
     labels = next(layer for layer in specification["layer"] if layer["mark"]["type"] == "text")["data"]["values"]
     heights = sorted(label["at"] for label in labels)
     assert len(labels) == 4
@@ -99,7 +99,7 @@ def test_labels_of_close_losses_do_not_lie_on_each_other(strategies: dict[str, f
 
 
 def test_a_picture_asks_for_nothing_from_outside() -> None:
-    for picture in (svg(loss_curve(METRICS, STRATEGIES)), svg(position_curve([3.0, 2.0], STRATEGIES))):
+    for picture in (svg(loss_curve(METRICS, BASELINES)), svg(position_curve([3.0, 2.0], BASELINES))):
         without = re.sub(r'xmlns(:\w+)?="[^"]*"', "", picture)
         assert "http" not in without
         assert "<image" not in without
@@ -109,7 +109,7 @@ def test_a_picture_asks_for_nothing_from_outside() -> None:
 def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"vl-convert-python; install it with: pip install 'shoestring\[report\]'"):
-        svg(loss_curve(METRICS, STRATEGIES))
+        svg(loss_curve(METRICS, BASELINES))
 
 
 def test_specifications_are_plain_data_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +119,4 @@ def test_specifications_are_plain_data_without_the_library(monkeypatch: pytest.M
 
     original = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", no_import)
-    assert loss_curve(METRICS, STRATEGIES)["layer"]
+    assert loss_curve(METRICS, BASELINES)["layer"]

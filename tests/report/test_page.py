@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core import recipe_file
-from shoestring.core.facts import Evaluation, Line, Machine, Outcome, Plan
+from shoestring.core.records import Evaluation, Line, Machine, Outcome, Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, plan_against_actual, write_page
 
@@ -52,7 +52,7 @@ EVALUATION = Evaluation(
     perplexity=4.4817,
     bits_per_byte=2.164,
     loss_by_position=(4.0, 2.0, 1.5),
-    strategies={"uniform": 5.568, "unigram": 3.1, "bigram": 2.4},
+    baselines={"uniform": 5.568, "unigram": 3.1, "bigram": 2.4},
 )
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 
@@ -138,8 +138,8 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     assert [row[:2] for row in page.rows if row[0] == "this model"] == [["this model", "1.500"]]
     assert [row[:2] for row in page.rows if row[0] == "bigram"] == [["bigram", "2.400"]]
     assert "900 steps, 1.8M tokens" in page.plain
-    assert "held-out loss 1.500 nats a token, where counting pairs of tokens reaches 2.400" in page.plain
-    assert "perplexity 4.48, 2.164 bits a byte" in page.plain
+    assert "held-out loss 1.500 nats per token, where counting pairs of tokens reaches 2.400" in page.plain
+    assert "perplexity 4.48, 2.164 bits per byte" in page.plain
     assert "[budget]\nsteps = " in page.plain
 
 
@@ -222,9 +222,9 @@ def test_unknown_quantities_are_called_unknown(tmp_path: Path) -> None:
     assert "bits a byte" not in page.plain
 
 
-def test_an_evaluation_without_strategies_is_shown(tmp_path: Path) -> None:
+def test_an_evaluation_without_baselines_is_shown(tmp_path: Path) -> None:
     folder = finished(tmp_path)
-    replace(EVALUATION, strategies={}).write(folder.evaluation)
+    replace(EVALUATION, baselines={}).write(folder.evaluation)
     page = Page(page_of(folder, OUTCOME))
     assert [row[:2] for row in page.rows if row[0] == "this model"] == [["this model", "1.500"]]
     assert "counting pairs" not in page.plain

@@ -1,4 +1,4 @@
-"""Figures of a run on a stream: strategies by position, the entropy rate, divergences, and how much was learned."""
+"""Figures of a run on a stream: baselines by position, the entropy rate, divergences, and how much was learned."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def colours_of(specification: dict[str, Any]) -> dict[str, str]:
 # --- loss by position
 
 
-def test_strategies_by_position_are_curves_from_the_first_prediction_on() -> None:
+def test_baselines_by_position_are_curves_from_the_first_prediction_on() -> None:
     lines = layers_of(position_curve(LOSSES, MEANS, BY_POSITION, RATE), "line")
     curves = {values[0]["what"]: [(v["position"], v["loss"]) for v in values] for values in lines}
     shown = {name: curve for name, curve in BY_POSITION.items() if not name.endswith("_corpus")}
@@ -112,7 +112,7 @@ def test_labels_do_not_lie_on_each_other() -> None:
         ([2.0], {"oracle": [2.0]}, 2.0),
         ([0.0, 0.0], {"oracle": [0.0, 0.0]}, 0.0),
         ([2.0] * 300, {"oracle": [1.0] * 300, "unigram_corpus": [3.0] * 300}, None),
-        ([2.0, 1.0], {"a strategy of <one's> own": [2.0, 1.5]}, None),
+        ([2.0, 1.0], {"a baseline of <one's> own": [2.0, 1.5]}, None),
     ],
 )
 def test_any_positions_make_a_picture(losses: list[float], by_position: dict[str, list[float]], rate: Any) -> None:
@@ -137,7 +137,7 @@ def test_divergences_are_named_in_the_picture() -> None:
     found = texts(svg(specification))
     for label in ("unigram 0.25", "bigram 0.50", "oracle 0.75"):
         assert label in found
-    assert any("KL(strategy ‖ model)" in text for text in found)
+    assert any("KL(baseline ‖ model)" in text for text in found)
     assert any("training tokens" in text for text in found)
 
 
@@ -179,8 +179,8 @@ STREAM = replace(
     loss=2.5,
     bits_per_byte=None,
     loss_by_position=LOSSES,
-    strategies={"uniform": 3.5, "unigram_in_context": 3.0, "oracle": 2.0},
-    strategies_by_position=BY_POSITION,
+    baselines={"uniform": 3.5, "unigram_in_context": 3.0, "oracle": 2.0},
+    baselines_by_position=BY_POSITION,
     entropy_rate=1.5,
     entropy_rate_error=0.0125,
 )
@@ -201,25 +201,24 @@ def words_of(folder: RunFolder) -> Page:
 
 def test_the_page_says_how_much_of_the_possible_was_learned(tmp_path: Path) -> None:
     page = words_of(run_on_a_stream(tmp_path))
-    assert "Of the 1.500 nats between a guess and the oracle" in page.plain
-    assert "this model has learned 66.7%." in page.plain
-    assert "The source's entropy rate is 1.500 ± 0.013 nats a token." in page.plain
+    assert "This model has learned 66.7% of the 1.500 nats between a uniform guess and the oracle" in page.plain
+    assert "The source's entropy rate is 1.500 ± 0.013 nats per token." in page.plain
     assert [row[:2] for row in page.rows if row and row[0] == "oracle"] == [["oracle", "2.000"]]
 
 
 def test_a_rate_that_nobody_knows_is_not_named(tmp_path: Path) -> None:
     page = words_of(run_on_a_stream(tmp_path, entropy_rate=None, entropy_rate_error=None))
-    assert "this model has learned 66.7%." in page.plain
+    assert "This model has learned 66.7% of" in page.plain
     assert "entropy rate" not in page.plain
 
 
 def test_a_model_worse_than_a_guess_has_learned_less_than_nothing(tmp_path: Path) -> None:
-    assert "this model has learned -33.3%." in words_of(run_on_a_stream(tmp_path, loss=4.0)).plain
+    assert "This model has learned -33.3% of" in words_of(run_on_a_stream(tmp_path, loss=4.0)).plain
 
 
-@pytest.mark.parametrize("strategies", [{}, {"uniform": 3.5}, {"oracle": 2.0}, {"uniform": 2.0, "oracle": 2.0}])
-def test_where_nothing_can_be_learned_nothing_is_said(strategies: dict[str, float], tmp_path: Path) -> None:
-    assert "has learned" not in words_of(run_on_a_stream(tmp_path, strategies=strategies)).plain
+@pytest.mark.parametrize("baselines", [{}, {"uniform": 3.5}, {"oracle": 2.0}, {"uniform": 2.0, "oracle": 2.0}])
+def test_where_nothing_can_be_learned_nothing_is_said(baselines: dict[str, float], tmp_path: Path) -> None:
+    assert "has learned" not in words_of(run_on_a_stream(tmp_path, baselines=baselines)).plain
 
 
 def test_the_figures_of_a_stream_are_pictures_in_the_page(tmp_path: Path) -> None:

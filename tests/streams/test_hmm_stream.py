@@ -72,13 +72,13 @@ def scalar_row(
 ) -> list[int]:
     """One row, one token after the other."""
     key = scalar_key(model, seed)
-    start, moves, emits = ([scalar_alias(line) for line in quantise("table", table).tolist()] for table in model)
-    shows = scalar_permutation(symbols, key, row, len(emits[0]), "symbols")
+    start, moves, emits = (quantise("table", table) for table in model)
+    shows = scalar_permutation(symbols, key, row, emits.shape[1], "symbols")
     emits_as = scalar_permutation(states, key, row, len(emits), "states")
     state, tokens = -1, []
     for t in range(length):
-        state = scalar_draw(moves[state] if t else start[0], scalar_word(key, row, 0, 2 * t))
-        symbol = scalar_draw(emits[emits_as[state]], scalar_word(key, row, 0, 2 * t + 1))
+        state = scalar_draw(scalar_alias((moves[state] if t else start[0]).tolist()), scalar_word(key, row, 0, 2 * t))
+        symbol = scalar_draw(scalar_alias(emits[emits_as[state]].tolist()), scalar_word(key, row, 0, 2 * t + 1))
         tokens.append(shows[symbol])
     return tokens
 
@@ -96,7 +96,7 @@ def models(draw: st.DrawFn) -> Model:
 firsts = st.one_of(st.integers(0, LAST - 2), st.sampled_from([0, 2**16 - 2, 2**32 - 2, 2**62 - 1]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models(), st.integers(0, 2**64), firsts, st.integers(1, 9), st.sampled_from(KINDS), st.sampled_from(KINDS))
 @example(random_model(3, 5), 1, LAST - 2, 8, "block:1", "block:1")
 @example(random_model(3, 5), 1, LAST - 2, 8, "pool:5", "sequence")
@@ -231,7 +231,7 @@ def test_rows_end_at_two_to_the_63rd(kind: str) -> None:
         with pytest.raises(DataError, match=r"a stream has 2\^63 = 9,223,372,036,854,775,808"):
             made.rows(first, count)
     for first, count in ((-1, 1), (-1, 5), (3, -1)):
-        with pytest.raises(DataError, match="there are no negative ones"):
+        with pytest.raises(DataError, match="row numbers cannot be negative"):
             made.rows(first, count)
     with pytest.raises(DataError, match="a stream has"):
         made.permutations("symbols", LAST, 2)
@@ -268,7 +268,7 @@ def test_what_no_stream_can_be_made_of_is_refused() -> None:
         with pytest.raises(DataError, match=rf"{name}\[0, 1\] = nan is not a probability"):
             stream(tuple(broken))
     for kinds in ({"symbols": "some"}, {"states": "block:0"}):
-        with pytest.raises(DataError, match="no kind of permutation"):
+        with pytest.raises(DataError, match="not a kind of permutation"):
             stream(MANY, **kinds)
     huge = [np.broadcast_to(0.5, shape) for shape in ((32_768,), (32_768, 32_768), (32_768, 65_536))]
     with pytest.raises(DataError, match="a table has at most 2,147,483,647 cells"):

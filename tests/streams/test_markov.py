@@ -167,7 +167,7 @@ def test_the_scalar_philox_gives_the_known_answers(counter: str, key: str, drawn
     assert philox(read[0], read[1]) == read[2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(all_settings(), st.integers(0, 2**40), st.integers(0, 2**63 - 4), st.integers(1, 40))
 @example(MarkovSettings(symbols=2**16, fewest=64, most=64), 1, 2**63 - 4, 70)
 @example(MarkovSettings(symbols=64, fewest=2, most=64, kind="zipf"), 2, 2**32 - 2, 130)
@@ -383,7 +383,7 @@ def test_states_of_a_doubly_stochastic_chain_are_equally_likely() -> None:
 
 def test_a_chain_that_never_forgets_is_refused_by_the_number_of_its_row() -> None:
     weights = torch.tensor([[[0, UNIT], [UNIT // 2, UNIT // 2]], [[0, UNIT], [UNIT, 0]]])
-    with pytest.raises(DataError, match="row 18: its chain still depends on where it began 1,048,576 steps ago"):
+    with pytest.raises(DataError, match="row 18: its chain still depends on its state 1,048,576 steps ago"):
         start_states(weights, torch.tensor([17, 18]), key=1)
 
 
@@ -449,7 +449,7 @@ def test_wrong_settings_are_named(chosen: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("first", "count"), [(-1, 2), (0, -1), (2**63, 1), (2**63 - 1, 2)])
 def test_rows_that_are_not_there_are_refused(first: int, count: int) -> None:
     for ask in (stream().rows, stream().chains):
-        with pytest.raises(DataError, match=r"there are no negative ones|a stream has 2\^63"):
+        with pytest.raises(DataError, match=r"row numbers cannot be negative|a stream has 2\^63"):
             ask(first, count)
 
 

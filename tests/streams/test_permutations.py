@@ -106,12 +106,12 @@ def test_kinds_are_read_and_written(text: str, kind: Kind) -> None:
      "pool:1e3", "pool: 4", "pool:4 ", " pool:4", "pool:4\n", "pool:٤", "blocks:4", "block:1:2"],
 )  # fmt: skip
 def test_what_is_no_kind_is_refused_with_all_that_are(text: str) -> None:
-    with pytest.raises(DataError, match='is no kind of permutation: must be "none", "sequence", "block:N" or "pool:P"'):
+    with pytest.raises(DataError, match='not a kind of permutation: must be "none", "sequence", "block:N" or "pool:P"'):
         Kind.parse(text)
 
 
 def test_kinds_that_are_too_large_are_refused() -> None:
-    with pytest.raises(DataError, match='"pool:16777217": a pool holds at most 16,777,216 permutations; "sequence"'):
+    with pytest.raises(DataError, match=r'"pool:16777217" is .*: a pool holds at most 16,777,216 .*; "sequence"'):
         Kind.parse("pool:16777217")
     for number in (2**63, 10**19, "9" * 10_000):
         with pytest.raises(DataError, match=r"must be below 2\^63"):

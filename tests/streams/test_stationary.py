@@ -72,7 +72,8 @@ def chains(draw: st.DrawFn) -> NDArray[np.float64]:
 def test_it_is_that_of_exact_fractions_where_there_is_one(transition: NDArray[np.float64]) -> None:
     expected = exact(transition)
     if expected is None:
-        with pytest.raises(DataError, match="parts that it cannot leave, so it has no stationary distribution"):
+        message = "classes that it cannot leave, so it has no single stationary distribution"
+        with pytest.raises(DataError, match=message):
             stationary(transition)
     else:
         agree(stationary(transition), expected)
@@ -128,7 +129,7 @@ def test_a_periodic_chain_that_is_not_even() -> None:
     ],
 )
 def test_a_chain_that_can_end_in_different_parts_is_refused(transition: NDArray[np.float64], parts: int) -> None:
-    with pytest.raises(DataError, match=rf"the chain ends in one of {parts} parts that it cannot leave"):
+    with pytest.raises(DataError, match=rf"the chain ends in one of {parts} classes that it cannot leave"):
         stationary(transition)
 
 

@@ -19,9 +19,8 @@ FORMS = """
 import json, sys
 import numpy as np, torch
 from shoestring.streams import hmm, kernels, loops
-from shoestring.streams.compact import CompactTables
-from shoestring.streams.hmm import Form, HmmStream
-hmm._form = lambda device: Form(CompactTables.of, kernels.make, shuffles)
+from shoestring.streams.hmm import Form, HmmStream, compact_tables
+hmm._form = lambda device: Form(compact_tables, kernels.make, shuffles)
 """
 
 KNOWN = """
@@ -69,8 +68,8 @@ for size, first, count in [(1, 0, 3), (2, 5, 130), (3, 2**63 - 4, 4), (6, 2**32 
 
 DRAWS = """
 import triton, triton.language as tl
-from shoestring.streams import plain
-from shoestring.streams.compact import Compact
+from shoestring.streams.hmm import draw
+from shoestring.streams.tables import Compact
 from shoestring.streams.tables import alias_tables, quantise
 
 @triton.jit
@@ -92,7 +91,7 @@ for cells in (1, 2, 3, 5, 64, 300, 65_535, 65_536):
         near += [(torch.full_like(word, row), word + offset) for offset in (-2, -1, 0, 1)]
     rows, words = (torch.cat(parts) for parts in zip(*near))
     rows, words = (each[(words >= 0) & (words < 2**32)] for each in (rows, words))
-    expected = plain.draw(entries, rows, words)
+    expected = draw(entries, rows, words)
     out = torch.empty(len(words), dtype=torch.int32)
     draws_kernel[(triton.cdiv(len(words), 256),)](
         out, compact.heads, compact.tails, rows.int(), words, len(words), CELLS=cells, BITS=compact.bits, BLOCK=256)

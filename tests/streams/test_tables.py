@@ -15,9 +15,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
-from shoestring.streams import loops, plain
-from shoestring.streams.compact import Compact
-from shoestring.streams.tables import alias_tables, quantise
+from shoestring.streams import hmm, loops
+from shoestring.streams.tables import Compact, alias_tables, quantise
 
 UNIT = 2**32
 TINY = 5e-324
@@ -119,7 +118,7 @@ def draw_compactly(entries: NDArray[np.int64], row: int, words: NDArray[np.int64
 
 def draw_in_torch(entries: NDArray[np.int64], row: int, words: NDArray[np.int64]) -> NDArray[np.int64]:
     drawn = torch.from_numpy(words)
-    return plain.draw(torch.from_numpy(entries), torch.full_like(drawn, row), drawn).numpy()
+    return hmm.draw(torch.from_numpy(entries), torch.full_like(drawn, row), drawn).numpy()
 
 
 @settings(deadline=None)

@@ -1,0 +1,108 @@
+"""How a token is drawn, and the text of networks that keep nothing from one token to the next."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from shoestring.core.errors import UserError
+from shoestring.core.recipe import Model
+from shoestring.models.generate import Drawing, generate
+from shoestring.models.language_model import LanguageModel, build
+
+VOCABULARY, LENGTH = 19, 6
+LIKELIEST = Drawing(temperature=0.0)
+
+
+def writer(**fields: object) -> LanguageModel:
+    """A network whose likeliest next token is seldom the one it has just read."""
+    model = Model(**{"width": 16, "layers": 2, "heads": 2, "tied": False} | fields)  # type: ignore[arg-type]
+    network, noise = build(model, VOCABULARY, LENGTH, 0), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.5)
+    return network.eval()
+
+
+def begun(tokens: int = 3) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (2, tokens), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_every_token_is_the_likeliest_after_the_last_ones_of_a_row(family: str) -> None:
+    network, expected = writer(family=family), begun()
+    with torch.no_grad():
+        for _ in range(12):
+            expected = torch.cat((expected, network.logits(expected[:, -LENGTH:])[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(generate(network, begun(), 12, length=LENGTH, drawing=LIKELIEST), expected)
+    assert len(expected[:, 3:].unique()) > 2, "and it is no text of one word"
+    assert torch.equal(generate(network, begun(), 0, length=LENGTH), begun())
+
+
+def test_a_perceiver_writes_with_its_latents() -> None:
+    network = writer(family="perceiver_ar", latents=1)  # with one latent every token is made from the whole row
+    expected = begun()
+    with torch.no_grad():
+        for _ in range(8):
+            expected = torch.cat((expected, network.logits(expected[:, -LENGTH:])[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(generate(network, begun(), 8, length=LENGTH, drawing=LIKELIEST), expected)
+
+
+def test_generation_needs_no_mode_and_keeps_it() -> None:
+    network = writer(dropout=0.5)
+    expected = generate(network, begun(), 10, length=LENGTH, drawing=LIKELIEST)
+    assert torch.equal(generate(network.train(), begun(), 10, length=LENGTH, drawing=LIKELIEST), expected)
+    assert network.training and all(block.training for block in network.blocks)
+
+
+def test_text_is_that_of_the_generator() -> None:
+    network = writer()
+    one, two, other = (
+        generate(network, begun(), 12, length=LENGTH, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "kept"),
+    [
+        (1.0, None, None, 4),
+        (0.5, 2, None, 2),
+        (2.0, 9, None, 4),
+        (1.0, None, 0.6, 1),  # the likeliest has 0.64 of the probability
+        (1.0, None, 0.7, 2),
+        (1.0, None, 0.9, 3),
+        (1.0, 2, 0.9, 2),
+        (1.0, None, 1.0, 4),
+    ],
+)
+def test_draws_have_the_odds_of_the_likeliest(
+    temperature: float, top_k: int | None, top_p: float | None, kept: int
+) -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]]).expand(20000, -1)
+    drawn = Drawing(temperature=temperature, top_k=top_k, top_p=top_p).draw(logits, torch.Generator().manual_seed(0))
+    odds = np.array([math.exp(x / temperature) * (x > 3 - kept) for x in (0, 3, 1, 2)])
+    shares = torch.bincount(drawn, minlength=4).numpy() / 20000
+    np.testing.assert_allclose(shares, odds / odds.sum(), atol=0.015)
+    assert not shares[odds == 0].any()
+
+
+def test_draws_do_not_overflow() -> None:
+    logits = 1e30 * torch.tensor([[0.0, 3.0, 1.0, 2.0]]).expand(100, -1)
+    assert (Drawing(temperature=1e-30).draw(logits, torch.Generator().manual_seed(0)) == 1).all()
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_a_drawing_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(UserError, match=f"{name} = {value}"):
+        Drawing(**wrong)  # type: ignore[arg-type]
+
+
+def test_rows_without_tokens_are_refused() -> None:
+    with pytest.raises(UserError, match="at least one"):
+        generate(writer(), begun(0), 2, length=LENGTH)
+    with pytest.raises(UserError, match="tokens = -1"):
+        generate(writer(), begun(), -1, length=LENGTH)

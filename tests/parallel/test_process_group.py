@@ -1,0 +1,87 @@
+"""A group of processes: sums, what the first one makes, errors that all of them raise; and a group of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import together
+
+from shoestring.core.errors import DataError, Fault, RunError, ShoestringError
+from shoestring.parallel import process_group
+from shoestring.parallel.process_group import ProcessGroup, ReportedElsewhere, sharing_work
+
+CPU = torch.device("cpu")
+ALONE = ProcessGroup(0, 1, CPU)
+
+
+def test_one_process_is_a_group() -> None:
+    tensor = torch.arange(3.0)
+    ALONE.all_reduce([tensor])
+    assert tensor.tolist() == [0, 1, 2]
+    assert ALONE.on_first(lambda x: x + 1, 2) == ALONE.on_all(lambda x: x + 1, x=2) == 3
+    assert ALONE.all_gather(7) == [7]
+    for run in (ALONE.on_first, ALONE.on_all):
+        with pytest.raises(RunError, match="no"):
+            run(_refuse, RunError("no"))
+
+
+def _refuse(error: ShoestringError) -> None:
+    raise error
+
+
+def test_buckets_hold_one_type_each_and_every_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "BUCKET_BYTES", 40)
+    sizes = [(3, torch.float32), (7, torch.float32), (1, torch.float32), (2, torch.float64), (50, torch.float64)]
+    tensors = [torch.zeros(size, dtype=dtype) for size, dtype in sizes]
+    buckets = process_group._buckets(tensors)
+    assert [[len(tensor) for tensor in bucket] for bucket in buckets] == [[3, 7], [1], [2], [50]]
+    assert all(len({tensor.dtype for tensor in bucket}) == 1 for bucket in buckets)
+    assert process_group._buckets([]) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "message"),
+    [
+        (RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] Connection closed by peer"), Fault, "cannot continue alone"),
+        (dist.DistBackendError("NCCL error"), Fault, "cannot continue alone"),
+        (RuntimeError("another"), RuntimeError, "another"),
+        (DataError("row 7"), DataError, "row 7"),
+    ],
+)
+def test_a_process_that_is_left_alone_says_so(error: Exception, found: type[Exception], message: str) -> None:
+    with pytest.raises(found, match=message), sharing_work(CPU):
+        raise error
+
+
+def job(group: ProcessGroup) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    tensors = [torch.full((n,), float(group.rank + 1), dtype=dtype) for n in (0, 1, 9) for dtype in (torch.float64,)]
+    tensors.append(torch.ones(2, 3).T * (group.rank + 1))  # not contiguous
+    group.all_reduce(tensors)
+    found["sums"] = [tensor.tolist() for tensor in tensors]
+    found["first"] = group.on_first(lambda: f"made by {group.rank}")
+    found["all"] = group.on_all(lambda: f"made by {group.rank}")
+    found["gathered"] = group.all_gather(group.rank)
+    for name, run, whom in (("first", group.on_first, 0), ("all", group.on_all, 2)):
+        try:
+            run(_refuse_in, group, whom)
+        except RunError as error:
+            found[f"{name} error"] = str(error), isinstance(error.__cause__, ReportedElsewhere)
+    return found
+
+
+def _refuse_in(group: ProcessGroup, rank: int) -> None:
+    if group.rank == rank:
+        raise RunError(f"no, says {rank}")
+
+
+def test_three_processes_are_a_group() -> None:
+    for rank, found in enumerate(together(job, 3)):
+        assert found["sums"] == [[], [6.0], [6.0] * 9, [[6.0, 6.0]] * 3]
+        assert (found["first"], found["all"]) == ("made by 0", f"made by {rank}")
+        assert found["gathered"] == [0, 1, 2]
+        assert found["first error"] == ("no, says 0", rank != 0), "all raise it, and one tells"
+        assert found["all error"] == ("no, says 2", rank != 2)

@@ -1,0 +1,404 @@
+"""Rows of every family: hidden tokens that are a function of epoch and row, and latents that alone are predicted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from profiles import write_profile
+
+from shoestring.baselines.of_corpus import baselines_of, predictions_of
+from shoestring.core.clock import Clock
+from shoestring.core.errors import DataError
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build, dump
+from shoestring.core.run_folder import RunFolder
+from shoestring.data.pack.masking import IGNORED
+from shoestring.data.pack.order import RowIndex
+from shoestring.data.pack.packed import PackedSource
+from shoestring.data.store.store import Store
+from shoestring.data.tokenize.special_tokens import special_tokens, word_starts
+from shoestring.data.tokenize.subwords import load_subwords
+from shoestring.data.tokenize.tokenizers import ByteTokenizer, SymbolTokenizer, WordTokenizer
+from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus, vocabulary
+from shoestring.datasets.source import TokenSource
+from shoestring.datasets.streams import open_stream
+from shoestring.models.batch import Batch
+from shoestring.probe.meter import Meter
+from shoestring.runs.evaluate import Watch, evaluate_learner
+from shoestring.runs.network_workload import TrainingWorkload, make_learner
+from shoestring.runs.prepare import prepare_recipe, recipe_density
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
+from shoestring.streams.source import HELDOUT, TRAIN
+
+CPU = torch.device("cpu")
+LENGTH = 12
+SHAPE = {"width": 16, "layers": 1, "heads": 2}
+MASKED = {"family": "masked_lm", **SHAPE}
+PERCEIVER = {"family": "perceiver_ar", "latents": 5, **SHAPE}
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A recipe on a small text."""
+    lines = [f"the {'very ' * (n % 5)}small cat {n} sat on mat {n * n}" for n in range(300)]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines))
+
+    def made(model: dict[str, Any], tokenizer: str = "words:40", evaluate: int = 8, **data: Any) -> Recipe:
+        source = {} if "stream" in data else {"source": f"text:{tmp_path}/corpus.txt", "tokenizer": tokenizer}
+        values = {
+            "run": {"folder": str(tmp_path / "runs")},
+            "budget": {"steps": 20},
+            "data": {"folder": str(tmp_path / "stores"), "length": LENGTH, "heldout": 0.2} | source | data,
+            "model": model,
+            "train": {"batch": 4},
+            "evaluate": {"rows": evaluate},
+        }
+        return build(values, "test")
+
+    return made
+
+
+def corpus_of(recipe: Recipe) -> tuple[Corpus, Store]:
+    store = prepare_recipe(recipe, None, Reporter())
+    return StoreCorpus(recipe, store), store
+
+
+def plain_rows(recipe: Recipe, store: Store, split: str) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """All rows of a split without their last token, and their documents where they are packed."""
+    if recipe.data.packing == "concat":
+        rows = store.split(split, recipe.data.length)
+        return rows.rows(np.arange(len(rows)))[:, :-1], None
+    source = PackedSource(store, split, recipe.data.length, recipe.data.packing)
+    ids, segments = source.rows(np.arange(len(source)))
+    return ids[:, :-1], segments[:, :-1]
+
+
+def rows_of(source: TokenSource, *numbers: int) -> Batch:
+    """Rows of the first epoch, by the arguments of a range."""
+    return source.batch(RowIndex.first(np.arange(*numbers)))
+
+
+def hidden(batch: Batch) -> NDArray[np.bool_]:
+    assert batch.wanted is not None
+    return (batch.wanted != IGNORED).numpy()
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "pad"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "words:40"])
+def test_masked_rows_are_the_store_s_with_some_tokens_hidden(make: Make, packing: str, tokenizer: str) -> None:
+    recipe = make(MASKED, tokenizer, packing=packing)
+    corpus, store = corpus_of(recipe)
+    plain, segments = plain_rows(recipe, store, "train")
+    batch = rows_of(corpus.training(CPU), len(plain))
+    assert batch.wanted is not None
+    ids, wanted, chosen = batch.ids.numpy(), batch.wanted.numpy(), hidden(batch)
+    assert ids.shape == wanted.shape == (len(plain), LENGTH)
+    assert (ids == plain)[~chosen].all() and (wanted == plain)[chosen].all()
+    special = special_tokens(store.tokenizer)
+    eligible = ~np.isin(plain, special.fixed)
+    if segments is None:
+        assert batch.segments is None
+    else:
+        assert batch.segments is not None and (batch.segments.numpy() == segments).all()
+        eligible &= segments != 0
+    assert not chosen[~eligible].any()
+    assert abs(chosen.sum() - 0.15 * eligible.sum()) < 5 * math.sqrt(0.15 * 0.85 * eligible.sum())
+    masked = (ids[chosen] == special.mask).mean()
+    assert abs(masked - 0.8) < 5 * math.sqrt(0.8 * 0.2 / chosen.sum())
+    assert batch.predictions() == chosen.sum()
+
+
+def test_padding_with_the_id_of_a_word_is_never_hidden(make: Make, tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    words = ["the", "cat", "very", "small", "[UNK]", "[SEP]"]  # id 0, which padding holds, is a word
+    backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(words[4:])
+    backend.save(str(tmp_path / "words.json"))
+    recipe = make(MASKED, f"file:{tmp_path}/words.json", packing="pad", masked=1.0)
+    corpus, store = corpus_of(recipe)
+    plain, segments = plain_rows(recipe, store, "train")
+    batch = rows_of(corpus.training(CPU), len(plain))
+    assert segments is not None
+    assert (hidden(batch) == ((segments != 0) & (plain < 4))).all(), "all words, and nothing else"
+    assert (batch.ids.numpy() == plain)[segments == 0].all()
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_masks_are_a_function_of_epoch_and_row(make: Make, offset: bool) -> None:
+    recipe = make(MASKED, random_offset=offset)
+    corpus, store = corpus_of(recipe)
+    source = corpus.training(CPU)
+    plain = store.split("train", LENGTH, 0 if offset else None)
+    count, batch = len(plain), 7
+    steps = range(3 * count // batch)
+    epochs, rows = (np.concatenate(parts) for parts in zip(*(source.order(3, step, batch) for step in steps)))
+    assert (epochs == np.arange(len(rows)) // count).all()
+    unmasked = np.concatenate([plain.order(3, step, batch).rows for step in steps])
+    assert (rows == unmasked).all(), "the order is that of rows that are not masked"
+    for epoch in range(2):
+        assert sorted(rows[epoch * count : (epoch + 1) * count]) == list(range(count))
+    mixed = RowIndex(np.array([0, 2, 1, 1, 0]), np.array([5, 5, 5, 5, 0]))
+    together = source.batch(mixed)
+    for place, (epoch, row) in enumerate(zip(*mixed)):
+        alone = source.batch(RowIndex(np.array([epoch]), np.array([row])))
+        assert torch.equal(alone.ids[0], together.ids[place])
+        assert torch.equal(alone.targets()[0], together.targets()[place])
+    many = [hidden(source.batch(RowIndex(np.full(count, epoch), np.arange(count)))) for epoch in range(3)]
+    assert (many[0] != many[1]).any() and (many[1] != many[2]).any()
+    again = StoreCorpus(recipe, store).training(CPU)
+    assert torch.equal(again.batch(mixed).ids, together.ids)
+
+
+def test_rows_with_an_offset_are_masked_where_they_are_cut(make: Make) -> None:
+    recipe = make(MASKED, random_offset=True, masked=0.5)
+    corpus, store = corpus_of(recipe)
+    stream = np.concatenate(list(store.split("train", LENGTH).stream())).astype(np.int64)
+    windows = {tuple(stream[at : at + LENGTH].tolist()) for at in range(len(stream) - LENGTH)}
+    batch = corpus.training(CPU).batch(RowIndex(np.arange(3), np.ones(3, dtype=np.int64)))
+    whole = torch.where(batch.targets() == IGNORED, batch.ids, batch.targets())
+    assert all(tuple(row) in windows for row in whole.tolist())
+    assert len({tuple(row) for row in whole.tolist()}) > 1, "cut elsewhere"
+
+
+def test_every_evaluation_has_the_same_rows(make: Make) -> None:
+    recipe = make(MASKED, evaluate=10**6)
+    corpus, store = corpus_of(recipe)
+    one, two = corpus.heldout(), StoreCorpus(recipe, store).heldout()
+    assert torch.equal(one.ids, two.ids) and torch.equal(one.targets(), two.targets())
+    plain, _ = plain_rows(recipe, store, "heldout")
+    assert len(one.ids) == len(plain) and one.predictions() > 0
+    assert (one.targets().numpy() == plain)[hidden(one)].all()
+    few = StoreCorpus(make(MASKED, evaluate=3), store).heldout()
+    assert torch.equal(few.ids, one.ids[:3])
+
+
+def test_held_out_rows_in_which_nothing_is_hidden_are_refused(make: Make) -> None:
+    corpus, _ = corpus_of(make(MASKED, masked=1e-9))
+    with pytest.raises(DataError, match=r"no token of the 8 held-out rows is hidden; .* data\.masked"):
+        corpus.heldout()
+
+
+def test_a_mask_is_the_tokenizer_s_own_or_one_id_more(make: Make) -> None:
+    found = special_tokens(ByteTokenizer())
+    assert (found.vocab_size, found.mask, found.first, found.last) == (262, 3, 4, 5)
+    assert found.fixed == tuple(range(6)) and found.plain.tolist() == list(range(6, 262))
+    found = special_tokens(WordTokenizer(40, ()))
+    assert (found.vocab_size, found.mask, found.first, found.fixed) == (43, 42, None, (0, 1, 42))
+    found = special_tokens(SymbolTokenizer(9))
+    assert (found.vocab_size, found.mask, found.fixed) == (10, 9, (9,))
+    for tokenizer, size in (("bytes", 262), ("words:40", 43)):
+        recipe = make(MASKED, tokenizer)
+        assert vocabulary(recipe) == size, "known before anything is prepared"
+        corpus, store = corpus_of(recipe)
+        assert corpus.vocab_size == size
+        given = make(MASKED, source=f"store:{store.paths.folder}")
+        assert vocabulary(given) == size
+    assert vocabulary(make(SHAPE)) == 42, "nothing is added where nothing is hidden"
+    assert vocabulary(make(MASKED, stream="markov:12")) == 13
+    assert vocabulary(make(SHAPE, stream="markov:12")) == 12
+
+
+def test_subwords_have_their_own_tokens(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "a"]
+    backend = library.Tokenizer(library.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    backend.decoder = library.decoders.WordPiece()
+    backend.add_special_tokens(words[:5])
+    backend.save(str(tmp_path / "pieces.json"))
+    tokenizer = load_subwords(f"file:{tmp_path}/pieces.json")
+    found = special_tokens(tokenizer)
+    assert (found.vocab_size, found.mask, found.first, found.last, found.fixed) == (8, 4, 2, 3, (0, 1, 2, 3, 4))
+    assert word_starts(tokenizer).tolist() == [True] * 6 + [False, True]
+
+    plain = library.Tokenizer(library.models.BPE({"a": 0, "b": 1, "<eos>": 2}, []))
+    plain.save(str(tmp_path / "plain.json"))
+    tokenizer = load_subwords(f"file:{tmp_path}/plain.json")
+    found = special_tokens(tokenizer)
+    assert (found.vocab_size, found.mask, found.first, found.fixed) == (4, 3, None, (2, 3))
+    with pytest.raises(DataError, match="do not show where a word begins, so whole words cannot be masked"):
+        word_starts(tokenizer)
+
+
+def test_bytes_of_a_word_are_hidden_all_or_none(make: Make) -> None:
+    recipe = make(MASKED, "bytes", whole_words=True, packing="pad", length=40)
+    corpus, store = corpus_of(recipe)
+    plain, segments = plain_rows(recipe, store, "train")
+    batch = rows_of(corpus.training(CPU), len(plain))
+    chosen, words = hidden(batch), 0
+    assert segments is not None
+    for row, marks, used in zip(plain, chosen, segments):
+        text = "".join(chr(i - 6) if i >= 6 else "\0" for i in row[used != 0])
+        for word in re.finditer(r" ?[^ \0]+", text):
+            assert len(set(marks[word.start() : word.end()].tolist())) == 1, text
+            words += 1
+    assert words > 1000
+    eligible = (plain >= 6) & (segments != 0)
+    assert 0.1 < chosen.sum() / eligible.sum() < 0.2
+    alone, _ = corpus_of(make(MASKED, "bytes", packing="pad", length=40))
+    assert (hidden(rows_of(alone.training(CPU), len(plain))) != chosen).any()
+
+
+def test_whole_words_of_words_are_the_tokens(make: Make) -> None:
+    batches = []
+    for whole in (False, True):
+        corpus, _ = corpus_of(make(MASKED, whole_words=whole))
+        batches.append(rows_of(corpus.training(CPU), 30))
+    assert torch.equal(batches[0].ids, batches[1].ids)
+
+
+def test_baselines_on_hidden_tokens_are_those_of_a_plain_count(make: Make) -> None:
+    corpus, store = corpus_of(make(MASKED, evaluate=50))
+    batch = corpus.heldout()
+    targets = batch.targets()[batch.predicted()].tolist()
+    stream = chain.from_iterable(part.tolist() for part in store.split("train", LENGTH).stream())
+    counts = Counter(token for token in stream if token >= 2)  # neither <end> nor <unk> is ever hidden
+    nats = [-math.log((counts[token] + 1) / (sum(counts.values()) + 40)) for token in targets]
+    found = baselines_of(corpus)
+    assert found.losses == pytest.approx({"uniform": math.log(40), "unigram": sum(nats) / len(nats)})
+    assert corpus.bytes_per_token is None and predictions_of(corpus) == {}
+    exact, _ = corpus_of(make(MASKED, "bytes"))
+    assert exact.bytes_per_token is None, "hidden bytes are not all bytes"
+
+
+def test_a_stream_can_be_masked(make: Make) -> None:
+    recipe = make(MASKED, stream="markov:12", evaluate=20)
+    corpus, stream = StreamCorpus(recipe), open_stream(recipe)
+    source = corpus.training(CPU)
+    assert source.order(0, 3, 5).rows.tolist() == [15, 16, 17, 18, 19]
+    batch = rows_of(source, 50)
+    whole = torch.where(batch.targets() == IGNORED, batch.ids, batch.targets())
+    assert torch.equal(whole, stream.rows(TRAIN, 50)[:, :-1].long())
+    assert (batch.ids == 12).any() and batch.ids.shape == (50, LENGTH)
+    parts = torch.cat([rows_of(source, first, first + 10).ids for first in range(0, 50, 10)])
+    assert torch.equal(parts, batch.ids), "whatever batch a row comes in"
+    held = corpus.heldout()
+    whole = torch.where(held.targets() == IGNORED, held.ids, held.targets())
+    assert torch.equal(whole, stream.rows(HELDOUT, 20)[:, :-1].long())
+    found = baselines_of(corpus)
+    assert found.losses["uniform"] == pytest.approx(math.log(12)) and set(found.losses) == {"uniform", "unigram"}
+    assert predictions_of(corpus) == {} and corpus.vocab_size == 13
+
+
+def test_a_masked_model_of_transformers_reads_masked_rows(make: Make, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 43, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**shape, intermediate_size=16, max_position_embeddings=LENGTH)
+    config.save_pretrained(tmp_path / "bert")
+    recipe = make({"family": "hf", "name": str(tmp_path / "bert")})
+    assert vocabulary(recipe) == 43
+    corpus, store = corpus_of(recipe)
+    mine = rows_of(corpus.training(CPU), 5)
+    ours = rows_of(StoreCorpus(make(MASKED), store).training(CPU), 5)
+    assert torch.equal(mine.ids, ours.ids) and torch.equal(mine.targets(), ours.targets())
+    found = evaluate_learner(make_learner(recipe, CPU), 0, 4, corpus)
+    assert found.loss == pytest.approx(math.log(43), abs=0.3) and set(found.baselines) == {"uniform", "unigram"}
+    workload = TrainingWorkload(recipe, Meter(CPU))
+    workload.accumulate(2)
+    workload.update()
+
+
+# --- latents
+
+
+def test_a_perceiver_predicts_its_latents_alone(make: Make) -> None:
+    recipe = make(PERCEIVER, evaluate=30)
+    corpus, store = corpus_of(recipe)
+    rows = store.split("train", LENGTH)
+    batch = rows_of(corpus.training(CPU), 4)
+    assert (batch.ids.numpy() == rows.rows(np.arange(4))).all()
+    assert batch.last == 5 and batch.predictions() == 4 * 5
+    assert corpus.training(CPU).order(1, 2, 3).rows.tolist() == rows.order(1, 2, 3).rows.tolist()
+    held = corpus.heldout()
+    assert held.last == 5
+    counts = Counter(chain.from_iterable(part.tolist() for part in rows.stream()))
+    targets = held.ids[:, -5:].flatten().tolist()
+    nats = [-math.log((counts[token] + 1) / (sum(counts.values()) + 42)) for token in targets]
+    assert baselines_of(corpus).losses["unigram"] == pytest.approx(sum(nats) / len(nats))
+    found = evaluate_learner(make_learner(recipe, CPU), 0, 8, corpus)
+    assert found.tokens == len(held.ids) * 5
+    assert found.loss_by_position[:-5] == (None,) * (LENGTH - 5) and None not in found.loss_by_position[-5:]
+    assert found.loss == pytest.approx(math.log(42), abs=0.2)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "pad"])
+def test_latents_of_packed_rows_leave_padding_out(make: Make, packing: str) -> None:
+    corpus, _ = corpus_of(make(PERCEIVER, packing=packing))
+    batch = rows_of(corpus.training(CPU), 6)
+    assert batch.segments is not None and batch.last == 5
+    expected = batch.segments[:, 1:] != 0
+    expected[:, :-5] = False
+    assert torch.equal(batch.predicted(), expected)
+
+
+def test_a_perceiver_on_a_stream_is_compared_at_its_latents(make: Make) -> None:
+    recipe = make(PERCEIVER, stream="markov:12", evaluate=6)
+    corpus, whole = StreamCorpus(recipe), StreamCorpus(make(SHAPE, stream="markov:12", evaluate=6))
+    batch = rows_of(corpus.training(CPU), 3)
+    assert batch.last == corpus.heldout().last == 5
+    mine, all_positions = baselines_of(corpus), baselines_of(whole)
+    for name, losses in all_positions.by_position.items():
+        assert mine.by_position[name] == losses and len(losses) == LENGTH
+        assert mine.losses[name] == pytest.approx(sum(losses[-5:]) / 5)
+    for name, p in predictions_of(whole).items():
+        assert torch.equal(predictions_of(corpus)[name], p[:, -5:])
+    scores = Watch(corpus)(make_learner(recipe, CPU), 4)
+    assert {"heldout_loss", "kl_of_unigram_in_context"} <= set(scores)
+    assert all(math.isfinite(score) for score in scores.values())
+
+
+# --- the same rows when measured, and a whole run
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "predictions", "segments"),
+    [
+        (SHAPE, {}, LENGTH, False),
+        (SHAPE, {"document_mask": True}, LENGTH, True),
+        (PERCEIVER, {}, 5, False),
+        (MASKED, {}, None, False),
+        (MASKED, {"packing": "pad"}, None, True),
+        (MASKED | {"classes": 3}, {"label": "class", "source": "csv:none.csv"}, 1, True),
+    ],
+    ids=["llama", "document_mask", "perceiver", "masked", "padded", "classes"],
+)
+def test_what_is_measured_is_what_is_trained(
+    make: Make, model: dict[str, Any], data: dict[str, Any], predictions: int | None, segments: bool
+) -> None:
+    workload = TrainingWorkload(make(model, **data), Meter(CPU))
+    batch = workload._rows(40)
+    assert (batch.segments is not None) == segments
+    found = batch.predictions() / 40
+    assert 1 <= found <= 0.4 * LENGTH if predictions is None else found == predictions
+    assert batch.inputs().ids.shape == (40, LENGTH)
+    workload.accumulate(2)
+    workload.update()
+    workload.validate(2)
+
+
+@pytest.mark.parametrize("model", [MASKED, PERCEIVER], ids=["masked_lm", "perceiver_ar"])
+def test_a_whole_run(make: Make, model: dict[str, Any], tmp_path: Path) -> None:
+    recipe, file = make(model), tmp_path / "recipe.toml"
+    file.write_text(dump(recipe))
+    profile = replace(write_profile(file), density=recipe_density(recipe))
+    profile.write(RunFolder.of(recipe).profile)
+    finished = run(recipe, Reporter(), Clock())
+    assert finished is not None
+    found = finished.evaluation
+    assert finished.outcome.steps == 20 and found.loss < found.baselines["uniform"] + 0.1
+    assert found.accuracy is None and (found.loss_by_position[0] is None) == (model is PERCEIVER)

@@ -1,0 +1,125 @@
+"""The schedule: progress without a jump, whatever is cut off, and a learning rate that is through at the end."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoestring.core.recipe import Train
+from shoestring.training.schedule import Schedule, learning_rate
+
+checked = settings(max_examples=100, deadline=None)
+
+totals = st.integers(1, 400)
+cuts = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=6)
+trains = st.builds(
+    Train,
+    batch=st.just(1),
+    lr=st.floats(1e-6, 1),
+    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    warmup=st.just(0.0) | st.floats(1e-3, 0.9),
+    final_lr=st.floats(0, 1),
+)
+
+
+def driven(total: int, cuts: list[tuple[float, float]]) -> tuple[list[float], list[Schedule]]:
+    """The progress after each half step of a run that is shortened where `cuts` say, and its schedules."""
+    schedule, step, seen = Schedule(total=total), 0, [0.0]
+    schedules = [schedule]
+    for where, share in cuts:
+        stop = step + int(where * (schedule.total - step))
+        while step < stop:
+            seen += [schedule.progress(step + 0.5), schedule.progress(step + 1)]
+            step += 1
+        left = schedule.total - step
+        if left < 2:
+            continue
+        shorter = schedule.ending(step, step + max(1, int(share * left)))
+        assert shorter.progress(step) == schedule.progress(step), "no jump where it is shortened"
+        schedule = shorter
+        schedules.append(schedule)
+    while step < schedule.total:
+        seen += [schedule.progress(step + 0.5), schedule.progress(step + 1)]
+        step += 1
+    return seen, schedules
+
+
+@given(totals)
+@checked
+def test_progress_of_a_whole_run_is_the_share_of_its_steps(total: int) -> None:
+    schedule = Schedule(total=total)
+    assert [schedule.progress(step) for step in range(total + 1)] == pytest.approx(
+        [s / total for s in range(total + 1)]
+    )
+
+
+@given(totals, cuts)
+@checked
+def test_progress_rises_from_zero_to_one_however_often_it_is_shortened(
+    total: int, cuts: list[tuple[float, float]]
+) -> None:
+    seen, _ = driven(total, cuts)
+    assert seen[0] == 0
+    assert seen[-1] == 1
+    assert all(after > before for before, after in pairwise(seen))
+
+
+@given(totals, cuts)
+@checked
+def test_a_shorter_schedule_never_goes_slower(total: int, cuts: list[tuple[float, float]]) -> None:
+    _, schedules = driven(total, cuts)
+    slopes = [schedule.progress(schedule.anchor_step + 1) - schedule.anchor_progress for schedule in schedules]
+    assert all(after >= before - 1e-12 for before, after in pairwise(slopes))
+    assert [schedule.total for schedule in schedules] == sorted(
+        (schedule.total for schedule in schedules), reverse=True
+    )
+
+
+@given(trains, totals, cuts)
+@checked
+def test_the_rate_stays_between_zero_and_the_peak_and_ends_decayed(
+    train: Train, total: int, cuts: list[tuple[float, float]]
+) -> None:
+    seen, _ = driven(total, cuts)
+    rates = [learning_rate(train, progress) for progress in seen]
+    assert all(0 <= rate <= train.lr for rate in rates)
+    end = train.lr if train.schedule == "constant" else train.lr * train.final_lr
+    assert rates[-1] == pytest.approx(end, rel=1e-9, abs=1e-15)
+    after = [rate for rate, progress in zip(rates, seen, strict=True) if progress >= train.warmup]
+    assert all(later <= earlier * (1 + 1e-12) for earlier, later in pairwise(after))
+
+
+@given(trains)
+@checked
+def test_the_warm_up_rises_in_a_line_to_the_peak(train: Train) -> None:
+    for share in (0.0, 0.25, 0.5, 0.999):
+        if train.warmup > 0:
+            assert learning_rate(train, share * train.warmup) == pytest.approx(share * train.lr, abs=1e-12)
+    assert learning_rate(train, train.warmup) == pytest.approx(train.lr)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "quarters"),
+    [
+        ("linear", [1.0, 0.775, 0.55, 0.325, 0.1]),
+        ("cosine", [1.0, 0.8681980515339464, 0.55, 0.2318019484660536, 0.1]),
+        ("constant", [1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_schedules_have_their_shapes(schedule: str, quarters: list[float]) -> None:
+    train = Train(batch=1, lr=2.0, schedule=schedule, warmup=0.2, final_lr=0.1)  # type: ignore[arg-type]
+    rates = [learning_rate(train, 0.2 + 0.8 * quarter / 4) for quarter in range(5)]
+    assert rates == pytest.approx([2.0 * share for share in quarters])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_the_rate_makes_no_jump(schedule: str) -> None:
+    train = Train(batch=1, lr=1.0, schedule=schedule, warmup=0.05)  # type: ignore[arg-type]
+    rates = [learning_rate(train, step / 10_000) for step in range(10_001)]
+    assert max(abs(b - a) for a, b in pairwise(rates)) < 0.0021
+
+
+def test_the_first_step_has_a_rate_above_zero() -> None:
+    train = Train(batch=1, lr=1.0, warmup=0.5)
+    assert learning_rate(train, Schedule(total=1000).progress(0.5)) > 0
