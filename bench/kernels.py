@@ -223,7 +223,7 @@ def main() -> None:
     if given.peers:
         from importlib.metadata import distributions
 
-        versions = {d.name: d.version for d in distributions(path=[str(given.peers)])}
+        versions = {d.name: d.version for d in distributions(path=[str(given.peers)]) if "liger" in d.name}
     write("kernels", {"shapes": found, "peers": versions}, given.out)
 
 

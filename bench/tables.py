@@ -34,9 +34,10 @@ def demo_table() -> str:
     for r in results("demo"):
         plan, outcome, evaluation = r["plan"], r["outcome"], r["evaluation"]
         error = outcome["seconds"] / plan["seconds"] - 1
+        bigram = (evaluation.get("baselines") or evaluation["strategies"])["bigram"]  # older records: strategies
         lines.append(
             f"| {_machine(r)} | {r['seconds']:.0f} s | {outcome['tokens'] / 1e6:.2f} M | {evaluation['loss']:.3f} | "
-            f"{evaluation['baselines']['bigram']:.3f} | {error:+.1%} | {r['commit']}, {r['date']} |\n"
+            f"{bigram:.3f} | {error:+.1%} | {r['commit']}, {r['date']} |\n"
         )
     return "".join(lines) + "\nEach by `python bench/demo.py`.\n"
 
@@ -89,7 +90,7 @@ def summary_table() -> str:
 def kernels_table() -> str:
     lines = []
     for r in results("kernels"):
-        lines += ["| model, layer | way | forward and backward | peak memory | error |\n", "|---|---|---|---|---|\n"]
+        lines += ["| model, layer | by | forward and backward | peak memory | error |\n", "|---|---|---|---|---|\n"]
         for name, layers in r["shapes"].items():
             for layer, ways in layers.items():
                 for way, found in ways.items():
