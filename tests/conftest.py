@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from commands import NO_FIGURES, Started
 from jaxtyping import install_import_hook
 
@@ -31,8 +30,14 @@ def _with_shapes(*packages: str) -> list[str]:
     return [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
 
 
-# shapes are checked wherever the checker is installed, but for GPUs, where models are compiled and so would it be
-if importlib.util.find_spec("beartype") and not torch.cuda.is_available():
+def _has_gpu() -> bool:
+    import torch  # after OMP_NUM_THREADS is set
+
+    return torch.cuda.is_available()
+
+
+# shapes are checked wherever the checker is installed, except on a GPU: models are compiled there, and so would it be
+if importlib.util.find_spec("beartype") and not _has_gpu():
     install_import_hook(_with_shapes("models", "hmm"), "beartype.beartype")
 
 TINY = """
