@@ -239,8 +239,7 @@ def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
 def _configurations(terminal: options.Terminal, recipe: Recipe, profile: Profile, devices: int) -> dict[str, Any]:
     from shoestring.planning.alternatives import RULE_HEAD, SPLIT_HEAD, beside_the_rule, configurations
 
-    if recipe.kind == "hmm":
-        raise PlanError("--configurations: an HMM has no effective batch to split; its micro-batch is in the plan")
+    recipe.need_network("--configurations: an HMM has no effective batch to split; its micro-batch is in the plan")
     rows, rules = (make(profile, recipe.batch, devices) for make in (configurations, beside_the_rule))
     terminal.table(f"Effective batch of {recipe.batch} rows on {profile.machine.device_name}", SPLIT_HEAD, rows)
     terminal.table("By free memory", RULE_HEAD, rules)

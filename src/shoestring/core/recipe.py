@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from shoestring.core.errors import UserError
 from shoestring.core.schema import AtLeast, Between, Each, MoreThan, Registered, encode
 from shoestring.core.specs import (
     CodeSpec,
@@ -293,6 +294,11 @@ class Recipe:
     def kind(self) -> str:
         """What is trained: "hmm", or the family of the network."""
         return self.model.family if self.hmm is None else "hmm"
+
+    def need_network(self, otherwise: str) -> None:
+        """Raise a UserError with this message if an HMM is trained."""
+        if self.kind == "hmm":
+            raise UserError(otherwise)
 
     @property
     def code(self) -> list[CodeSpec]:

@@ -15,13 +15,12 @@ _MASKED = ("masked", "whole_words", "label")
 
 def problems(recipe: Recipe) -> list[str]:
     """A line per problem, with the fields and what to do."""
-    found = _hmm_problems(recipe) if recipe.kind == "hmm" else []
-    found += _stream_problems(recipe) + _packing_problems(recipe.data)
+    fits_hmm = recipe.kind == "hmm"
+    found = _hmm_problems(recipe) if fits_hmm else _batch_problems(recipe) + _model_problems(recipe)
+    found += _stream_problems(recipe, fits_hmm) + _packing_problems(recipe.data)
     budget, name = recipe.budget, recipe.run.name
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
-    if recipe.kind != "hmm":
-        found += _batch_problems(recipe) + _model_problems(recipe)
     files = {str(Path(spec.file).expanduser()) for spec in recipe.code}
     if len({Path(file).name for file in files}) < len(files):
         found.append(
@@ -117,12 +116,12 @@ def _packing_problems(data: Data) -> list[str]:
     return found
 
 
-def _stream_problems(recipe: Recipe) -> list[str]:
+def _stream_problems(recipe: Recipe, fits_hmm: bool) -> list[str]:
     data, stream = recipe.data, recipe.stream_settings
     if data.stream is None:
         return [] if recipe.stream is None else ['stream: needs data.stream, such as stream = "hmm:runs/icll-hmm"']
     found = []
-    if recipe.kind == "hmm":
+    if fits_hmm:
         found.append(f'data.stream = "{data.stream}": an HMM is fitted to a source; a network is trained on a stream')
     if data.source != "stories":
         found.append(f'data.source = "{data.source}" and data.stream = "{data.stream}": give one of the two')

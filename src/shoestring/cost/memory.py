@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoestring.core.errors import UserError
 from shoestring.core.numeric import last_that_holds
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
@@ -97,8 +96,7 @@ def estimate_memory(
 
     For the transformers whose shape the recipe gives; other models must be measured.
     """
-    if recipe.kind == "hmm":
-        raise UserError("[hmm]: the memory of an HMM is measured, not estimated; run shoestring measure")
+    recipe.need_network("[hmm]: the memory of an HMM is measured, not estimated; run shoestring measure")
     model, train, length = recipe.model, recipe.train, recipe.data.length
     family, setting = transformer_of(model), setting_of(recipe, device)
     work = family.work(model, vocabulary, length, recipe.data.masked)

@@ -100,8 +100,7 @@ def plan_on_gpu(recipe: Recipe, vocabulary: int, gpu: str, devices: int = 1) -> 
 
     A hub data set is not read, so the plan says nothing about preparing it, nor about epochs.
     """
-    if recipe.kind == "hmm":
-        raise UserError("--gpu: is for networks; an HMM is measured with: shoestring measure RECIPE")
+    recipe.need_network("--gpu: is for networks; an HMM is measured with: shoestring measure RECIPE")
     ready, density, hub = ready_rows(recipe), None, recipe.data.source.kind == "hf"
     if ready is None and hub:
         ready = Ready(None, 0, "not looked at: a hub data set; preparing it is not in this plan")

@@ -37,8 +37,7 @@ class Exported(Record):
 def export_run(folder: RunFolder, target: Path, checkpoint: CheckpointSpec = LAST) -> Exported:
     """Write a run's weights (their running means where it keeps them) and a subword tokenizer to a new folder."""
     recipe = folder.read_recipe()
-    if recipe.kind == "hmm":
-        raise RunError(f"{folder.path}: the run of an HMM; transformers has no class for it")
+    recipe.need_network(f"{folder.path}: the run of an HMM; transformers has no class for it")
     ours = recipe.model.name is None
     if ours:
         format_of(recipe.model)  # raises an error where there is no counterpart

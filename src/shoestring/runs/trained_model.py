@@ -49,8 +49,7 @@ def start_from(model: LanguageModel, spec: Model, place: str) -> list[str]:
     if RunFolder(Path(place).expanduser()).recipe.is_file():
         folder = RunFolder.open(Path(place).expanduser())
         recipe = folder.read_recipe()
-        if recipe.kind == "hmm":
-            raise RunError(f"{where}: the run of an HMM, which has no weights")
+        recipe.need_network(f"{where}: the run of an HMM, which has no weights")
         _refuse_others(where, spec, recipe.model)
         return model.take_over(trained_weights(folder)[0], where)
     if model.pretrained is not None:
@@ -83,8 +82,7 @@ class LoadedRun(NamedTuple):
 def load_run(folder: RunFolder, checkpoint: CheckpointSpec = LAST, device: torch.device | None = None) -> LoadedRun:
     """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
     recipe = folder.read_recipe()
-    if recipe.kind == "hmm":
-        raise RunError(f"{folder.path} is the run of an HMM, not of a network")
+    recipe.need_network(f"{folder.path} is the run of an HMM, not of a network")
     if not folder.tokenizer.is_file():
         raise RunError(f"{folder.path} has no {folder.tokenizer.name} yet: it has not begun to train")
     tokenizer = read_tokenizer(folder.tokenizer)

@@ -40,8 +40,7 @@ class Counted(NamedTuple):
 
 
 def recipe_accounting(recipe: Recipe, vocabulary: int) -> Accounting:
-    if recipe.kind == "hmm":
-        raise UserError("this recipe has an [hmm] section: scaling laws count the parameters and FLOPs of networks")
+    recipe.need_network("this recipe has an [hmm] section: scaling laws count the parameters and FLOPs of networks")
     return accounting(recipe.model, vocabulary, recipe.data.length, recipe.data.masked)
 
 

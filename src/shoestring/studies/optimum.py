@@ -52,8 +52,7 @@ def read_speed(path: Path, count: Counting) -> Measured:
     if not folder.profile.is_file():
         raise UserError(f"{path}: there is no {folder.profile}; measure first: shoestring measure RECIPE")
     recipe, profile = folder.read_recipe(), Profile.read(folder.profile)
-    if recipe.kind == "hmm":
-        raise UserError(f"{path}: the profile of an HMM does not give the speed of a network")
+    recipe.need_network(f"{path}: the profile of an HMM does not give the speed of a network")
     split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory)
     tokens = recipe.batch * row_predictions(recipe) / split.step_seconds
     return Measured(

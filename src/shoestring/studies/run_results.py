@@ -77,8 +77,7 @@ def read_trained(path: Path, count: Count) -> Trained:
     """Read a finished run; raises UserError with the reason where it cannot be a point of a law."""
     folder = RunFolder.open(path)
     recipe = folder.read_recipe()
-    if recipe.kind == "hmm":
-        raise UserError(f"{path} is the fit of an HMM; scaling laws are for networks")
+    recipe.need_network(f"{path} is the fit of an HMM; scaling laws are for networks")
     for file, missing in ((folder.done, "is not finished"), (folder.evaluation, "has no evaluation")):
         if not file.is_file():
             raise UserError(f"{path} {missing}: it has no {file.name}; continue with: shoestring train {folder.recipe}")
