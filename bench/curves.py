@@ -22,6 +22,6 @@ def loss_curves(losses: Mapping[str, Sequence[float]], unit: str, what: str) -> 
     scale = {"domain": list(losses), "range": list(PALETTE[: len(losses)])}
     colour = {"field": "what", "type": "nominal", "legend": None, "scale": scale}
     x = {"field": "epoch", "type": "quantitative", "title": unit, "scale": {"domain": [1, last], "nice": False}}
-    y = {"field": "loss", "type": "quantitative", "title": f"{what}, nats a token", "scale": {"zero": False}}
+    y = {"field": "loss", "type": "quantitative", "title": f"{what}, nats per token", "scale": {"zero": False}}
     lines = [_line(values, name, 2.0, x, y, colour) for name in losses]
     return layers([*lines, _labels(_apart(ends, values), x, y, colour)])

@@ -180,7 +180,7 @@ class Spent(NamedTuple):
 
 
 def spent_by(command: Sequence[str | Path]) -> Spent:
-    """Run a command and look at its processes fifty times a second.
+    """Run a command and look at its processes fifty times per second.
 
     Not by ru_maxrss: a process inherits that of the one that started it, and it says nothing of workers which another
     process started. VmHWM begins anew with a program, and stays: only what a process takes in its last 20 ms is missed.

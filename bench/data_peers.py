@@ -2,7 +2,7 @@
 
     python bench/data_peers.py --peer NAME --folder F --tokens N [--peers FOLDER] [--workers 0 1 2]
 
-prints one JSON line: for every form of the peer the rows and tokens a second of its fastest number of workers, which
+prints one JSON line: for every form of the peer the rows and tokens per second of its fastest number of workers, which
 rows of an epoch came, and how long a fresh process needs to resume at a given batch. `measure` is for other scripts.
 
 Row i is tokens[1024 i : 1024 i + 1025], uint16 on disk; a batch is (256, 1025) int64 in the main process. All peers
@@ -342,7 +342,7 @@ PEERS = {
 
 
 def speed(job: Job, warm: int, batches: int, repeats: int) -> dict[str, Any]:
-    """Rows a second over `repeats` stretches of one epoch, the first `warm` batches apart; the median counts."""
+    """Rows per second over `repeats` stretches of one epoch, the first `warm` batches apart; the median counts."""
     for path in (job.tokens, *job.folder.rglob("*")):
         if path.is_file():
             path.read_bytes()  # into the page cache

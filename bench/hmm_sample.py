@@ -152,7 +152,7 @@ def speeds(states: int, symbols: int, device: torch.device, rows: int, repeats: 
 
 
 def to_a_file(device: torch.device, folder: Path, gigabytes: float) -> dict[str, Any]:
-    """Bytes a second of our store, and of the same bytes written plainly; and the peak of memory at two sizes."""
+    """Bytes per second of our store, and of the same bytes written plainly; and the peak of memory at two sizes."""
     stream = HmmStream(*tables(200, 200), seed=0, length=LENGTH, symbols="sequence")
     each = shard_rows(LENGTH, 200)
 

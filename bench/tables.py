@@ -148,7 +148,7 @@ def sample_table() -> str:
                 other = s["pomegranate_tokens_per_second"]
                 cells += [_rate(other), "–" if other is None else f"{ours['sequence'] / other:,.0f}"]
             lines.append(f"| {' | '.join(cells)} |\n")
-        lines.append(f"\nTokens a second, by `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n\n")
+        lines.append(f"\nTokens per second, by `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n\n")
         same, file, training = r["golden"], r["file"], r["training"]
         disk = [f"{file[name] / 1e9:.2f} GB/s" for name in ("ours_bytes_per_second", "disk_bytes_per_second")]
         lines.append(

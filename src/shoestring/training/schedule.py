@@ -15,7 +15,7 @@ from shoestring.core.recipe import Train
 _SETTLED_STEPS = 5
 _SETTLED_SECONDS = 2.0
 _SLACK, _EARLY_SLACK = 0.01, 0.05
-"""An overshoot below this fraction of the remaining time is ignored for now. Early means that less than a third of the
+"""An overshoot below this fraction of the remaining time is ignored. Early means that less than a third of the
 steps are done: a slow moment says little then, and much time is left to correct."""
 _STILL_IDLE, _UNCERTAIN = 0.5, 0.02
 """What a lengthened schedule leaves, lest a slow moment shorten it again: this fraction of the permitted idle time, and

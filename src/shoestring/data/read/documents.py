@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -162,7 +163,7 @@ class Part(Protocol):
         ...
 
 
-class Corpus:
+class Corpus(ABC):
     """A source of documents."""
 
     parts: Sequence[Part]
@@ -172,6 +173,6 @@ class Corpus:
         """The documents of all parts in order."""
         return itertools.chain.from_iterable(part.documents(skipped) for part in self.parts)
 
+    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What distinguishes this corpus from any other; part of the store's fingerprint."""
-        raise NotImplementedError
