@@ -47,7 +47,7 @@ class Terminal(Reporter):
         """Print a table; a last column without room for its words is printed below it, line by line."""
         rows = list(rows)
         *widths, last = (max(map(len, column)) for column in zip(head, *rows))
-        below = len(head) > 2 and self.console.width - sum(widths) - 3 * len(head) < min(last, _NARROW)
+        below = len(head) > 2 and last > _NARROW > self.console.width - sum(widths) - 3 * len(head)
         shown = len(head) - below
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(head[:shown]):
