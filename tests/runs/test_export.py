@@ -155,7 +155,7 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
         export_run(run, tmp_path / "out")
     hmm = RunFolder(tmp_path / "hmm")
     hmm.claim(Recipe(budget=Budget(epochs=1), data=Data(tokenizer="words:9", documents=Count(9)), hmm=Hmm()))
-    with pytest.raises(RunError, match="an HMM"):
+    with pytest.raises(UserError, match="an HMM"):
         export_run(hmm, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
