@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
 
     @property
     def end(self) -> int | None:
-        """The id that ends a document; None if there is none."""
+        """The id that ends a document, or None."""
         ...
 
     def encode(self, text: str) -> Tokens:
