@@ -68,6 +68,41 @@ def test_three_mistakes_are_three_lines_with_field_value_and_what_is_allowed(wri
     assert schedule == 'train.schedule = "cosin": must be one of "cosine", "linear", "constant"'
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    ["[train]\nbacth = 4\nbatch = 4\n", '[train]\nbatch = 4\nlr = "x"\n', "[train]\nbatch = 4\n[evalute]\nrows = 4\n"],
+)
+def test_a_field_that_cannot_be_read_does_not_hide_contradictions(wrong: str, write: Write) -> None:
+    lines = problems(write("[budget]\nsteps = 10\n[model]\nwidth = 256\nheads = 3\n" + wrong))
+    assert len(lines) == 2
+    assert any(line.startswith("model.heads = 3: must divide model.width = 256") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        LEAST + "[model]\nwidht = 300\nheads = 12\n",
+        LEAST + '[model]\nwidth = "wide"\nheads = 12\n',
+        LEAST + '[model]\nfamily = "perceiver"\nlatents = 4\n',
+        '[budget]\ntime = "2 hous"\n[train]\nbatch = 4\n',
+        '[budget]\ntiem = "2h"\n[train]\nbatch = 4\n',
+        '[budgt]\ntime = "2h"\n[train]\nbatch = 4\n',
+        "[budget]\nsteps = 10\n[train]\nbacth = 4\n",
+        '[budget]\nsteps = 10\n[train]\nbatch = "four"\nper_device = 3\n',
+        "train = 4\n[budget]\nsteps = 10\n",
+        "[budget]\nsteps = 10\n[train]\ntokens = 1024\nper_device = 3\n[data]\nlenght = 128\n",
+    ],
+)
+def test_what_follows_only_from_a_mistake_is_no_second_problem(recipe: str, write: Write) -> None:
+    assert len(problems(write(recipe))) == 1
+
+
+def test_a_file_of_code_that_is_missing_does_not_hide_other_mistakes(write: Write) -> None:
+    lines = problems(write(LEAST + '[model]\nfamily = "absent.py:Net"\nwidht = 4\n'))
+    assert len(lines) == 2
+    assert "widht" in lines[0] and "absent.py" in lines[1]
+
+
 def test_the_message_has_the_file_the_count_and_every_line(write: Write) -> None:
     path = write(LEAST + "lr = 0\nbeta1 = 1\n")
     with pytest.raises(RecipeError) as caught:

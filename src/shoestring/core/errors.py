@@ -111,7 +111,12 @@ def storage_error(doing: str, path: str | Path, cause: OSError) -> StorageError:
     return StorageError(f"cannot {doing} {path}: {reason}")
 
 
+def closest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that resembles `name` most; None: none does."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """A hint with the closest known name, or with all of them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    close = closest(name, known)
+    return f"known: {', '.join(known)}" if close is None else f"did you mean {close!r}?"

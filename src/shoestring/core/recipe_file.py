@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.errors import RecipeError, nearest, storage_error
+from shoestring.core.errors import RecipeError, UserError, closest, nearest, storage_error
 from shoestring.core.recipe import CODE, Recipe
-from shoestring.core.schema import decode, encode
+from shoestring.core.schema import Problem, decode, encode
 from shoestring.core.specs import is_code
 from shoestring.core.validation import problems as validation_problems
 
@@ -69,12 +69,15 @@ def build(values: Mapping[str, Any], where: str, problems: list[str] | None = No
     tables = {section: dict(table) if isinstance(table, dict) else table for section, table in values.items()}
     for (section, name), new in RENAMED.items():
         if isinstance(tables.get(section), dict) and tables[section].pop(name, None) is not None:
-            problems.append(f"{section}.{name}: is now called {new}")
-    before = len(problems)
-    recipe: Recipe | None = decode(Recipe, tables, "", problems)
-    if len(problems) == before and recipe is not None:
-        problems += validation_problems(recipe)
-    if problems or recipe is None:
+            problems.append(Problem(f"{section}.{name}: is now called {new}", new))
+    recipe: Recipe = decode(Recipe, tables, "", problems)
+    try:
+        problems += validation_problems(recipe, {line.field for line in problems if isinstance(line, Problem)})
+    except UserError as cause:  # the user's own file cannot be read
+        if not problems:
+            raise
+        problems.append(str(cause))
+    if problems:
         raise RecipeError(where, problems)
     return recipe
 
@@ -136,7 +139,11 @@ def _put(values: dict[str, Any], field: str, value: Any, shown: str, problems: l
         return
     known = list(Recipe.__dataclass_fields__)
     if section not in known:
-        problems.append(f"{shown}: unknown section {section!r}; {nearest(section, known)}")
+        problems.append(
+            Problem(
+                f"{shown}: unknown section {section!r}; {nearest(section, known)}", closest(section, known) or section
+            )
+        )
     elif isinstance(table := values.setdefault(section, {}), dict):
         table[name] = value
 

@@ -1,7 +1,8 @@
 """Plain mappings to frozen dataclasses and back, strictly, with every problem found in one pass.
 
 Recipes (TOML) and records (JSON) go through the same `decode`. It collects unknown fields, missing fields, wrong types
-and values out of bounds, each as one line with the field, the value and what is allowed. Limits are part of the type:
+and values out of bounds, each as one line with the field, the value and what is allowed. All other fields are read, so
+that a recipe is checked further. Limits are part of the type:
 `width: Annotated[int, AtLeast(1), "channels of the residual stream"]`; a plain string there is the field's help.
 
 A record is a versioned JSON file, written by one command for the next: a frozen dataclass with a `SCHEMA` such as
@@ -20,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from shoestring.core.errors import RecordError, VersionError, nearest, storage_error
+from shoestring.core.errors import RecordError, VersionError, closest, nearest, storage_error
 from shoestring.core.files import write_whole
 from shoestring.core.registry import registry
 from shoestring.core.specs import Spec, is_code
@@ -80,6 +81,18 @@ class Each:
         return next((f'"{item}" {text}' for item in value if (text := self.limit.problem(item))), None)
 
 
+class Problem(str):
+    """A line for people about a field that could not be read."""
+
+    field: str
+    """The path of the field; for a misspelt name, that of the field it resembles."""
+
+    def __new__(cls, text: str, field: str) -> Self:
+        line = super().__new__(cls, text)
+        line.field = field
+        return line
+
+
 @cache
 def hints(cls: type) -> dict[str, Any]:
     """The resolved types of a dataclass's fields, with `Annotated`."""
@@ -87,23 +100,31 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 def decode(cls: type, values: Mapping[str, Any], where: str, problems: list[str]) -> Any:
-    """An instance of the dataclass `cls`, or None with lines added to `problems`; `where` is the path ("" at top)."""
+    """An instance of the dataclass `cls`, with lines added to `problems`; `where` is the path ("" at top).
+
+    A field with a problem has its default; None if it has none.
+    """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     kind = "section" if not where else "field"
-    unknown = [name for name in values if name not in fields]
-    problems += [f"{_join(where, name)}: unknown {kind}; {nearest(name, list(fields))}" for name in unknown]
-    before, decoded = len(problems), {}
+    for name in (name for name in values if name not in fields):
+        meant = closest(name, list(fields)) or name
+        text = f"{_join(where, name)}: unknown {kind}; {nearest(name, list(fields))}"
+        problems.append(Problem(text, _join(where, meant)))
+    decoded, is_whole = {}, True
     for name, field in fields.items():
-        path = _join(where, name)
-        if name in values:
-            decoded[name] = decode_value(hints(cls)[name], values[name], path, problems)
+        path, before = _join(where, name), len(problems)
+        value = decode_value(hints(cls)[name], values[name], path, problems) if name in values else None
+        if name in values and (len(problems) == before or dataclasses.is_dataclass(value)):
+            decoded[name] = value
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            problems.append(f"{path}: missing; it must be given")
-    return cls(**decoded) if len(problems) == before else None
+            is_whole = False
+            if name not in values:
+                problems.append(Problem(f"{path}: missing; it must be given", path))
+    return cls(**decoded) if is_whole else None
 
 
 def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """`value` as the type `kind`; None with a line added to `problems` on a mismatch."""
+    """`value` as the type `kind`, with lines added to `problems` on a mismatch; then None, or what a dataclass has."""
     limits: list[Any] = []
     if get_origin(kind) is Annotated:
         kind, *limits = get_args(kind)
@@ -119,17 +140,17 @@ def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
                 break
     if attempt:
         problems.extend(attempt)
-        return None
+        return result if dataclasses.is_dataclass(result) else None
     for limit in limits:
         if not isinstance(limit, str) and (text := limit.problem(result)):
-            problems.append(f"{path} = {_show(value)}: {text}")
+            problems.append(Problem(f"{path} = {_show(value)}: {text}", path))
             return None
     return result
 
 
 def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     def wrong(expected: str) -> None:
-        problems.append(f"{path} = {_show(value)}: must be {expected}")
+        problems.append(Problem(f"{path} = {_show(value)}: must be {expected}", path))
 
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
@@ -158,7 +179,7 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         if not isinstance(value, str):
             return wrong("a text in quotes")
         if problem := kind(value).problem():
-            problems.append(f"{path} = {_show(value)}: {problem}")
+            problems.append(Problem(f"{path} = {_show(value)}: {problem}", path))
         return kind(value)
     if kind is Any:
         return value
@@ -182,12 +203,12 @@ def _decode_unit(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if isinstance(value, kind):
         return value
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        problems.append(f"{path} = {_show(value)}: must be a text such as {_UNITS[kind][1]}")
+        problems.append(Problem(f"{path} = {_show(value)}: must be a text such as {_UNITS[kind][1]}", path))
         return None
     try:
         return kind.parse(value if isinstance(value, str) else repr(value).removesuffix(".0"))
     except ValueError as cause:
-        problems.append(f"{path} = {_show(value)}: {cause}")
+        problems.append(Problem(f"{path} = {_show(value)}: {cause}", path))
         return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 from shoestring.core.family import family_of
@@ -13,8 +15,18 @@ _MASKED = ("masked", "whole_words", "label")
 """Fields of `[data]` that only some families read."""
 
 
-def problems(recipe: Recipe) -> list[str]:
-    """A line per problem, with the fields and what to do."""
+def problems(recipe: Recipe, unread: Collection[str] = ()) -> list[str]:
+    """A line per problem, with the fields and what to do.
+
+    The fields `unread` have their defaults, as what was given could not be read: a line that names one of them, or a
+    whole section of one, is left out.
+    """
+    names = {part for field in unread for part in (field, f"{field.partition('.')[0]}:")}
+    named = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in names) or r"(?!)")
+    return [line for line in _problems(recipe) if not named.search(line)]
+
+
+def _problems(recipe: Recipe) -> list[str]:
     fits_hmm = recipe.kind == "hmm"
     found = _hmm_problems(recipe) if fits_hmm else _batch_problems(recipe) + _model_problems(recipe)
     found += _stream_problems(recipe, fits_hmm) + _packing_problems(recipe.data)
@@ -41,7 +53,10 @@ def _batch_problems(recipe: Recipe) -> list[str]:
     if train.tokens is not None and int(train.tokens) % length:
         return [f"train.tokens = {train.tokens}: must be a multiple of data.length = {length}"]
     if train.per_device is not None and recipe.batch % train.per_device:
-        return [f"train.per_device = {train.per_device}: must divide the effective batch of {recipe.batch} rows"]
+        rows = f"{recipe.batch} rows (train.batch)"
+        if train.tokens is not None:
+            rows = f"{recipe.batch} rows (train.tokens ÷ data.length)"
+        return [f"train.per_device = {train.per_device}: must divide the effective batch of {rows}"]
     return []
 
 
