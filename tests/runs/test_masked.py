@@ -78,13 +78,27 @@ def corpus_of(recipe: Recipe) -> tuple[Corpus, Store]:
 
 
 def plain_rows(recipe: Recipe, store: Store, split: str) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """All rows of a split without their last token, and their documents where they are packed."""
+    """All rows of a split without their last token, within [CLS] and [SEP] where there are any; and their documents
+    where they are packed."""
+    special = special_tokens(store.tokenizer)
+    first, last = list(special.prefix), list(special.suffix)
+    length = recipe.data.length - len(first) - len(last)
     if recipe.data.packing == "concat":
-        rows = store.split(split, recipe.data.length)
-        return rows.rows(np.arange(len(rows)))[:, :-1], None
-    source = PackedSource(store, split, recipe.data.length, recipe.data.packing)
-    ids, segments = source.rows(np.arange(len(source)))
-    return ids[:, :-1], segments[:, :-1]
+        rows = store.split(split, length)
+        return np.array([first + row[:-1] + last for row in rows.rows(np.arange(len(rows))).tolist()]), None
+    source = PackedSource(store, split, length, recipe.data.packing)
+    plain, documents = [], []
+    for ids, segments in zip(*(part[:, :-1].tolist() for part in source.rows(np.arange(len(source))))):
+        while segments[-1] == 0:
+            ids.pop(), segments.pop()
+        if ids[-1] == store.manifest.end:
+            ids.pop(), segments.pop()
+        inside = first + ids + last
+        within = [segments[0]] * len(first) + segments + [segments[-1]] * len(last)
+        padding = [0] * (recipe.data.length - len(inside))
+        plain.append(inside + padding)
+        documents.append(within + padding)
+    return np.array(plain), np.array(documents)
 
 
 def rows_of(source: TokenSource, *numbers: int) -> Batch:
@@ -120,6 +134,101 @@ def test_masked_rows_are_the_store_s_with_some_tokens_hidden(make: Make, packing
     masked = (ids[chosen] == special.mask).mean()
     assert abs(masked - 0.8) < 5 * math.sqrt(0.8 * 0.2 / chosen.sum())
     assert batch.predictions() == chosen.sum()
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "<s>",
+    "</s>",
+    "<cls>",
+    "the",
+    "very",
+    "small",
+    "cat",
+    "sat",
+    "on",
+]
+TEMPLATES = {"bert": "[CLS] $A [SEP]", "roberta": "<s> $A </s>", "llama": "<s> $A", "t5": "$A </s>", "none": None}
+
+
+def save_words(path: Path, template: str | None) -> Any:
+    """A tokenizer of some words with the post-processor of a well-known one, at `path`."""
+    library = pytest.importorskip("tokenizers")
+    backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    if template is None:
+        backend.add_special_tokens(["[PAD]", "</s>"])
+    else:
+        backend.add_special_tokens(WORDS[:7])
+        marks = [(word, WORDS.index(word)) for word in template.split() if word != "$A"]
+        backend.post_processor = library.processors.TemplateProcessing(single=template, special_tokens=marks)
+    backend.save(str(path))
+    return backend
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_rows_of_one_document_are_what_the_tokenizer_makes_of_it(make: Make, tmp_path: Path, kind: str) -> None:
+    backend = save_words(tmp_path / "words.json", TEMPLATES[kind])
+    recipe = make(MASKED, f"file:{tmp_path}/words.json", packing="pad", masked=1.0, length=7)
+    corpus, store = corpus_of(recipe)
+    source = corpus.training(CPU)
+    batch = rows_of(source, len(plain_rows(recipe, store, "train")[0]))
+    assert batch.segments is not None
+    whole = torch.where(batch.targets() == IGNORED, batch.ids, batch.targets())
+    backend.enable_truncation(7)
+    texts = (tmp_path / "corpus.txt").read_text().splitlines()
+    expected = Counter(tuple(backend.encode(text).ids) for text in texts)
+    found = Counter(tuple(ids[used != 0].tolist()) for ids, used in zip(whole, batch.segments))
+    assert len(expected) > 4
+    seen = {ids: number for ids, number in found.items() if ids in expected}
+    assert len(seen) == len(expected), "the first row of every text"
+    marks = [WORDS.index(word) for word in (TEMPLATES[kind] or "").split() if word != "$A"]
+    assert not np.isin(batch.targets().numpy(), [*marks, 0, 4]).any(), "special tokens are never predicted"
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "pad"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "bert"])
+def test_every_row_begins_with_cls_and_ends_with_sep(make: Make, tmp_path: Path, packing: str, tokenizer: str) -> None:
+    first, last = (4, 5) if tokenizer == "bytes" else (2, 3)
+    if tokenizer == "bert":
+        save_words(tmp_path / "words.json", TEMPLATES["bert"])
+        tokenizer = f"file:{tmp_path}/words.json"
+    corpus, _ = corpus_of(make(MASKED, tokenizer, packing=packing, masked=1.0))
+    batch = corpus.heldout()
+    used = torch.ones_like(batch.ids) if batch.segments is None else batch.segments != 0
+    assert batch.ids.shape[1] == LENGTH
+    for ids, there in zip(batch.ids, used.bool()):
+        row = ids[there].tolist()
+        assert row[0] == first and row[-1] == last and row.count(first) == 1, row
+
+
+def test_every_token_of_a_document_is_in_one_row(make: Make) -> None:
+    recipe = make(MASKED, "bytes", packing="pad", masked=1.0)
+    corpus, store = corpus_of(recipe)
+    batch = rows_of(corpus.training(CPU), len(plain_rows(recipe, store, "train")[0]))
+    tokens = Counter(batch.targets()[batch.predicted()].tolist())
+    stream = chain.from_iterable(part.tolist() for part in store.split("train", LENGTH).stream())
+    assert tokens == Counter(token for token in stream if token >= 6)
+
+
+def test_rows_without_room_for_text_are_refused(make: Make) -> None:
+    with pytest.raises(DataError, match=r"data\.length = 2: .* 2 special tokens around each row.*at least 3"):
+        corpus_of(make(MASKED, "bytes", length=2))
+    assert recipe_density(make(MASKED, "bytes")).row_specials == 2  # type: ignore[union-attr]
+    assert recipe_density(make(MASKED)).row_specials == recipe_density(make(SHAPE, "bytes")).row_specials == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.realdata
+def test_the_class_token_of_xlnet_is_moved_to_the_front() -> None:
+    path = Path(__file__).parents[3] / "shared" / "data" / "tokenizers" / "xlnet-base-cased" / "tokenizer.json.gz"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    found = special_tokens(load_subwords(f"file:{path}"))
+    assert (found.prefix, found.suffix) == ((3,), (4,))
 
 
 def test_padding_with_the_id_of_a_word_is_never_hidden(make: Make, tmp_path: Path) -> None:
@@ -195,10 +304,10 @@ def test_held_out_rows_in_which_nothing_is_hidden_are_refused(make: Make) -> Non
 
 def test_a_mask_is_the_tokenizer_s_own_or_one_id_more(make: Make) -> None:
     found = special_tokens(ByteTokenizer())
-    assert (found.vocab_size, found.mask, found.first, found.last) == (262, 3, 4, 5)
+    assert (found.vocab_size, found.mask, found.prefix, found.suffix) == (262, 3, (4,), (5,))
     assert found.fixed == tuple(range(6)) and found.plain.tolist() == list(range(6, 262))
     found = special_tokens(WordTokenizer(40, ()))
-    assert (found.vocab_size, found.mask, found.first, found.fixed) == (43, 42, None, (0, 1, 42))
+    assert (found.vocab_size, found.mask, found.prefix, found.suffix) == (43, 42, (), ()) and found.fixed == (0, 1, 42)
     found = special_tokens(SymbolTokenizer(9))
     assert (found.vocab_size, found.mask, found.fixed) == (10, 9, (9,))
     for tokenizer, size in (("bytes", 262), ("words:40", 43)):
@@ -223,14 +332,15 @@ def test_subwords_have_their_own_tokens(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "pieces.json"))
     tokenizer = load_subwords(f"file:{tmp_path}/pieces.json")
     found = special_tokens(tokenizer)
-    assert (found.vocab_size, found.mask, found.first, found.last, found.fixed) == (8, 4, 2, 3, (0, 1, 2, 3, 4))
+    assert (found.vocab_size, found.mask, found.prefix, found.suffix) == (8, 4, (2,), (3,))
+    assert found.fixed == (0, 1, 2, 3, 4)
     assert word_starts(tokenizer).tolist() == [True] * 6 + [False, True]
 
     plain = library.Tokenizer(library.models.BPE({"a": 0, "b": 1, "<eos>": 2}, []))
     plain.save(str(tmp_path / "plain.json"))
     tokenizer = load_subwords(f"file:{tmp_path}/plain.json")
     found = special_tokens(tokenizer)
-    assert (found.vocab_size, found.mask, found.first, found.fixed) == (4, 3, None, (2, 3))
+    assert (found.vocab_size, found.mask, found.prefix, found.fixed) == (4, 3, (), (2, 3))
     with pytest.raises(DataError, match="do not show where a word begins, so whole words cannot be masked"):
         word_starts(tokenizer)
 

@@ -65,8 +65,9 @@ def prepare(recipe: Path, overrides: tuple[str, ...], shard: str, terminal: opti
 def _packed(store: Store, split: str, recipe: Recipe) -> tuple[str, str]:
     """The rows of a split, and what became of its tokens."""
     from shoestring.data.pack.packed import PackedSource
+    from shoestring.runs.prepare import specials_per_row
 
-    length, packing = recipe.data.length, recipe.data.packing
+    length, packing = recipe.data.length - specials_per_row(recipe), recipe.data.packing
     if packing == "concat":
         rows = store.split(split, length)
         used = len(rows) * (length + 1) if store.manifest.row else len(rows) * length + 1

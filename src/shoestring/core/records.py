@@ -81,6 +81,8 @@ class Density(Record):
     entries_per_gb_error: float | None = None
     alone_seconds: float | None = None
     """To prepare the sample in this process alone; None: there is no other."""
+    row_specials: int = 0
+    """Special tokens around the text of each row, which hold none of it."""
 
     def methods(self) -> list[tuple[float, float]]:
         """(start-up seconds, seconds per document) of this process alone, and of several processes."""

@@ -61,6 +61,11 @@ class StoreCorpus:
         self.tokenizer = store.tokenizer
         self.vocab_size, self.masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
         self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
+        if self.masks is not None:
+            special = self.masks["train"].special
+            self._length = special.room(recipe.data.length)
+            if special.prefix or special.suffix:  # rows of this layout are not those of the plain tokens
+                self.fingerprint += "-framed"
         self._data, self._seed = recipe.data, recipe.run.seed
         self._last = family_of(recipe.model).last_predictions(recipe.model)
 
@@ -83,9 +88,9 @@ class StoreCorpus:
     def _open(self, split: str) -> RowsOfStore:
         data = self._data
         if data.packing != "concat":
-            return RowsOfStore(PackedSource(self._store, split, data.length, data.packing), data.document_mask)
+            return RowsOfStore(PackedSource(self._store, split, self._length, data.packing), data.document_mask)
         seed = derive(self._seed, "shift") if data.random_offset and split == "train" else None
-        return RowsOfStore(self._store.split(split, data.length, seed), data.document_mask)
+        return RowsOfStore(self._store.split(split, self._length, seed), data.document_mask)
 
     @cached_property
     def bytes_per_token(self) -> float | None:

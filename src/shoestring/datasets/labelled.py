@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe
+from shoestring.data.pack.frame import frame_rows
 from shoestring.data.pack.order import Index, RowIndex, step_rows
 from shoestring.data.read.labels import Labelled, read_labelled
 from shoestring.data.store.shards import dtype_for
@@ -26,11 +27,10 @@ class Documents:
     """The ids of documents, each cut to `length`, and their classes."""
 
     def __init__(self, documents: Iterator[Labelled], tokenizer: Tokenizer, length: int):
-        special = special_tokens(tokenizer)
-        self.length, self._first, self._last = length, special.first, special.last
-        room = max(0, length - (special.first is not None) - (special.last is not None))
+        self.length, self._special = length, special_tokens(tokenizer)
+        room = max(0, length - len(self._special.prefix) - len(self._special.suffix))
         ids, sizes, labels, held_out = [], [], [], []
-        kind = dtype_for(special.vocab_size)
+        kind = dtype_for(self._special.vocab_size)
         while some := list(itertools.islice(documents, _AT_A_TIME)):
             tokens, count = tokenizer.encode_batch([document.text for document in some])
             places = np.arange(len(tokens)) - np.repeat(np.cumsum(count) - count, count)
@@ -45,22 +45,14 @@ class Documents:
         self.held_out = np.concatenate([nothing.astype(np.bool_), *held_out])
 
     def batch(self, numbers: Index) -> Batch:
-        """Documents by number as rows of `length`: first token, text, last token and padding.
-
-        The first and last tokens are left out if the tokenizer has none.
-        """
-        begin = int(self._first is not None)
-        sizes, places = self._sizes[numbers, None], np.arange(self.length)[None] - begin  # (n, 1), (1, length)
-        inside = (places >= 0) & (places < sizes)
-        ids = np.zeros(inside.shape, dtype=np.int64)
-        ids[inside] = self._ids[(self._starts[numbers, None] + places)[inside]]
-        if self._first is not None:
-            ids[:, 0] = self._first
-        if self._last is not None:
-            ids[places == sizes] = self._last
-        segments = (places < sizes + (self._last is not None)).astype(np.int64)
-        wanted = self.labels[numbers, None]
-        return Batch(torch.from_numpy(ids), torch.from_numpy(segments), wanted=torch.from_numpy(wanted))
+        """Documents by number as rows of `length`: text within the tokenizer's special tokens, then padding."""
+        sizes, places = self._sizes[numbers, None], np.arange(self.length)  # (n, 1), (length,)
+        inside = places < sizes
+        text = np.zeros(inside.shape, dtype=np.int64)
+        text[inside] = self._ids[(self._starts[numbers, None] + places)[inside]]
+        framed = frame_rows(text, inside.astype(np.int64), self._special, end=None)
+        ids, segments = (torch.from_numpy(part[:, : self.length]) for part in framed)
+        return Batch(ids, segments, wanted=torch.from_numpy(self.labels[numbers, None]))
 
     @property
     def fingerprint(self) -> str:

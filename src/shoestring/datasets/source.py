@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
+from shoestring.data.pack.frame import frame_rows
 from shoestring.data.pack.masking import IGNORED, Masked, mask_rows
 from shoestring.data.pack.order import Index, RowIndex
 from shoestring.data.pack.packed import PackedSource
@@ -84,13 +85,16 @@ class Masking(NamedTuple):
     share: float
     word_starts: NDArray[np.bool_] | None
     """(vocabulary,): by id; None if each token is hidden independently."""
+    end: int | None
+    """The token that ends a document."""
     seed: int
 
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: Tokenizer, split: str) -> Masking:
         """The masking that a recipe describes; splits are masked independently."""
         starts = word_starts(tokenizer) if recipe.data.whole_words else None
-        return cls(special_tokens(tokenizer), recipe.data.masked, starts, derive(recipe.run.seed, "masks", split))
+        special, seed = special_tokens(tokenizer), derive(recipe.run.seed, "masks", split)
+        return cls(special, recipe.data.masked, starts, tokenizer.end, seed)
 
     def __call__(self, ids: NDArray[np.int64], rows: Index, epoch: int) -> Masked:
         """The rows (R, T) with the numbers (R,), as they are masked in an epoch."""
@@ -108,7 +112,8 @@ class Masking(NamedTuple):
 
 
 class MaskedRows:
-    """Rows without their last token, some tokens hidden: others in every epoch, the same in every evaluation."""
+    """Rows without their last token, in the tokenizer's special tokens, with some tokens hidden: others in every epoch,
+    the same in every evaluation."""
 
     def __init__(self, source: TokenSource, masking: Masking):
         self._source, self._masking = source, masking
@@ -116,14 +121,21 @@ class MaskedRows:
 
     def batch(self, index: RowIndex) -> Batch:
         """Rows by epoch and number, (n, length)."""
-        batch = self._source.batch(index)
-        ids = batch.ids[:, :-1].cpu().numpy()
+        ids, segments = self._framed(self._source.batch(index))
         inputs, wanted = np.empty_like(ids), np.empty_like(ids)
         for epoch in np.unique(index.epochs).tolist():
             here = index.epochs == epoch
             inputs[here], wanted[here] = self._masking(ids[here], index.rows[here], epoch)
-        segments = None if batch.segments is None else batch.segments[:, :-1]
         if segments is not None:
-            padding = segments.numpy() == 0  # its ids are arbitrary
+            padding = segments == 0  # its ids are arbitrary
             inputs[padding], wanted[padding] = ids[padding], IGNORED
-        return Batch(torch.from_numpy(inputs), segments, wanted=torch.from_numpy(wanted), share=self._masking.share)
+        documents = None if segments is None else torch.from_numpy(segments)
+        return Batch(torch.from_numpy(inputs), documents, wanted=torch.from_numpy(wanted), share=self._masking.share)
+
+    def _framed(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """The ids and documents of the rows. A window of a stream has no documents, and is framed as it is cut."""
+        ids, special = batch.ids[:, :-1].cpu().numpy(), self._masking.special
+        if batch.segments is None:
+            return frame_rows(ids, np.ones_like(ids), special, end=None).ids, None
+        framed = frame_rows(ids, batch.segments[:, :-1].cpu().numpy(), special, self._masking.end)
+        return framed.ids, framed.segments

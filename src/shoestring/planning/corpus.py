@@ -68,9 +68,10 @@ def _rows_per_document(recipe: Recipe, density: Density) -> float:
 
     A document with rows of its own fills at least one; the last of several rows is half full on average.
     """
+    length = recipe.data.length - density.row_specials
     if recipe.data.packing == "pad":
-        return max(1.0, (density.tokens_per_document - 1) / recipe.data.length + 0.5)
-    return density.tokens_per_document / recipe.data.length
+        return max(1.0, (density.tokens_per_document - 1) / length + 0.5)
+    return density.tokens_per_document / length
 
 
 def available_documents(recipe: Recipe, density: Density) -> int | None:

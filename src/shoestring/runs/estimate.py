@@ -17,7 +17,7 @@ from shoestring.planning.corpus import Ready, full_passes
 from shoestring.planning.history import NO_HISTORY
 from shoestring.planning.split import MEMORY_SHARE, divisors_of
 from shoestring.runs.network_task import plan_network
-from shoestring.runs.prepare import ready_rows
+from shoestring.runs.prepare import ready_rows, specials_per_row
 
 DRIVER_SHARE = 0.03
 """Share of a GPU's memory that programs cannot use."""
@@ -109,6 +109,7 @@ def plan_on_gpu(recipe: Recipe, vocabulary: int, gpu: str, devices: int = 1) -> 
         from shoestring.data.read.density import estimate_density
 
         density = estimate_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
+        density = replace(density, row_specials=specials_per_row(recipe))
     profile = estimate_profile(recipe, vocabulary, gpu, density)
     plan = plan_network(recipe, ready, profile, 0.0, devices, NO_HISTORY)
     return _as_estimate(recipe, plan, profile, unread=hub and density is None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Plan
-from shoestring.data.tokenize.vocabulary import vocabulary_size
+from shoestring.data.tokenize.vocabulary import row_specials, text_room, vocabulary_size
 from shoestring.planning.corpus import Ready
 from shoestring.runs.reporter import Reporter
 
@@ -37,6 +38,21 @@ def vocabulary_of(recipe: Recipe, given: int | None = None) -> int:
     return vocabulary_size(data.tokenizer, data.end, hides)
 
 
+def specials_per_row(recipe: Recipe) -> int:
+    """Special tokens around the text of each row: those of a masked model's tokenizer."""
+    data = recipe.data
+    if data.stream is not None or not family_of(recipe.model).predicts_hidden(recipe.model):
+        return 0
+    if data.source.kind != "store":
+        found = row_specials(data.tokenizer, data.end)
+        return found if data.label is not None else data.length - text_room(data.length, found)
+    from shoestring.data.store.store import Store
+    from shoestring.data.tokenize.special_tokens import special_tokens
+
+    special = special_tokens(Store(Path(data.source.place)).tokenizer)
+    return data.length - special.room(data.length)
+
+
 def ready_rows(recipe: Recipe) -> Ready | None:
     """Rows that need no preparing; None where a corpus must be prepared."""
     data = recipe.data
@@ -52,13 +68,13 @@ def ready_rows(recipe: Recipe) -> Ready | None:
         return None
     from shoestring.data.store.store import Store
 
-    store = Store(Path(data.source.place))
+    store, length = Store(Path(data.source.place)), data.length - specials_per_row(recipe)
     if data.packing == "concat":
-        rows = len(store.split("train", data.length))
+        rows = len(store.split("train", length))
     else:
         from shoestring.data.pack.packed import PackedSource
 
-        rows = len(PackedSource(store, "train", data.length, data.packing))
+        rows = len(PackedSource(store, "train", length, data.packing))
     return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
 
 
@@ -71,7 +87,7 @@ def recipe_density(recipe: Recipe) -> Density | None:
     from shoestring.data.store.prepare import with_all_passes
 
     density = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
-    return with_all_passes(density, recipe.data)
+    return replace(with_all_passes(density, recipe.data), row_specials=specials_per_row(recipe))
 
 
 def check_source(recipe: Recipe) -> None:
@@ -105,5 +121,7 @@ def prepare_part(recipe: Recipe, plan: Plan | None, reporter: Reporter, part: tu
     store = prepare(recipe.data, recipe.run.seed, documents, lambda count: reporter.preparing(count, documents), part)
     if store is not None:
         for split in store.manifest.splits:
-            store.split(split, recipe.data.length)  # raises an error now where there is too little text for a row
+            store.split(
+                split, recipe.data.length - specials_per_row(recipe)
+            )  # raises an error now where there is too little text for a row
     return store

@@ -11,6 +11,7 @@ fingerprint.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import zlib
 from array import array
@@ -93,6 +94,10 @@ class SubwordTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._backend.decode([int(index) for index in ids], skip_special_tokens=False))
 
+    def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer's own post-processor adds before and after a text."""
+        return _added(self._backend)
+
     def word_starts(self) -> NDArray[np.bool_]:
         """Whether each id starts a word, for masking whole words; special tokens do, and so do ids without a token.
 
@@ -166,10 +171,20 @@ def _end_of(loaded: _Loaded, spec: str, end: str | None) -> int:
 
 def _closing(backend: Backend) -> int | None:
     """The special token that the tokenizer itself adds after a text."""
-    encoding = backend.encode("a")
-    own = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
-    after = encoding.ids[own[-1] + 1 :] if own else []
-    return int(after[0]) if after else None
+    _, after = _added(backend)
+    return after[0] if after else None
+
+
+def _added(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens that the tokenizer itself adds before and after a text."""
+    if not backend.num_special_tokens_to_add(False):
+        return (), ()
+    for text in itertools.chain(("a",), backend.get_vocab()):  # most tokenizers know "a"
+        encoding = backend.encode(text)
+        own = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
+        if own:
+            return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
+    return (), ()
 
 
 def _first_known(loaded: _Loaded, tokens: Iterable[str | None]) -> int | None:

@@ -41,6 +41,30 @@ def vocabulary_size(text: str, end: str | None = None, hides: bool = False) -> i
     return special_tokens(tokenizer).vocab_size if hides else tokenizer.vocab_size
 
 
+def row_specials(text: str, end: str | None = None) -> int:
+    """How many special tokens stand around the text of a row of a masked model, as [CLS] and [SEP]."""
+    spec = tokenizer_spec(text)
+    if spec.words is not None:
+        return 0
+    if spec == "bytes" and end is None:
+        return 2
+    from shoestring.data.tokenize.special_tokens import special_tokens
+    from shoestring.data.tokenize.tokenizers import open_tokenizer  # reads the tokenizer's own files
+
+    special = special_tokens(open_tokenizer(spec, end))
+    return len(special.prefix) + len(special.suffix)
+
+
+def text_room(length: int, specials: int) -> int:
+    """Tokens of the text that a row of `length` holds beside its special tokens."""
+    if specials >= length:
+        raise DataError(
+            f"data.length = {length}: the tokenizer puts {specials} special tokens around each row, which leaves no "
+            f"room for text; use at least {specials + 1}"
+        )
+    return length - specials
+
+
 def plain_count(spec: str) -> tuple[Count, float] | None:
     """How to count tokens, and the seconds per byte that the tokenizer takes; None if only the tokenizer can count."""
     if tokenizer_spec(spec).words is not None:
