@@ -15,8 +15,9 @@ from shoestring.core.errors import Fault
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.training import hooks
 from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.deadline import Deadline
 from shoestring.training.loop import STOPS, Consensus, Report, Requests, Sum
-from shoestring.training.schedule import Deadline, Schedule
+from shoestring.training.schedule import Schedule
 
 
 def _report(nats: float, predictions: int, begun: int = 0) -> Report:
@@ -25,7 +26,7 @@ def _report(nats: float, predictions: int, begun: int = 0) -> Report:
 
 def _no_hurry() -> Deadline:
     """With time for everything."""
-    return Deadline(Clock(0), 1e9, 0.0)
+    return Deadline(Clock(0), 1e9)
 
 
 def _state(step: int, total: int = 10) -> State:
@@ -51,10 +52,8 @@ def test_a_metrics_line_is_the_mean_over_all_predictions_since_the_last(tmp_path
 def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expected: list[int], tmp_path: Path) -> None:
     metrics = LineFile(tmp_path / "m")
     losses = iter([3.0, 2.0, 2.5, 1.0])
-    evaluate = hooks.Evaluate(
-        lambda: {"heldout_loss": next(losses)}, metrics, _no_hurry(), hooks.evaluation_steps(10, every)
-    )
     state = _state(0)
+    evaluate = hooks.Evaluate(lambda: {"heldout_loss": next(losses)}, metrics, _no_hurry(), hooks.Evenly(every, state))
     best = []
     for step in range(1, 11):
         state = evaluate(replace(state, step=step), _report(1.0, 1))
@@ -65,10 +64,25 @@ def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expect
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     evaluate = hooks.Evaluate(
-        lambda: {"heldout_loss": float("nan")}, LineFile(tmp_path / "m"), _no_hurry(), hooks.evaluation_steps(1, 1.0)
+        lambda: {"heldout_loss": float("nan")}, LineFile(tmp_path / "m"), _no_hurry(), hooks.Evenly(1.0, _state(0, 1))
     )
     with pytest.raises(Fault, match="step 1: the held-out loss is not finite"):
         evaluate(_state(1, total=1), _report(1.0, 1))
+
+
+def test_a_schedule_that_changes_keeps_its_evaluations(tmp_path: Path) -> None:
+    """Ten steps that become a hundred after the third: every tenth of the progress, and never twice."""
+    state, scored = _state(0), []
+    evaluate = hooks.Evaluate(
+        lambda: {"heldout_loss": 1.0}, LineFile(tmp_path / "m"), _no_hurry(), hooks.Evenly(0.1, state)
+    )
+    for step in range(1, 101):
+        state = replace(state, step=step)
+        if step == 3:
+            state = replace(state, schedule=state.schedule.ending(4, 100))  # the fourth step is under way
+        evaluate(state, _report(1.0, 1, begun=4 if step == 3 else step))
+    scored = [line["step"] for line in read_lines(tmp_path / "m")]
+    assert scored[:3] == [1, 2, 4] and scored[3:] == [20, 36, 52, 68, 84, 100]
 
 
 def test_checkpoints_come_when_due_at_a_new_best_and_at_the_end(tmp_path: Path) -> None:
@@ -87,16 +101,16 @@ def test_a_checkpoint_that_is_due_is_a_request_until_all_know_of_it() -> None:
     saved: list[int] = []
     requests = Requests(alone=False)
     save = hooks.Save(lambda state, _: saved.append(state.step), requests, _no_hurry(), every=0.0)
-    assert not save.due(5, 10)
+    assert not save.due(5, Schedule(total=10))
     save(_state(5), _report(1.0, 1, begun=6))
     assert requests.save
     assert not saved
     save(_state(6), _report(1.0, 1, begun=7)._replace(consensus=Consensus(save=True)))
     assert not saved, "another step is under way: the weights are those of step 7"
-    assert save.due(7, 10)
+    assert save.due(7, Schedule(total=10))
     save(_state(7), _report(1.0, 1, begun=7))
     assert saved == [7]
-    assert not save.due(8, 10)
+    assert not save.due(8, Schedule(total=10))
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -105,7 +119,7 @@ def test_a_stop_that_all_know_of_saves_and_ends_the_session(stop: str) -> None:
     requests = Requests(alone=False)
     save = hooks.Save(lambda state, wait: saved.append((state.step, wait)), requests, _no_hurry(), 1e9)
     save(_state(5), _report(1.0, 1, begun=6)._replace(consensus=Consensus(stop=stop)))
-    assert save.due(6, 10)
+    assert save.due(6, Schedule(total=10))
     with pytest.raises(Fault, match=f"stopped by {stop} after step 6, saved"):
         save(_state(6), _report(1.0, 1, begun=6))
     assert saved == [(6, True)]
@@ -126,8 +140,8 @@ def test_a_schedule_is_never_cut_below_the_steps_that_are_under_way() -> None:
     """Else the weights that are saved at its end would be those of a step later."""
     for alone in (True, False):
         requests, said = Requests(alone=alone), []
-        deadline = Deadline(Clock(1e6), 1.0, 0.0)  # the time is up
-        keep = hooks.KeepDeadline(deadline, requests, NoLines(), said.append)
+        deadline = Deadline(Clock(1e6), 1.0)  # the time is up
+        keep = hooks.KeepDeadline(deadline, requests, NoLines(), said.append, 10)
         first = keep(_state(5), _report(1.0, 1, begun=6))
         assert first.schedule.total == (6 if alone else 10)
         assert requests.total == 5

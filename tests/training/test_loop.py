@@ -20,9 +20,10 @@ from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training import hooks
 from shoestring.training.checkpoint import State
+from shoestring.training.deadline import Deadline
 from shoestring.training.learner import Learner
 from shoestring.training.loop import AnyHook, Loop, Report, Requests, Sum
-from shoestring.training.schedule import Deadline, Schedule, learning_rate
+from shoestring.training.schedule import Schedule, learning_rate
 from shoestring.training.stepper import Stepper
 
 VOCABULARY, LENGTH, ROWS, BATCH = 30, 8, 40, 4
@@ -153,7 +154,7 @@ class Due:
     def __init__(self, wants: Callable[[int], bool]):
         self._wants = wants
 
-    def due(self, step: int, total: int) -> bool:
+    def due(self, step: int, schedule: Schedule) -> bool:
         return self._wants(step)
 
     def __call__(self, state: State, report: Report) -> State:
@@ -210,9 +211,9 @@ class NoLines:
 def test_a_slow_machine_shortens_the_run_to_the_budget_and_the_rate_still_decays(seconds_per_step: float) -> None:
     budget, planned = 100.0, 100
     clock, metrics, said, rates = Turned(), NoLines(), [], []
-    deadline = Deadline(clock, budget, 0.0)
+    deadline = Deadline(clock, budget)
     requests = Requests()
-    keep = hooks.KeepDeadline(deadline, requests, metrics, said.append)  # type: ignore[arg-type]
+    keep = hooks.KeepDeadline(deadline, requests, metrics, said.append, planned)  # type: ignore[arg-type]
 
     def tick(state: State, report: Report) -> State:
         clock.now += seconds_per_step
@@ -243,8 +244,8 @@ def test_a_fast_machine_uses_its_time_as_far_as_it_may(most: int | None) -> None
     budget, planned, seconds = 100.0, 100, 0.6
     clock, metrics, said, rates = Turned(), NoLines(), [], []
     requests = Requests()
-    deadline = Deadline(clock, budget, 0.0, idle_seconds=2.0)
-    keep = hooks.KeepDeadline(deadline, requests, metrics, said.append, most)  # type: ignore[arg-type]
+    deadline = Deadline(clock, budget, idle_seconds=2.0)
+    keep = hooks.KeepDeadline(deadline, requests, metrics, said.append, planned, most)  # type: ignore[arg-type]
 
     def tick(state: State, report: Report) -> State:
         clock.now += seconds
@@ -253,7 +254,7 @@ def test_a_fast_machine_uses_its_time_as_far_as_it_may(most: int | None) -> None
 
     start = State(recipe="", data="", schedule=Schedule(total=planned))
     state = Loop(Idle(), [tick], requests).run(start)
-    assert state.step == len(rates) == (planned if most is None else min(most, 164)), "a second is left"
+    assert state.step == len(rates) == (planned if most is None else min(most, 166)), "less than a second is left"
     assert (state.lengthened is None) == (most is None) == (not said)
     assert state.shortened is None
     assert rates[-1] < 0.05 * SETTINGS.lr

@@ -243,7 +243,7 @@ class Plan(Record):
     peak_bytes: int | None = None
     evaluations: int | None = None
     most_steps: int | None = None
-    """Most steps of a machine that is faster than planned; None: the time does not limit the run."""
+    """If the time limits the run, the most steps that the other budgets allow; None: any number."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """(low, high) of the fields that are uncertain; about 95 % of runs are expected between them."""
     correction: float | None = None

@@ -32,8 +32,6 @@ RESERVE_SECONDS = 2.5
 RESERVE_SHARE = 0.02
 """Time kept free at the end of a time budget, for a machine that became slower since the measurement and for the end
 of the process."""
-MOST_LONGER = 1.5
-"""Most steps of a faster machine, as a multiple of the planned steps."""
 REPORT_SECONDS = 2.5
 """The page, and the baselines of the last evaluation on few tokens, on one slow core."""
 COUNT_SECONDS, MOST_COUNTED = 5e-8, 1 << 28
@@ -206,8 +204,7 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, 
 def _steps(
     recipe: Recipe, profile: Profile, supply: Density | Ready, split: Split, fixed: dict[str, float]
 ) -> tuple[int, str, int | None]:
-    """The steps that every budget allows, the budget that binds, and the most steps of a faster machine if that is the
-    time."""
+    """The steps that every budget allows, the budget that binds, and, if that is the time, what the others allow."""
     budget, tokens_per_step = recipe.budget, recipe.batch * recipe.data.length
     allowed: dict[str, int] = {}
     if budget.steps is not None:
@@ -228,8 +225,7 @@ def _steps(
         raise Refusal(_nothing_fits(recipe, binding, split, fixed, tokens_per_step, profile), binding)
     if binding != "time":
         return allowed[binding], binding, None
-    others = [steps for name, steps in allowed.items() if name != "time"]
-    return allowed[binding], binding, min([*others, math.ceil(MOST_LONGER * allowed[binding])])
+    return allowed[binding], binding, min((n for name, n in allowed.items() if name != "time"), default=None)
 
 
 def _steps_in_time(

@@ -49,11 +49,31 @@ class HmmStep(NamedTuple):
         return self.result
 
 
+class EpochEnds(NamedTuple):
+    """Scores after a share `every` of the epochs, at the end of one."""
+
+    every: float
+    updates: int
+    """Per epoch."""
+    compared: int
+    """Epochs of each start while several are compared: the winner is not known yet."""
+    others: int
+    """Starts that are compared with one."""
+
+    def __call__(self, step: int, schedule: Schedule) -> bool:
+        epoch, within = divmod(step, self.updates)
+        number, last = (n - self.compared * self.others for n in (epoch, math.ceil(schedule.total / self.updates)))
+        return not within and number > self.compared and number % max(1, math.ceil(last * self.every)) == 0
+
+    def taken(self, step: int, schedule: Schedule) -> None:
+        """Whether it is due depends on the step alone."""
+
+
 class HmmTrainee(Trainee):
     """A fit whose updates are the steps of a run."""
 
     decays = sharded = False
-    unit = "epoch"
+    unit, step_unit = "epoch", "update"
     fit: Fit
 
     def __init__(self, task: HmmTask, plan: Plan, group: ProcessGroup):
@@ -66,7 +86,7 @@ class HmmTrainee(Trainee):
         self._heldout = torch.from_numpy(self.rows.heldout[: self.scored_rows].astype("int64"))
         self._scores: Scores | None = None
 
-    def build(self, fresh: bool) -> None:
+    def build(self, fresh: bool) -> None:  # noqa: ARG002
         self.fit = Fit(
             torch.from_numpy(self.rows.train),
             self._settings,
@@ -75,23 +95,14 @@ class HmmTrainee(Trainee):
             count=engine_of_updates(self.group.device, self.per_device),
         )
         self.planned_steps = self.fit.planned_updates
-        per_epoch, last = self.fit.updates_per_epoch, self._settings.epochs
-        every = max(1, math.ceil(last * self.recipe.evaluate.every))
-        due = [number for number in range(1, last + 1) if number % every == 0 or number == last]
-        # while several starts are compared, each of them has the same epochs, and the winner is not known yet
-        self.evaluation_steps = {self._step_of(number) for number in due if number > self._compared}
-        self.tokens_per_step = self.rows.train.size / per_epoch
-        if fresh and self.plan.binding == "time" and self.recipe.budget.epochs is None:
+        self.tokens_per_step = self.rows.train.size / self.fit.updates_per_epoch
+        if self.plan.binding == "time" and self.recipe.budget.epochs is None:
             self.most_steps = math.inf  # only time ends the fit
 
     @property
     def _compared(self) -> int:
         """Epochs of each start while several are compared; 0 with one start."""
         return self._settings.restart_epochs if self._settings.restarts > 1 else 0
-
-    def _step_of(self, epoch: int) -> int:
-        """Updates of the run when an epoch of the chosen start ends."""
-        return (epoch + self._compared * (self._settings.restarts - 1)) * self.fit.updates_per_epoch
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> HmmStep:  # noqa: ARG002
         numbers = torch.tensor(requests.numbers(self.group.rank), dtype=torch.float64, device=self.group.device)
@@ -156,6 +167,10 @@ class HmmTrainee(Trainee):
             return state
 
         return [log]
+
+    def evaluates(self, state: State) -> EpochEnds:  # noqa: ARG002
+        every, per_epoch = self.recipe.evaluate.every, self.fit.updates_per_epoch
+        return EpochEnds(every, per_epoch, self._compared, self._settings.restarts - 1)
 
     def score(self) -> dict[str, float]:
         log_p = token_log_probs(self.fit.parameters, self._heldout).log_probabilities

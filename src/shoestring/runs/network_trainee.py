@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shoestring.baselines.of_corpus import baseline_seconds
@@ -18,6 +19,7 @@ from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
 from shoestring.training.checkpoint import State
+from shoestring.training.hooks import Evenly
 from shoestring.training.learner import Learner
 from shoestring.training.loop import AnyHook, Requests
 from shoestring.training.schedule import Schedule
@@ -43,8 +45,9 @@ class NetworkTrainee(Trainee):
         self.data, self.data_bytes = self.corpus.fingerprint, self.corpus.bytes
         self._split = plan.effective_batch, plan.per_device
         self.scored_rows = recipe.evaluate.per_device or plan.per_device
-        self.planned_steps, self.most_steps = plan.steps, plan.most_steps
-        self.evaluation_steps = hooks.evaluation_steps(plan.steps, recipe.evaluate.every)
+        self.planned_steps = plan.steps
+        if plan.binding == "time":
+            self.most_steps = math.inf if plan.most_steps is None else plan.most_steps
         self.tokens_per_step = plan.effective_batch * recipe.data.length
 
     def write_inputs(self, folder: RunFolder) -> None:
@@ -79,6 +82,9 @@ class NetworkTrainee(Trainee):
         self._watch = Watch(self.corpus)
         every = max(1, self.planned_steps // METRICS_LINES)
         return [hooks.Log(metrics, timings, clock, every, int(self.tokens_per_step))]
+
+    def evaluates(self, state: State) -> Evenly:
+        return Evenly(self.recipe.evaluate.every, state)
 
     def score(self) -> dict[str, float]:
         return self._watch(self.learner, self.scored_rows)

@@ -15,6 +15,7 @@ from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Evaluation, Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.units import Seconds
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval
 from shoestring.probe.machine import describe_machine
@@ -28,8 +29,9 @@ from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.deadline import Deadline
 from shoestring.training.learner import OutOfMemory
-from shoestring.training.schedule import Deadline, Schedule
+from shoestring.training.schedule import Schedule
 
 LOOKS = 1000
 """About how often a run looks at its memory."""
@@ -102,7 +104,7 @@ def train(
         checkpoints=checkpoints,
         metrics=metrics,
         timings=LineFile(folder.timings) if writes else NoLines(),
-        deadline=_deadline(recipe, plan, clock, finish.seconds()),
+        deadline=_deadline(recipe, plan, clock, finish.seconds(), _seconds(read_lines(folder.timings))),
         finish=finish,
         reporter=reporter,
         clock=clock,
@@ -161,7 +163,7 @@ def _take_steps(session: _Session, state: State) -> State:
         session.timings.add(step=step, elapsed=session.clock.elapsed(), event="halved", per_device=rows)
         session.reporter.say(f"step {step} did not fit the memory; it is repeated with per_device = {rows}")
 
-    running = loop.Loop(trainee, _hooks(session), session.requests, halved)
+    running = loop.Loop(trainee, _hooks(session, state), session.requests, halved)
     with hooks.listening(session.requests):
         return running.run(state)
 
@@ -171,19 +173,32 @@ def _outcome(
 ) -> Outcome:
     """The record of a finished run that delivers so many bytes besides its checkpoints."""
     trainee, lines = session.trainee, read_lines(folder.timings)
+    rate = _rate(lines)
+    story = _story(trainee, state.step, trainee.tokens_per_step / rate if rate else None)
     checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
     return Outcome(
         steps=trainee.steps_taken(state),
         tokens=trainee.tokens_seen(state),
         seconds=_seconds(lines),
         segments=sum(line.get("event") == "start" for line in lines),
-        tokens_per_second=_rate(lines),
+        tokens_per_second=rate,
         disk_bytes=trainee.data_bytes + checkpoint_bytes + delivered,
         peak_bytes=None if usage is None else usage.reserved,
         loss=evaluation.loss,
-        shortened=state.shortened,
-        lengthened=state.lengthened,
+        shortened=state.shortened and f"{story}; last change at {state.shortened}",
+        lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
     )
+
+
+def _story(trainee: Trainee, taken: int, seconds: float | None) -> str:
+    """The planned and the taken steps, with their seconds."""
+
+    def at(each: float | None) -> str:
+        return "" if each is None else f" at {Seconds(each).short()}"
+
+    unit = trainee.step_unit
+    planned = f"{trainee.planned_steps:,} {unit}s were planned{at(trainee.plan.step_seconds)}"
+    return f"{planned}, {taken:,} were taken{at(seconds)}"
 
 
 def _rows_that_fitted(folder: RunFolder, name: str, planned: int) -> int:
@@ -225,24 +240,27 @@ class _Finish(NamedTuple):
         return FINISH_MARGIN * (max(self.rest, write) if self.beside else self.rest + write)
 
 
-def _deadline(recipe: Recipe, plan: Plan, clock: Clock, finish: float) -> Deadline:
+def _deadline(recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float) -> Deadline:
     """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit."""
-    budget, steps = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.steps or 1
-    train, evaluations, checkpoints = (plan.parts.get(name, 0.0) for name in ("train", "evaluations", "checkpoints"))
-    stops = 2 * (plan.evaluations or 0) + train / checkpoint_interval(recipe)  # at most one checkpoint per evaluation
+    budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
+    train, every, evaluations = parts.get("train", 0.0), checkpoint_interval(recipe), plan.evaluations or 0
     return Deadline(
         clock,
         budget - finish - RESERVE_SECONDS,
-        (evaluations + checkpoints) / steps,
         plan.step_seconds,
         finish,
-        stops_per_step=stops / steps,
+        evaluations=evaluations,
+        evaluation_seconds=parts.get("evaluations", 0.0) / max(1, evaluations),
+        checkpoint_seconds=parts.get("checkpoints", 0.0) / max(1.0, train / every + evaluations),
+        checkpoint_every=every,
         idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
+        spent_before=spent_before,
+        planned_start=sum(parts.get(name, 0.0) for name in ("spent so far", "set-up", "prepare")),
     )
 
 
-def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
-    """The hooks, in order: a changed schedule is known before the step is logged and saved."""
+def _hooks(session: _Session, state: State) -> Sequence[loop.AnyHook]:
+    """The hooks from `state` on, in order: a changed schedule is known before the step is logged and saved."""
     trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
     logged = trainee.hooks(metrics, session.timings, session.clock)
 
@@ -261,13 +279,27 @@ def _hooks(session: _Session) -> Sequence[loop.AnyHook]:
         session.reporter.training(_progress(session, state, report))
         return state
 
-    say, label = session.reporter.say, trainee.label
     return (
-        hooks.KeepDeadline(deadline, requests, metrics, say, trainee.most_steps, label, trainee.decays),
+        _keep_deadline(session),
         *logged,
-        hooks.Evaluate(trainee.score, metrics, deadline, trainee.evaluation_steps, label),
+        hooks.Evaluate(trainee.score, metrics, deadline, trainee.evaluates(state), trainee.label),
         hooks.Save(write, requests, deadline, checkpoint_interval(trainee.recipe), partial(_out_of_time, session)),
         show,
+    )
+
+
+def _keep_deadline(session: _Session) -> hooks.KeepDeadline:
+    trainee = session.trainee
+    return hooks.KeepDeadline(
+        session.deadline,
+        session.requests,
+        session.metrics,
+        session.reporter.say,
+        planned=trainee.planned_steps,
+        most=trainee.most_steps,
+        label=trainee.label,
+        decays=trainee.decays,
+        unit=trainee.step_unit,
     )
 
 
@@ -275,12 +307,13 @@ def _progress(session: _Session, state: State, report: loop.Report) -> TrainingP
     """The state of the run, for a progress display."""
     trainee, budget = session.trainee, session.trainee.recipe.budget.time
     done, total = trainee.progress(state)
+    left = state.schedule.total - state.step
     return TrainingProgress(
         done=done,
         total=total,
         loss=report.loss.mean,
         tokens_per_second=trainee.tokens_per_step / (session.deadline.seconds_per_step or report.seconds),
-        seconds_left=session.deadline.seconds_left(state.schedule.total - state.step) or 0.0,
+        seconds_left=session.deadline.seconds_left(left, state.schedule.progress(state.step)) or 0.0,
         budget_left=None if budget is None else float(budget) - session.clock.elapsed(),
         unit=trainee.unit,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from shoestring.core.clock import Clock
@@ -13,6 +13,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.track import LineFile
 from shoestring.training.checkpoint import Saveable, State
+from shoestring.training.hooks import Wanted
 from shoestring.training.loop import AnyHook, PendingStep, Requests
 from shoestring.training.schedule import Schedule
 
@@ -37,10 +38,10 @@ class Trainee(ABC):
     """The most steps that a faster machine may take in the time; None: no more than planned."""
     decays: bool = True
     """Whether a changed schedule changes a learning rate."""
-    evaluation_steps: Collection[int]
-    """Steps after which held-out rows are scored."""
     tokens_per_step: float
     unit: str = "step"
+    """Of the progress that is shown."""
+    step_unit: str = "step"
 
     @property
     @abstractmethod
@@ -60,6 +61,10 @@ class Trainee(ABC):
     @abstractmethod
     def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
         """The hooks that write what was learned."""
+
+    @abstractmethod
+    def evaluates(self, state: State) -> Wanted:
+        """The steps after `state` that are followed by `score`."""
 
     @abstractmethod
     def score(self) -> dict[str, float]:

@@ -6,19 +6,20 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import FrameType
+from typing import Protocol
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault
-from shoestring.core.units import Seconds
 from shoestring.track import LineFile, read_lines
 from shoestring.training.checkpoint import State
+from shoestring.training.deadline import Deadline
 from shoestring.training.loop import Report, Requests
-from shoestring.training.schedule import Deadline
+from shoestring.training.schedule import Schedule
 
 
 class Log:
@@ -47,9 +48,31 @@ Label = Callable[[State], int]
 """The `step` of a metrics line: the number of the step, or of the epoch."""
 
 
-def evaluation_steps(planned: int, every: float) -> set[int]:
-    """Steps at fixed fractions of the planned ones."""
-    return {math.ceil(planned * every * k) for k in range(1, math.ceil(1 / every) + 1)}
+class Evenly:
+    """Whether a share `every` of the schedule has passed since the last evaluation: due at the same steps as planned,
+    and at as many of a schedule that was changed."""
+
+    def __init__(self, every: float, state: State):
+        self._every = every
+        self._reached = self._number(state.step, state.schedule)
+
+    def _number(self, step: int, schedule: Schedule) -> int:
+        return math.floor(schedule.progress(step) / self._every + 1e-9)
+
+    def __call__(self, step: int, schedule: Schedule) -> bool:
+        return self._number(step, schedule) > self._reached
+
+    def taken(self, step: int, schedule: Schedule) -> None:
+        self._reached = self._number(step, schedule)
+
+
+class Wanted(Protocol):
+    """When held-out rows are scored, besides at the end."""
+
+    def __call__(self, step: int, schedule: Schedule) -> bool: ...
+
+    def taken(self, step: int, schedule: Schedule) -> None:
+        """Note that they were scored after this step."""
 
 
 @dataclass
@@ -59,18 +82,20 @@ class Evaluate:
     score: Callable[[], dict[str, float]]
     metrics: LineFile
     deadline: Deadline
-    steps: Collection[int]
+    wanted: Wanted
     label: Label = attrgetter("step")
 
     def __post_init__(self) -> None:
         self._written = {line["step"] for line in read_lines(self.metrics.path) if "heldout_loss" in line}
 
-    def due(self, step: int, total: int) -> bool:
-        return step in self.steps or step == total
+    def due(self, step: int, schedule: Schedule) -> bool:
+        return step == schedule.total or self.wanted(step, schedule)
 
     def __call__(self, state: State, report: Report) -> State:
-        if not self.due(state.step, state.schedule.total):
+        ahead = report.begun > state.step  # a schedule that changes just now makes a step due whose successor is begun
+        if ahead or not self.due(state.step, state.schedule):
             return state
+        self.wanted.taken(state.step, state.schedule)
         started = time.perf_counter()
         scores = self.score()
         self.deadline.took_overhead(time.perf_counter() - started, "evaluation")
@@ -86,6 +111,11 @@ class Evaluate:
         return state
 
 
+_NOTABLE = 0.1
+"""A schedule that differs by this share from the planned one is worth a line; by twice this share from the one of the
+first line, another; and so on."""
+
+
 @dataclass
 class KeepDeadline:
     """Shortens the schedule on a slower machine than planned, lengthens it if time would be left, and reports it."""
@@ -94,39 +124,55 @@ class KeepDeadline:
     requests: Requests
     metrics: LineFile
     say: Callable[[str], None]
+    planned: int
+    """Steps."""
     most: float | None = None
     """Steps that the schedule may be lengthened to; None: it is not lengthened."""
     label: Label = attrgetter("step")
     decays: bool = True
     """Whether there is a learning rate."""
+    unit: str = "step"
+    _said: int | None = field(default=None, init=False)
+    """The total in the last line, or at the start of the session."""
+    _lines: int = field(default=0, init=False)
 
     def __call__(self, state: State, report: Report) -> State:
+        schedule = state.schedule
+        self._said = schedule.total if self._said is None else self._said
         self.deadline.took_step(report.seconds)
-        left = state.schedule.total - state.step
-        fits = self.deadline.must_shorten_to(left)
+        left = schedule.total - state.step
+        more = self.most is not None and not report.finished and (left > 0 or self.requests.alone)
+        fits = self.deadline.steps_to_take(left, schedule.progress(state.step), more)
         if fits is not None:
-            self.requests.total = state.step + fits
-        elif self.most is not None:
-            more = self.deadline.may_lengthen_to(left, guess=not self.decays)  # a guess may spoil the learning rate
-            if more is not None:
-                self.requests.total = max(state.schedule.total, int(min(self.most, state.step + more)))
+            most = math.inf if self.most is None else max(self.most, schedule.total)
+            self.requests.total = int(min(most, state.step + fits))
         requested = self.requests.total if self.requests.alone else report.consensus.total
         total = max(requested, report.begun)
-        longer = bool(left) and requested > state.schedule.total
-        return self._change(state, total) if requested and (longer or total < state.schedule.total) else state
+        longer = more and requested > schedule.total
+        return self._change(state, total, report.begun) if requested and (longer or total < schedule.total) else state
 
-    def _change(self, state: State, total: int) -> State:
-        took, was = Seconds(self.deadline.seconds_per_step or 0.0).short(), state.schedule.total
-        steps = f"{total} of {was} steps fit the budget" if total < was else f"{total} steps fit the budget, not {was}"
-        reason = f"at step {state.step} a step took {took}, so {steps}"
-        how, speed, rate = ("shortened", "slower", "faster") if total < was else ("lengthened", "faster", "slower")
-        self.metrics.add(step=self.label(state), event=how, total=total, was=was)
-        effect = f"; the learning rate now falls {rate}, to end with the run" if self.decays else ""
-        self.say(f"{speed} than planned: {reason}{effect}")
-        more = total > state.step
-        schedule = state.schedule.ending(state.step, total) if more else replace(state.schedule, total=total)
-        state = replace(state, schedule=schedule)
-        return replace(state, shortened=reason) if total < was else replace(state, lengthened=reason)
+    def _change(self, state: State, total: int, begun: int) -> State:
+        was = state.schedule.total
+        self.metrics.add(
+            step=self.label(state), event="shortened" if total < was else "lengthened", total=total, was=was
+        )
+        next_step = max(state.step, begun)
+        more = total > next_step
+        schedule = state.schedule.ending(next_step, total) if more else replace(state.schedule, total=total)
+        why = f"{self.unit} {state.step:,}: {self.deadline.why(self.unit)}"
+        if abs(math.log(total / (self._said or total))) > _NOTABLE * (1 + self._lines):
+            self._said, self._lines = total, self._lines + 1
+            effect = "; the learning rate decays over them" if self.decays and more else ""
+            self.say(f"{why}; so {self._fitting(total)}{effect}")
+        state = replace(state, schedule=schedule, shortened=None, lengthened=None)
+        if total == self.planned:
+            return state
+        return replace(state, shortened=why) if total < self.planned else replace(state, lengthened=why)
+
+    def _fitting(self, total: int) -> str:
+        if total == self.most:
+            return f"the run has {total:,} {self.unit}s, which is all that its other budgets allow"
+        return f"{total:,} {self.unit}s fit the time, planned: {self.planned:,}"
 
 
 @contextmanager
@@ -168,8 +214,8 @@ class Save:
     _pending: bool = field(default=False, init=False)
     _last: float = field(default_factory=lambda: time.monotonic(), init=False)
 
-    def due(self, step: int, total: int) -> bool:
-        return self._pending or step == total
+    def due(self, step: int, schedule: Schedule) -> bool:
+        return self._pending or step == schedule.total
 
     def __call__(self, state: State, report: Report) -> State:
         self._listen(report)

@@ -93,7 +93,7 @@ class Report(NamedTuple):
 class Hook(Protocol):
     """Runs after every step."""
 
-    def due(self, step: int, total: int) -> bool:
+    def due(self, step: int, schedule: Schedule) -> bool:
         """Whether it reads the weights as they are after this step; a plain function never does."""
 
     def __call__(self, state: State, report: Report) -> State: ...
@@ -167,8 +167,8 @@ class Loop:
 
     def _is_due(self, state: State) -> bool:
         """Whether a hook reads the weights after the step that follows `state`."""
-        step, total = state.step + 1, state.schedule.total
-        return step >= total or any(hook.due(step, total) for hook in self._hooks if hasattr(hook, "due"))
+        step, schedule = state.step + 1, state.schedule
+        return step >= schedule.total or any(hook.due(step, schedule) for hook in self._hooks if hasattr(hook, "due"))
 
     def _finish_step(self, pending: PendingStep, result: Report, state: State, begun: int) -> State:
         """The state after a step, once all hooks have run."""

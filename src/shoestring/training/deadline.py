@@ -1,0 +1,274 @@
+"""The deadline of a run: how many steps still fit, by the speed of the steps so far.
+
+Progress is the share of the schedule that is done, from 0 to 1. Estimates lag behind a machine that changes its speed,
+which costs little: what is left shrinks, and with it every error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from shoestring.core.clock import Clock
+from shoestring.core.units import Seconds
+
+_SETTLED_STEPS, _SETTLED_SECONDS = 10, 2.0
+"""After so much, steps show a speed."""
+_SETTLED_SHARE = 0.2
+"""And after so much of the remaining time, few steps must do."""
+_FIRST_STEPS = 5
+"""They may compile and allocate, and do not count as soon as there is another."""
+_FEW_STEPS = 3
+_EARLY = 1 / 3
+"""Progress below which a small deviation is left to a later correction, which costs as little."""
+_SLACK, _EARLY_SLACK = 0.01, 0.05
+"""A deviation below this share of the remaining time is ignored; early, two standard errors are added to it."""
+_UNCERTAIN = 0.02
+"""The share of the remaining time that a lengthened schedule leaves, lest a slow moment shorten it again."""
+_IDLE_STEPS = 2
+"""A schedule is not lengthened by this many steps or fewer: the time of a step is not known that well."""
+_PAUSE_SHARE, _PAUSE_PROGRESS = 0.1, 0.05
+"""Between two changes passes this share of the remaining time, or so much of the schedule."""
+_PLANNED_STOPS = 2
+"""Weight of the planned seconds of an evaluation or checkpoint, in observed ones."""
+_MOST_SLOWER = 3.0
+"""How much slower than planned the finish is taken to be, at most, where only the time of steps is known: that may be
+off because it was measured badly."""
+_NOTABLE = 0.05
+"""A cause is named if it changes the time by this share."""
+
+
+@dataclass
+class _Stops:
+    """Evaluations, or checkpoints: the planned seconds of one, and those of the ones so far but the first.
+
+    The first compiles or allocates, which is part of the planned set-up.
+    """
+
+    planned: float
+    count: int = 0
+    seconds: float = 0.0
+    begun: bool = False
+
+    def took(self, seconds: float) -> None:
+        if self.begun:
+            self.count += 1
+            self.seconds += seconds
+        self.begun = True
+
+    @property
+    def each(self) -> float:
+        return (_PLANNED_STOPS * self.planned + self.seconds) / (_PLANNED_STOPS + self.count)
+
+    @property
+    def slower(self) -> float | None:
+        """Observed / planned seconds; None: unknown."""
+        return self.seconds / self.count / self.planned if self.count and self.planned else None
+
+
+class _Window:
+    """The latest steps: at least `least` of them, and `seconds`."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self.clear()
+
+    def clear(self) -> None:
+        self.steps: deque[float] = deque()
+        self._total = self._squares = 0.0
+
+    def add(self, step: float, seconds: float) -> None:
+        self.steps.append(step)
+        self._total += step
+        self._squares += step**2
+        while len(self.steps) > self._least and self._total - self.steps[0] > seconds:
+            gone = self.steps.popleft()
+            self._total -= gone
+            self._squares -= gone**2
+
+    @property
+    def mean(self) -> float:
+        return self._total / len(self.steps)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, as a share of it."""
+        count = len(self.steps)
+        return math.sqrt(max(0.0, self._squares / count / self.mean**2 - 1) / count) if self.mean > 0 else 0.0
+
+
+@dataclass
+class Deadline:
+    """Watches the seconds of steps, and those of evaluations and checkpoints."""
+
+    clock: Clock
+    last_step: float
+    """When the last step must be done, on the clock, so that the `finish_seconds` fit."""
+    planned_step_seconds: float | None = None
+    finish_seconds: float = 0.0
+    """What follows the last step."""
+    evaluations: float = 0.0
+    """In a whole schedule, evenly by progress; the last one follows the last step."""
+    evaluation_seconds: float = 0.0
+    """Planned, of one."""
+    checkpoint_seconds: float = 0.0
+    checkpoint_every: float = math.inf
+    """Seconds between checkpoints; each evaluation may have one more."""
+    idle_seconds: float = math.inf
+    """A schedule that would end earlier than this may be lengthened."""
+    spent_before: float = 0.0
+    """Seconds of earlier sessions: a session may take the whole time for the planned steps, but not for more."""
+    planned_start: float | None = None
+    """When the first step was expected to begin, on the clock."""
+    step_seconds: float = field(default=0.0, init=False)
+    """Spent in steps so far in this process."""
+
+    def __post_init__(self) -> None:
+        self._steps, self._first_seconds, self._started = 0, 0.0, 0.0
+        self._half, self._short = _Window(1), _Window(_FIRST_STEPS)
+        self._stops = {"evaluation": _Stops(self.evaluation_seconds), "checkpoint": _Stops(self.checkpoint_seconds)}
+        self._changed: tuple[float, float] | None = None
+        """Clock and progress at the last change."""
+
+    def finish_takes(self, seconds: float) -> None:
+        """Correct the estimate of what follows the last step."""
+        self.last_step += self.finish_seconds - seconds
+        self.finish_seconds = seconds
+
+    def took_step(self, seconds: float) -> None:
+        self._steps += 1
+        if self._steps == 1:
+            self._started = self.clock.elapsed() - seconds
+        elif self._steps in (2, _FIRST_STEPS + 1):  # the very first one says less than any other
+            self._half.clear()
+            self._short.clear()
+        self.step_seconds += seconds
+        if self._steps <= _FIRST_STEPS:
+            self._first_seconds += seconds
+        self._half.add(seconds, max(_SETTLED_SECONDS, self.step_seconds / 2))
+        self._short.add(seconds, _SETTLED_SECONDS)
+
+    def took_overhead(self, seconds: float, kind: str) -> None:
+        """Count one "evaluation" or "checkpoint"."""
+        self._stops[kind].took(seconds)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean over the later half of the time in steps, or over the last two seconds if that is more."""
+        return self._half.mean if self._steps else None
+
+    def _means(self) -> tuple[float, float]:
+        """The least and the largest mean seconds per step: of the last steps, the later half, the whole run."""
+        means = [self._short.mean, self._half.mean]
+        if self._steps > _FIRST_STEPS:
+            means.append((self.step_seconds - self._first_seconds) / (self._steps - _FIRST_STEPS))
+        return min(means), max(means)
+
+    def seconds_left(self, left: int, progress: float) -> float | None:
+        """How long `left` more steps will take, with evaluations and checkpoints; None before the first step."""
+        return None if self.seconds_per_step is None else self._needed(left, progress, self.seconds_per_step)
+
+    def _needed(self, left: int, progress: float, step: float) -> float:
+        return (left * step + self._evaluating(progress)) / (1 - self._saving_share)
+
+    def _fitting(self, seconds: float, progress: float, step: float) -> float:
+        """The steps that fit: the inverse of `_needed`."""
+        return max(0.0, seconds * (1 - self._saving_share) - self._evaluating(progress)) / max(1e-9, step)
+
+    def _evaluating(self, progress: float) -> float:
+        """Seconds of the evaluations that are due, with their checkpoints; that of the last one is in the finish."""
+        due = math.ceil(self.evaluations * (1 - progress) - 1e-9)
+        evaluation, checkpoint = self._stops["evaluation"].each, self._stops["checkpoint"].each
+        return due * evaluation + max(0, due - 1) * checkpoint
+
+    @property
+    def _saving_share(self) -> float:
+        """Of the time, what regular checkpoints take."""
+        return min(0.9, self._stops["checkpoint"].each / self.checkpoint_every)
+
+    def time_left(self) -> float:
+        return self.last_step - self.finish_seconds * (self._slower() - 1) - self.clock.elapsed()
+
+    def _slower(self) -> float:
+        """How much slower than planned the finish will be: as both evaluations and steps are.
+
+        Where no evaluation was seen, the least mean of a step counts: a slow moment is not the speed of a machine.
+        """
+        if not self.planned_step_seconds or not self._settled:
+            return 1.0
+        (fast, slow), evaluations = self._means(), self._stops["evaluation"].slower
+        if evaluations is None:
+            return max(1.0, min(fast / self.planned_step_seconds, _MOST_SLOWER))
+        return max(1.0, min(slow / self.planned_step_seconds, evaluations))
+
+    @property
+    def _settled(self) -> bool:
+        return self._steps >= _SETTLED_STEPS and self.step_seconds >= _SETTLED_SECONDS
+
+    def steps_to_take(self, left: int, progress: float, grow: bool = True) -> int | None:
+        """How many steps should follow in place of `left`; None: just these. 0: the time is up.
+
+        A schedule is shortened if `left` steps are too many even at the least mean of the seconds per step, and
+        lengthened, if it may `grow`, where time is left even at the largest.
+        """
+        if not self._steps:
+            return None
+        time_left, (fast, slow) = self.time_left(), self._means()
+        if left and time_left < self._evaluating(1 - 1e-6) + max(self._short.steps):
+            return 0
+        if not self._may_change(progress, time_left):
+            return None
+        found = self._shorter(left, progress, time_left, fast) if left else None
+        if found is None and grow:
+            found = self._longer(left, progress, time_left - self.spent_before, slow)
+        if found is not None:
+            self._changed = self.clock.elapsed(), progress
+        return found
+
+    def _may_change(self, progress: float, time_left: float) -> bool:
+        if self._changed is None:
+            return True
+        when, then = self._changed
+        return self.clock.elapsed() - when >= _PAUSE_SHARE * time_left or progress - then >= _PAUSE_PROGRESS
+
+    def _shorter(self, left: int, progress: float, time_left: float, step: float) -> int | None:
+        enough = self._steps >= _FEW_STEPS and self.step_seconds >= _SETTLED_SHARE * time_left
+        fits = self._fitting(time_left, progress, step)
+        slack = self._early_slack() if progress < _EARLY else _SLACK
+        if left <= fits * (1 + slack) or not (self._settled or enough):
+            return None
+        return min(left - 1, int(fits * (1 - _SLACK)))
+
+    def _longer(self, left: int, progress: float, time_left: float, step: float) -> int | None:
+        """Decided early, because a schedule that is done cannot be stretched: even by a single step if it must be."""
+        several = len(self._half.steps) >= _FEW_STEPS or self._steps > 2 * _FIRST_STEPS
+        known = progress >= 0.25 or (several and (progress >= 0.05 or self.step_seconds >= _SETTLED_SECONDS))
+        if not known or math.isinf(self.idle_seconds):
+            return None
+        patient = 1 if left else 2  # a schedule that is through was estimated before
+        sure, idle = time_left * (1 - _UNCERTAIN), patient * max(self.idle_seconds, _IDLE_STEPS * step)
+        early = self._early_slack() * time_left if progress < _EARLY else 0.0
+        if sure - self._needed(left, progress, step) <= max(idle, early):
+            return None
+        fits = int(self._fitting(sure, progress, step))
+        return fits if fits > left else None
+
+    def _early_slack(self) -> float:
+        return _EARLY_SLACK + 2 * self._half.error
+
+    def why(self, unit: str = "step") -> str:
+        """What differs from the plan, for people; at least the time of a step, which is called `unit`."""
+        found, step = [], self.seconds_per_step or 0.0
+        step_takes = f"{'an' if unit[0] in 'aeiou' else 'a'} {unit} takes {Seconds(step).short()}"
+        evaluation, planned = self._stops["evaluation"], self.planned_step_seconds
+        budget = max(1e-9, self.last_step)
+        if planned and abs(step / planned - 1) > _NOTABLE:
+            found.append(f"{step_takes}, planned: {Seconds(planned).short()}")
+        if self.evaluations * abs(evaluation.each - evaluation.planned) > _NOTABLE * budget:
+            took, was = Seconds(evaluation.each).short(), Seconds(evaluation.planned).short()
+            found.append(f"an evaluation takes {took}, planned: {was}")
+        if self.planned_start is not None and abs(self._started - self.planned_start) > _NOTABLE * budget:
+            began, was = Seconds(self._started).short(), Seconds(self.planned_start).short()
+            found.append(f"training began after {began}, planned: {was}")
+        return "; ".join(found) or step_takes
