@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from shoestring.baselines.hmm_score import BaselineLosses, Losses, Scores, score
 from shoestring.baselines.in_context import from_corpus, in_context
 from shoestring.baselines.ngram import PRIORS, Counts, best_prior, count
+from shoestring.baselines.standard_error import mean_error
 from shoestring.hmm.inference import predict, token_log_probs
 from shoestring.hmm.parameters import HmmError, Parameters, random_parameters
 from shoestring.hmm.sampling import sample
@@ -319,3 +320,14 @@ def test_what_cannot_be_scored_is_named() -> None:
         score(model, tokens, bigram_prior=1.0)
     with pytest.raises(HmmError, match="row 0, position 2: token 2"):
         score(random_parameters(2, 2, 0), tokens)
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 2**28])
+def test_the_error_of_the_loss_is_that_of_rows_scored_one_by_one(limit_bytes: int) -> None:
+    model = random_parameters(4, 7, seed=3)
+    rows, sizes = sample(model, 40, 9, seed=5).tokens.long(), torch.arange(40) % 8 + 2
+    alone = [score(model, rows[i : i + 1, : sizes[i]]) for i in range(40)]
+    sums, counts = (np.array([getattr(each, name) for each in alone]) for name in ("loss", "tokens"))
+    found = score(model, rows, sizes, limit_bytes=limit_bytes)
+    assert found.loss_error == pytest.approx(mean_error(sums * counts, counts), rel=1e-6)
+    assert alone[0].loss_error is None

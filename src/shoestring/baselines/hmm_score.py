@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoestring.baselines.in_context import Baseline, from_corpus, in_context
 from shoestring.baselines.ngram import Counts, best_prior
+from shoestring.baselines.standard_error import error_of_moments
 from shoestring.core.schema import Record
 from shoestring.hmm.inference import Lengths, Tokens, check_tokens, predict
 from shoestring.hmm.parameters import HmmError, Parameters
@@ -78,6 +79,8 @@ class Scores(Record, Losses):
     """The weight of the unigram in the bigram of the corpus; None where no corpus was given."""
     baselines: dict[str, BaselineLosses]
     """"uniform", "unigram_in_context", "bigram_in_context", and with a corpus "unigram_corpus", "bigram_corpus"."""
+    loss_error: float | None = None
+    """Standard error of the loss, for sequences drawn at random; None for fewer than two."""
 
 
 def score(
@@ -107,7 +110,9 @@ def score(
         raise HmmError(f"bigram_prior = {bigram_prior}: it needs corpus_counts")
     sizes = torch.full((rows,), positions) if lengths is None else lengths.cpu().long()
     values = torch.zeros(1 + 3 * len(baselines), int(sizes.max()), dtype=torch.float64, device=parameters.device)
-    sums = _Sums(values, torch.zeros_like(values[:, 0]), torch.zeros_like(values[0], dtype=torch.int64))
+    sums = _Sums(
+        values, torch.zeros_like(values[:, 0]), torch.zeros_like(values[0], dtype=torch.int64), values.new_zeros(3)
+    )
     impossible = 0
     # rows of similar length together, so that little work is spent beyond their ends
     order = torch.arange(rows) if lengths is None else sizes.argsort(descending=True, stable=True)
@@ -129,6 +134,8 @@ class _Sums(NamedTuple):
     last: Float[Tensor, " K"]
     """Of only the last token of each row."""
     tokens: Int[Tensor, " L"]
+    squares: Float[Tensor, " 3"]
+    """Over rows, of s², s n and n², where s is the loss of a row and n its tokens."""
 
 
 def _rows_within(limit_bytes: int, parameters: Parameters, positions: int) -> int:
@@ -176,6 +183,8 @@ def _add_rows(
         sums.values[:, t] += torch.where(counted[:, t], here, 0).sum(1)
         sums.last.add_(torch.where(final[:, t], here, 0).sum(1))
     sums.tokens[:longest] += counted.sum(0)
+    nats, count = torch.where(counted, -chosen.log(), 0).sum(1), counted.sum(1).double()
+    sums.squares.add_(torch.stack([(nats * nats).sum(), (nats * count).sum(), (count * count).sum()]))
     return impossible.cpu()
 
 
@@ -216,8 +225,10 @@ def _scores(
             kl_of_baseline=of_baseline,
             kl_of_baseline_by_position=of_baseline_by_position,
         )
+    s2, sn, n2 = sums.squares.tolist()
     return Scores(
         **vars(losses(0)),
+        loss_error=error_of_moments(sequences, math.fsum(values[0]), total, (s2, sn, n2)),
         sequences=sequences,
         tokens=total,
         impossible=impossible,

@@ -1,11 +1,10 @@
-"""The baselines for the held-out rows of any corpus, and the scores of predicted classes."""
+"""The baselines for the held-out rows of any corpus."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -86,31 +85,6 @@ def predictions_of(corpus: Corpus) -> Mapping[str, Tensor]:
         return {}
     found = stream_baselines(corpus).predictions(min(corpus.scored_rows, WATCHED_ROWS))
     return found if corpus.last is None else {name: p[:, -corpus.last :] for name, p in found.items()}
-
-
-class ClassScores(NamedTuple):
-    """How well classes are predicted."""
-
-    accuracy: float
-    macro_f1: float
-    """Gives the same weight to frequent and rare classes."""
-
-
-def class_scores(truth: Classes, chosen: Classes, classes: int) -> ClassScores:
-    """The scores of the classes `chosen`, (rows,), against the true ones.
-
-    F1 of a class is 2 hits / (rows of the class + rows predicted as it); macro-F1 is its mean over the classes that
-    occur among either.
-    """
-    hits = np.bincount(truth[truth == chosen], minlength=classes)
-    rows = np.bincount(truth, minlength=classes) + np.bincount(chosen, minlength=classes)
-    occur = rows > 0
-    return ClassScores(float((truth == chosen).mean()), float((2 * hits[occur] / rows[occur]).mean()))
-
-
-def majority_scores(truth: Classes, counts: NDArray[np.int64]) -> ClassScores:
-    """The scores of always choosing the class that is most frequent in training; `counts` (classes,) are its counts."""
-    return class_scores(truth, np.full_like(truth, counts.argmax()), len(counts))
 
 
 def uniform_and_frequency(truth: Classes, counts: NDArray[np.int64]) -> tuple[float, float]:

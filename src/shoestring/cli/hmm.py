@@ -63,11 +63,13 @@ def score(run: Path, terminal: options.Terminal) -> options.Result:
 
     Shows the baselines that only count, in context and from the corpus, and the divergence of the model from each.
     """
+    from shoestring.report.scores import with_error
     from shoestring.runs.hmm_trainee import score_run
 
     scores = score_run(run)
     columns = ("loss", "last_token_loss", "kl_of_model", "kl_of_baseline")
-    rows: list[tuple[str, ...]] = [("this model", _three(scores.loss), _three(scores.last_token_loss), "", "")]
+    loss = "infinite" if scores.loss is None else with_error(scores.loss, scores.loss_error)
+    rows: list[tuple[str, ...]] = [("this model", loss, _three(scores.last_token_loss), "", "")]
     rows += [
         (name.replace("_", " "), *(_three(getattr(losses, column)) for column in columns))
         for name, losses in scores.baselines.items()

@@ -126,15 +126,29 @@ class Terminal(Reporter):
             self._progress = None
 
     def evaluated(self, evaluation: Evaluation) -> None:
+        from shoestring.report.scores import (
+            CLASS_HEAD,
+            ERROR_NOTE,
+            SHOWN_CLASSES,
+            class_rows,
+            class_scores,
+            confusion_table,
+            with_error,
+        )
+
         losses = evaluation.baselines | {"this model": evaluation.loss}
         rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
+        rows[-1] = (rows[-1][0], with_error(evaluation.loss, evaluation.loss_error), rows[-1][2])
         title = f"\nHeld out: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
         what = "nats per token" if evaluation.macro_f1 is None else "nats per row"
         self.table(title, ("baseline", what, "perplexity"), rows)
+        if evaluation.loss_error is not None:
+            self.say(f"{ERROR_NOTE}\n")
         if evaluation.macro_f1 is not None and evaluation.accuracy is not None:
-            from shoestring.report.page import class_scores
-
             self.say(class_scores(evaluation) + "\n")
+            self.table("Classes", CLASS_HEAD, class_rows(evaluation))
+        if 0 < len(evaluation.confusion) <= SHOWN_CLASSES:
+            self.table("Rows by true and predicted class", *confusion_table(evaluation))
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
         from shoestring.report.page import plan_against_actual

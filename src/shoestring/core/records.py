@@ -254,8 +254,26 @@ class Plan(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassScore:
+    """How well one class is predicted."""
+
+    label: int
+    rows: int
+    """Scored rows of this class."""
+    precision: float | None
+    """Share of the rows predicted as it that belong to it; None: there is none."""
+    recall: float | None
+    """Share of its rows that were predicted as it; None: it has none."""
+    f1: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """Scores on held-out rows, in nats per token."""
+    """Scores on held-out rows, in nats per prediction.
+
+    A standard error is that of rows drawn at random, with the model as it is; predictions of one row depend on each
+    other. None: there are fewer than two rows, or an older version wrote the record.
+    """
 
     SCHEMA: ClassVar[str] = "shoestring.evaluation/2"
 
@@ -282,6 +300,15 @@ class Evaluation(Record):
     majority_accuracy: float | None = None
     """Of always choosing the most frequent class in training."""
     majority_macro_f1: float | None = None
+    loss_error: float | None = None
+    """Standard error of the loss."""
+    bits_per_byte_error: float | None = None
+    accuracy_error: float | None = None
+    macro_f1_error: float | None = None
+    classes: tuple[ClassScore, ...] = ()
+    """By class; empty where tokens are predicted."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Rows by true class, then by predicted class."""
 
 
 @dataclass(frozen=True, kw_only=True)

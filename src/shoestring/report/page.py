@@ -14,6 +14,7 @@ from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTab
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, rate
 from shoestring.report.figures import divergence_curves, loss_curve, position_curve, svg
+from shoestring.report.scores import CLASS_HEAD, ERROR_NOTE, class_rows, class_scores, confusion_table, with_error
 from shoestring.track import read_lines
 
 
@@ -99,7 +100,8 @@ def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     if outcome.segments > 1:
         text += f" over {outcome.segments} sessions"
     if evaluation:
-        text += f"; held-out loss {evaluation.loss:.3f} nats per {'token' if evaluation.macro_f1 is None else 'row'}"
+        loss = with_error(evaluation.loss, evaluation.loss_error)
+        text += f"; held-out loss {loss} nats per {'token' if evaluation.macro_f1 is None else 'row'}"
         if evaluation.macro_f1 is not None:
             text += f", macro-F1 {evaluation.macro_f1:.3f}"
         if "bigram" in evaluation.baselines:
@@ -109,27 +111,30 @@ def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
 
 def _scores(evaluation: Evaluation) -> str:
     losses = evaluation.baselines | {"this model": evaluation.loss}
-    worst = max(losses.values())
+    worst, shown = max(losses.values()), {name: f"{loss:.3f}" for name, loss in losses.items()}
+    shown["this model"] = with_error(evaluation.loss, evaluation.loss_error)
     rows = "".join(
-        f"<tr{' class=ours' if name == 'this model' else ''}><td>{escape(name)}</td><td class=number>{loss:.3f}</td>"
+        f"<tr{' class=ours' if name == 'this model' else ''}><td>{escape(name)}</td><td class=number>{shown[name]}</td>"
         f"<td class=bar><div style='width:{loss / worst:.1%}'></div></td></tr>"
         for name, loss in losses.items()
     )
-    bits = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits per byte"
+    bits = ""
+    if evaluation.bits_per_byte is not None:
+        bits = f", {with_error(evaluation.bits_per_byte, evaluation.bits_per_byte_error)} bits per byte"
     about = (
         f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
         f"perplexity {evaluation.perplexity:.2f}{bits}"
     )
-    classes = f"<p>{escape(class_scores(evaluation))}</p>" if evaluation.macro_f1 is not None else ""
-    return f"<table class=scores>{rows}</table><p>{about}.</p>{classes}{_possible(evaluation)}"
+    note = "" if evaluation.loss_error is None else f" {ERROR_NOTE}"
+    return f"<table class=scores>{rows}</table><p>{about}.{note}</p>{_classes(evaluation)}{_possible(evaluation)}"
 
 
-def class_scores(evaluation: Evaluation) -> str:
-    """The scores of a classifier, beside those of always choosing the most frequent class."""
-    return (
-        f"Accuracy {evaluation.accuracy or 0:.1%}, macro-F1 {evaluation.macro_f1 or 0:.3f}; always choosing the most "
-        f"frequent class gives {evaluation.majority_accuracy or 0:.1%} and {evaluation.majority_macro_f1 or 0:.3f}."
-    )
+def _classes(evaluation: Evaluation) -> str:
+    """The scores of a classifier, by class, and its confusion matrix."""
+    if evaluation.macro_f1 is None:
+        return ""
+    found = f"<p>{escape(class_scores(evaluation))}</p>{table(CLASS_HEAD, class_rows(evaluation))}"
+    return found + table(*confusion_table(evaluation)) if evaluation.confusion else found
 
 
 def _possible(evaluation: Evaluation) -> str:

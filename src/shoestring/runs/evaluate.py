@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.baselines.of_corpus import ClassScores, baselines_of, class_scores, majority_scores, predictions_of
+from shoestring.baselines.classes import (
+    ClassScores,
+    Confusion,
+    accuracy_error,
+    confusion_matrix,
+    macro_f1_error,
+    majority_scores,
+    scores_by_class,
+    scores_of,
+)
+from shoestring.baselines.of_corpus import baselines_of, predictions_of
 from shoestring.baselines.oracle import divergences
+from shoestring.baselines.standard_error import mean_error
 from shoestring.baselines.streams import Baselines
 from shoestring.core.records import Evaluation, Plan
 from shoestring.core.run_folder import RunFolder
@@ -38,7 +50,7 @@ class Watch:
             log_p = learner.log_probs(self._batch.part(0, count), per_device)
             scores |= {f"kl_of_{name}": float(divergences(log_p, p)) for name, p in self._predictions.items()}
         if self._classes:
-            classes = _class_scores(learner, self._batch, per_device)
+            classes = scores_of(_confusion(learner, self._batch, per_device))
             scores |= {"heldout_accuracy": classes.accuracy, "heldout_macro_f1": classes.macro_f1}
         return scores
 
@@ -46,17 +58,33 @@ class Watch:
 def evaluate_learner(learner: Learner, step: int, per_device: int, corpus: Corpus) -> Evaluation:
     """Score a learner and the baselines on the same rows."""
     batch = corpus.heldout()
-    losses = learner.score(batch, per_device).numpy()
-    classes, counts = None, corpus.class_counts
-    if counts is not None:
-        classes = _class_scores(learner, batch, per_device), majority_scores(batch.targets()[:, 0].numpy(), counts)
-    predicted = batch.predicted().numpy()
-    return make_evaluation(losses, step, corpus.bytes_per_token, baselines_of(corpus), predicted, classes)
+    losses, predicted = learner.score(batch, per_device).numpy(), batch.predicted().numpy()
+    made = make_evaluation(losses, step, corpus.bytes_per_token, baselines_of(corpus), predicted)
+    if corpus.class_counts is None:
+        return made
+    majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
+    return with_classes(made, _confusion(learner, batch, per_device), majority)
 
 
-def _class_scores(learner: Learner, batch: Batch, per_device: int) -> ClassScores:
+def _confusion(learner: Learner, batch: Batch, per_device: int) -> Confusion:
     log_p = learner.log_probs(batch, per_device)  # rows, 1, classes
-    return class_scores(batch.targets()[:, 0].numpy(), log_p[:, 0].argmax(dim=1).numpy(), log_p.shape[2])
+    return confusion_matrix(batch.targets()[:, 0].numpy(), log_p[:, 0].argmax(dim=1).numpy(), log_p.shape[2])
+
+
+def with_classes(evaluation: Evaluation, confusion: Confusion, majority: ClassScores) -> Evaluation:
+    """The record with the scores of a classifier, and those of always choosing one class."""
+    own = scores_of(confusion)
+    return replace(
+        evaluation,
+        accuracy=own.accuracy,
+        macro_f1=own.macro_f1,
+        majority_accuracy=majority.accuracy,
+        majority_macro_f1=majority.macro_f1,
+        accuracy_error=accuracy_error(confusion),
+        macro_f1_error=macro_f1_error(confusion),
+        classes=scores_by_class(confusion),
+        confusion=tuple(map(tuple, confusion.tolist())),
+    )
 
 
 def make_evaluation(
@@ -65,34 +93,31 @@ def make_evaluation(
     bytes_per_token: float | None,
     baselines: Baselines,
     predicted: NDArray[np.bool_] | None = None,
-    classes: tuple[ClassScores, ClassScores] | None = None,
 ) -> Evaluation:
     """The record of the losses of all predictions, (rows, length) in nats; only those `predicted` count, if given.
 
-    `bytes_per_token` is None for a tokenizer that does not keep every byte. `classes` are the scores of the model and
-    of the majority class.
+    `bytes_per_token` is None for a tokenizer that does not keep every byte.
     """
-    own, majority = classes or (None, None)
     counted = np.ones(losses.shape, dtype=bool) if predicted is None else predicted
     loss = float(losses[counted].mean())
-    sums, counts = np.where(counted, losses, 0.0).sum(axis=0), counted.sum(axis=0)
-    rate = baselines.rate
+    nats, rate = np.where(counted, losses, 0.0), baselines.rate
+    sums, counts = nats.sum(axis=0), counted.sum(axis=0)
+    error = mean_error(nats.sum(axis=1), counted.sum(axis=1))
+    per_bit = None if bytes_per_token is None else math.log(2) * bytes_per_token
     return Evaluation(
         step=step,
         rows=losses.shape[0],
         tokens=int(counted.sum()),
         loss=loss,
         perplexity=math.exp(min(loss, 700.0)),
-        bits_per_byte=None if bytes_per_token is None else loss / math.log(2) / bytes_per_token,
+        bits_per_byte=None if per_bit is None else loss / per_bit,
         loss_by_position=tuple(float(total / count) if count else None for total, count in zip(sums, counts)),
         baselines=dict(baselines.losses),
         baselines_by_position=dict(baselines.by_position),
         entropy_rate=None if rate is None else rate.nats,
         entropy_rate_error=None if rate is None else rate.error,
-        accuracy=None if own is None else own.accuracy,
-        macro_f1=None if own is None else own.macro_f1,
-        majority_accuracy=None if majority is None else majority.accuracy,
-        majority_macro_f1=None if majority is None else majority.macro_f1,
+        loss_error=error,
+        bits_per_byte_error=None if per_bit is None or error is None else error / per_bit,
     )
 
 

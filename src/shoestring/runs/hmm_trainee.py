@@ -272,4 +272,5 @@ def as_evaluation(scores: Scores, epochs: int) -> Evaluation:
         bits_per_byte=None,
         loss_by_position=tuple(loss for loss in scores.loss_by_position if loss is not None),
         baselines=baselines,
+        loss_error=scores.loss_error,
     )

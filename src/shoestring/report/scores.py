@@ -1,0 +1,46 @@
+"""Scores as text and tables, for the console and the page."""
+
+from __future__ import annotations
+
+from shoestring.core.records import Evaluation
+
+CLASS_HEAD = ("class", "rows", "precision", "recall", "F1")
+ERROR_NOTE = "± is one standard error over the scored rows, for the model as it is."
+SHOWN_CLASSES = 12
+"""Most classes whose confusion matrix fits a terminal."""
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A score with its standard error, where that is known."""
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def class_scores(evaluation: Evaluation) -> str:
+    """The scores of a classifier, beside those of always choosing the most frequent class."""
+    accuracy = f"{evaluation.accuracy or 0:.1%}"
+    if evaluation.accuracy_error is not None:
+        accuracy += f" ± {evaluation.accuracy_error:.1%}"
+    return (
+        f"Accuracy {accuracy}, macro-F1 {with_error(evaluation.macro_f1 or 0, evaluation.macro_f1_error)}; always "
+        f"choosing the most frequent class gives {evaluation.majority_accuracy or 0:.1%} and "
+        f"{evaluation.majority_macro_f1 or 0:.3f}."
+    )
+
+
+def class_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
+    """A row per class, with its number of scored rows, precision, recall and F1."""
+    return [
+        (str(each.label), f"{each.rows:,}", *(_score(value) for value in (each.precision, each.recall, each.f1)))
+        for each in evaluation.classes
+    ]
+
+
+def _score(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def confusion_table(evaluation: Evaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and rows of the confusion matrix: true classes down, predicted ones across."""
+    head = ("true \\ predicted", *(str(label) for label in range(len(evaluation.confusion))))
+    rows = [(str(label), *(f"{count:,}" for count in counts)) for label, counts in enumerate(evaluation.confusion)]
+    return head, rows
