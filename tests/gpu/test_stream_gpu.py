@@ -57,6 +57,7 @@ def test_known_rows(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kinds", KINDS, ids=" ".join)
 def test_rows_are_those_of_the_cpu(kinds: tuple[str, str], symbols: int) -> None:
     agree(stream(6, symbols, symbols=kinds[0], states=kinds[1]), 2**32 - 150, 300)
+    agree(stream(40, symbols + 100, symbols=kinds[0], states=kinds[1]), 2**32 - 150, 300)
 
 
 @pytest.mark.parametrize("symbols", [9, 300], ids=["uint8", "uint16"])
@@ -92,8 +93,8 @@ def test_the_largest_alphabet() -> None:
 def test_shuffles_are_those_of_the_cpu(size: int) -> None:
     kernels = pytest.importorskip("shoestring.streams.kernels", reason="Triton is not installed", exc_type=ImportError)
     for first, count in ((0, 1), (2**33 - 5, 300), (2**63 - 300, 300)):
-        ours = kernels.shuffles(2**60 + 7, first, count, size, Purpose.STATES_SECOND, CUDA)
-        theirs = loops.shuffles(2**60 + 7, first, count, size, Purpose.STATES_SECOND, torch.device("cpu"))
+        ours = kernels.shuffles(2**60 + 7, first, count, size, Purpose.STATES_SHUFFLE, CUDA)
+        theirs = loops.shuffles(2**60 + 7, first, count, size, Purpose.STATES_SHUFFLE, torch.device("cpu"))
         assert ours.dtype == theirs.dtype and torch.equal(ours.cpu(), theirs)
 
 

@@ -106,13 +106,13 @@ def test_below_is_the_words_share_of_the_bound(drawn: list[int], bound: int) -> 
 def test_purposes_keep_their_numbers() -> None:
     assert {purpose.name: int(purpose) for purpose in Purpose} == {
         "TOKENS": 0,
-        "SYMBOLS_FIRST": 1,
-        "SYMBOLS_SECOND": 2,
-        "STATES_FIRST": 3,
-        "STATES_SECOND": 4,
+        "SYMBOLS_SHUFFLE": 1,
+        "STATES_SHUFFLE": 3,
         "SYMBOLS_PICK": 5,
         "STATES_PICK": 6,
         "CHAIN_SHAPE": 7,
         "CHAIN_ROWS": 8,
         "CHAIN_START": 9,
+        "SYMBOLS_OWN": 10,
+        "STATES_OWN": 11,
     }

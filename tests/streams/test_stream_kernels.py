@@ -47,6 +47,8 @@ for states, symbols, first, count, length, kinds in [
     (1, 1, 0, 2, 1, ("pool:1", "sequence")),
     (260, 3, 1, 2, 3, ("none", "none")),
     (2, 257, 2**40 + 1, 129, 4, ("none", "block:50")),
+    (40, 200, 2**40 + 1, 3, 9, ("sequence", "sequence")),
+    (17, 300, 2**63 - 3, 3, 5, ("sequence", "none")),
 ]:
     rng = np.random.default_rng(states)
     model = [rng.dirichlet(np.ones(n), size=m) for n, m in ((states, 1), (states, states), (symbols, states))]
@@ -107,6 +109,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from shoestring.streams import kernels
+from shoestring.streams.permutations import Rounds
 chip = GPUTarget("cuda", 90, 32)
 
 def compiled(kernel, warps, constants, kinds):
@@ -116,9 +119,10 @@ def compiled(kernel, warps, constants, kinds):
 
 for symbols, states, size, token in [(3, 2, 1, "*u8"), (1, 0, 2, "*u16")]:
     constants = {"H": 100, "E": 300 if size == 2 else 100, "MOVE_BITS": 7, "EMIT_BITS": 9 if size == 2 else 7,
-                 "SYMBOLS": symbols, "SYMBOLS_PICK": 5, "STATES": states, "STATES_PICK": 6, "BYTES": size, "BLOCK": 128}
+                 "SYMBOLS": symbols, "SYMBOLS_WORD": 5, "SYMBOLS_SHAPE": tuple(Rounds.of(100)),
+                 "STATES": states, "STATES_WORD": 6, "STATES_SHAPE": (1, 1, 1, 0), "BYTES": size, "BLOCK": 128}
     kinds = {"out": "*i64", "moves": "*i32", "emits": "*i32", "moves_tail": "*u16", "emits_tail": "*u16",
-             "sy0": token, "sy1": token, "st0": "*u8", "st1": "*u8", "n": "i32", "words": "i32"}
+             "sy_table": token, "st_table": "*u8", "n": "i32", "words": "i32"}
     made = compiled(kernels.tokens_kernel, 4, constants, kinds)
     assert made.metadata.shared == 0 and "st.global" in made.asm["ptx"]
 compiled(kernels.shuffle_kernel, 4, {"SIZE": 300, "BLOCK": 128}, {"made": "*u16", "count": "i32", "purpose": "i32"})

@@ -117,7 +117,7 @@ def test_no_rows_can_be_asked_for() -> None:
 def test_parts_lie_apart_and_within_the_stream() -> None:
     assert 0 == TRAIN < HELDOUT < TEST < 2**63
     assert min(HELDOUT - TRAIN, TEST - HELDOUT, 2**63 - TEST) == 2**61
-    assert all(part % 2**16 == 0 for part in (TRAIN, HELDOUT, TEST))  # no square of permutations in two parts
+    assert all(part % 2**16 == 0 for part in (TRAIN, HELDOUT, TEST))  # parts begin at round numbers
     stream = hmm_stream(symbols=40)
     parts = torch.cat([stream.rows(part, 200) for part in (TRAIN, HELDOUT, TEST)])
     assert len(torch.unique(parts, dim=0)) == 600

@@ -26,7 +26,7 @@ from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, Lookup,
 from shoestring.streams.philox import MASK, Purpose, check_numbers, philox
 from shoestring.streams.tables import Compact, Tables, alias_tables, quantise
 
-FORMAT = 1
+FORMAT = 2
 """Version of the rows: part of the key, so that another number gives other rows."""
 MOST_CELLS = (1 << 31) - 1
 
@@ -98,12 +98,11 @@ class HmmStream:
         return self.symbols if name == "symbols" else self.states
 
     def _lookup(self, name: str, first: int, count: int, device: torch.device) -> Lookup:
-        kind, purposes = self.kinds[name], OF_SYMBOLS if name == "symbols" else OF_STATES
-        many = {"none": 0, "sequence": 2}.get(kind.name, 1)
+        size, purposes = self._size(name), OF_SYMBOLS if name == "symbols" else OF_STATES
+        kind = self.kinds[name].over(size)
         lowest, span = kind.span(first, count)
-        size = self._size(name)
-        tables = [self._shuffles(lowest, span, size, purpose, device) for purpose in purposes[:many]]
-        return Lookup(kind, purposes, lowest, tuple(tables))
+        table = self._shuffles(lowest, span, size, purposes.shuffle, device) if span else None
+        return Lookup(kind, purposes, size, lowest, table)
 
     def _shuffles(self, lowest: int, many: int, size: int, purpose: Purpose, device: torch.device) -> Tensor:
         """The shuffles of a range; kept until another range is requested."""

@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoestring.streams.permutations import KINDS, Lookup
+from shoestring.streams.permutations import KINDS, LATER, SCATTER, SPREAD, Lookup, Rounds
 from shoestring.streams.philox import Purpose
 from shoestring.streams.tables import Compact
 
 _SHUFFLES = 128
 """Threads per program of the shuffle kernel."""
 _TOKENS = tl.constexpr(int(Purpose.TOKENS))
+_SPREAD, _SCATTER, _LATER = tl.constexpr(SPREAD), tl.constexpr(SCATTER), tl.constexpr(LATER)
 
 
 @triton.jit
@@ -35,31 +36,51 @@ def draw(heads, tails, rows, word, CELLS: tl.constexpr, BITS: tl.constexpr, insi
 
 @triton.jit
 def which(number, low, high, key, KIND: tl.constexpr, each, lowest, PICK: tl.constexpr):
-    """The places of a row's shuffles in the tables; see `permutations.numbers`."""
-    first, second = number, number
+    """The place of a row's shuffle in the table; see `permutations.numbers`."""
+    at = number
     if KIND == 1:
-        first = number // each - lowest
+        at = number // each - lowest
     if KIND == 2:
         word, _, _, _ = tl.philox(key, low, high, low * 0, low * 0 + PICK)
-        first = ((word.to(tl.uint64) * each) >> 32).to(tl.int64)
-    if KIND == 3:
-        square = (number >> 16) * 256 - lowest
-        first = square + ((number >> 8 & 0xF0) | (number >> 4 & 0x0F))
-        second = square + ((number >> 4 & 0xF0) | (number & 0x0F))
-    return first, second
+        at = ((word.to(tl.uint64) * each) >> 32).to(tl.int64)
+    return at
 
 
 @triton.jit
-def relabel(values, tables, at, inside):
-    return tl.load(tables + at + values, mask=inside, other=0).to(tl.int32)
+def turn(value, word, length, at):
+    mixed = value * _SPREAD + word
+    at += tl.umulhi((mixed ^ (mixed >> 16)) * _SCATTER, length)
+    return tl.minimum(at, at - length)  # unsigned: what falls below 0 is large
+
+
+@triton.jit
+def own(values, w0, w1, w2, w3, WIDTH: tl.constexpr, LINES: tl.constexpr, REST: tl.constexpr, ROUNDS: tl.constexpr):
+    """See `permutations.Rounds`; rounds are in twos."""
+    values = values.to(tl.uint32)
+    line = values // WIDTH
+    place = values - line * WIDTH
+    for two in tl.static_range(ROUNDS // 2):
+        later = (two // 2 * _LATER) & 0xFFFFFFFF
+        even, odd = w0, w1
+        if two % 2 == 1:
+            even, odd = w2, w3
+        place = turn(line, even + later, tl.where(line == LINES - 1, REST, WIDTH).to(tl.uint32), place)
+        line = turn(place, odd + later, tl.where(place < REST, LINES, LINES - 1).to(tl.uint32), line)
+    return (line * WIDTH + place).to(tl.int32)
+
+
+@triton.jit
+def relabel(values, table, at, inside):
+    return tl.load(table + at + values, mask=inside, other=0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["n", "first", "key", "sy_each", "sy_lowest", "st_each", "st_lowest"])
 def tokens_kernel(
     out, n, first, words, key, moves, moves_tail, emits, emits_tail,
-    sy_each, sy_lowest, sy0, sy1, st_each, st_lowest, st0, st1,
+    sy_each, sy_lowest, sy_table, st_each, st_lowest, st_table,
     H: tl.constexpr, E: tl.constexpr, MOVE_BITS: tl.constexpr, EMIT_BITS: tl.constexpr,
-    SYMBOLS: tl.constexpr, SYMBOLS_PICK: tl.constexpr, STATES: tl.constexpr, STATES_PICK: tl.constexpr,
+    SYMBOLS: tl.constexpr, SYMBOLS_WORD: tl.constexpr, SYMBOLS_SHAPE: tl.constexpr,
+    STATES: tl.constexpr, STATES_WORD: tl.constexpr, STATES_SHAPE: tl.constexpr,
     BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows first to first + n, each `words` words of eight bytes."""
@@ -68,8 +89,12 @@ def tokens_kernel(
     number = first + r
     low, high = (number & 0xFFFFFFFF).to(tl.uint32), (number >> 32).to(tl.uint32)
     purpose = low * 0 + _TOKENS
-    sy_a, sy_b = which(number, low, high, key, SYMBOLS, sy_each, sy_lowest, SYMBOLS_PICK)
-    st_a, st_b = which(number, low, high, key, STATES, st_each, st_lowest, STATES_PICK)
+    sy_at = which(number, low, high, key, SYMBOLS, sy_each, sy_lowest, SYMBOLS_WORD)
+    st_at = which(number, low, high, key, STATES, st_each, st_lowest, STATES_WORD)
+    if SYMBOLS == 3:
+        sy0, sy1, sy2, sy3 = tl.philox(key, low, high, low * 0, low * 0 + SYMBOLS_WORD)
+    if STATES == 3:
+        st0, st1, st2, st3 = tl.philox(key, low, high, low * 0, low * 0 + STATES_WORD)
     state = tl.zeros([BLOCK], tl.int32) + H
     for w in range(0, words):
         packed = tl.zeros([BLOCK], tl.int64)
@@ -84,14 +109,20 @@ def tokens_kernel(
                 state = draw(moves, moves_tail, state, move, H, MOVE_BITS, inside)
                 emitting = state
                 if STATES == 3:
-                    emitting = relabel(emitting, st1, st_b * H, inside)
-                if STATES >= 1:
-                    emitting = relabel(emitting, st0, st_a * H, inside)
+                    emitting = own(
+                        emitting, st0, st1, st2, st3,
+                        STATES_SHAPE[0], STATES_SHAPE[1], STATES_SHAPE[2], STATES_SHAPE[3],
+                    )  # fmt: skip
+                elif STATES >= 1:
+                    emitting = relabel(emitting, st_table, st_at * H, inside)
                 symbol = draw(emits, emits_tail, emitting, emit, E, EMIT_BITS, inside)
                 if SYMBOLS == 3:
-                    symbol = relabel(symbol, sy1, sy_b * E, inside)
-                if SYMBOLS >= 1:
-                    symbol = relabel(symbol, sy0, sy_a * E, inside)
+                    symbol = own(
+                        symbol, sy0, sy1, sy2, sy3,
+                        SYMBOLS_SHAPE[0], SYMBOLS_SHAPE[1], SYMBOLS_SHAPE[2], SYMBOLS_SHAPE[3],
+                    )  # fmt: skip
+                elif SYMBOLS >= 1:
+                    symbol = relabel(symbol, sy_table, sy_at * E, inside)
                 packed = packed | (symbol.to(tl.int64) << ((pair * 2 + half) * 8 * BYTES))
         tl.store(out + r * words + w, packed, mask=inside)
 
@@ -133,8 +164,8 @@ def make(
     tokens_kernel[(triton.cdiv(count, block),)](
         packed, count, first, words, key, *cells, *_given(symbols, packed), *_given(states, packed),
         H=h, E=e, MOVE_BITS=moves.bits, EMIT_BITS=emits.bits,
-        SYMBOLS=KINDS.index(symbols.kind.name), SYMBOLS_PICK=int(symbols.purposes.pick),
-        STATES=KINDS.index(states.kind.name), STATES_PICK=int(states.purposes.pick),
+        SYMBOLS=KINDS.index(symbols.kind.name), SYMBOLS_WORD=_word(symbols), SYMBOLS_SHAPE=_shape(symbols),
+        STATES=KINDS.index(states.kind.name), STATES_WORD=_word(states), STATES_SHAPE=_shape(states),
         BYTES=dtype.itemsize, BLOCK=block, num_warps=block // 32,
     )  # fmt: skip
     return packed.view(dtype)[:, :length]
@@ -151,5 +182,13 @@ def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, devi
 
 def _given(lookup: Lookup, missing: Tensor) -> list[int | Tensor]:
     """A lookup as arguments; any tensor stands for a missing table."""
-    tables = [*lookup.tables, missing, missing][:2]
-    return [lookup.kind.number, lookup.lowest, *tables]
+    return [lookup.kind.number, lookup.lowest, missing if lookup.table is None else lookup.table]
+
+
+def _word(lookup: Lookup) -> int:
+    """The purpose of what a row draws for its permutation."""
+    return int(lookup.purposes.own if lookup.kind.name == "sequence" else lookup.purposes.pick)
+
+
+def _shape(lookup: Lookup) -> tuple[int, int, int, int]:
+    return tuple(Rounds.of(lookup.size)) if lookup.kind.name == "sequence" else (1, 1, 1, 0)

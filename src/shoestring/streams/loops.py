@@ -11,13 +11,14 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from shoestring.streams.permutations import KINDS, SIDE, Lookup
+from shoestring.streams.permutations import KINDS, LATER, SCATTER, SPREAD, Lookup, Rounds
 from shoestring.streams.philox import KEY_A, KEY_B, MASK, ROUND_A, ROUND_B, Purpose
 from shoestring.streams.tables import Tables
 
 _U32, _ALIAS, _TOKENS = np.uint64(MASK), np.uint64(0xFFFF), int(Purpose.TOKENS)
 _A, _B, _KEY_A, _KEY_B = np.uint64(ROUND_A), np.uint64(ROUND_B), np.uint64(KEY_A), np.uint64(KEY_B)
-_HALF, _NONE = np.uint64(32), np.uint64(0)
+_SPREAD, _SCATTER, _LATER = np.uint64(SPREAD), np.uint64(SCATTER), np.uint64(LATER)
+_HALF, _SIXTEEN, _ONE, _NONE = np.uint64(32), np.uint64(16), np.uint64(1), np.uint64(0)
 
 
 @njit(inline="always")
@@ -38,36 +39,63 @@ def _draw(entries: Any, row: Any, cells: Any, word: Any) -> Any:  # pragma: no c
 
 @njit(inline="always")
 def _which(kind: int, number: Any, each: Any, lowest: Any, k0: Any, k1: Any, pick: Any) -> Any:  # pragma: no cover
-    """The places of a row's shuffles in the tables; see `permutations.numbers`."""
+    """The place of a row's shuffle in the table; see `permutations.numbers`."""
     if kind == 1:
-        return number // each - lowest, _NONE
-    if kind == 2:
-        word = _philox(k0, k1, number & _U32, number >> _HALF, _NONE, pick)[0]
-        return (word * each) >> _HALF, _NONE
-    square = (number >> np.uint64(16)) * np.uint64(SIDE) - lowest
-    four, eight, fifteen = np.uint64(4), np.uint64(8), np.uint64(15)
-    line = ((number >> eight) & np.uint64(0xF0)) | ((number >> four) & fifteen)
-    return square + line, square + (((number >> four) & np.uint64(0xF0)) | (number & fifteen))
+        return number // each - lowest
+    word = _philox(k0, k1, number & _U32, number >> _HALF, _NONE, pick)[0]
+    return (word * each) >> _HALF
+
+
+@njit(inline="always")
+def _turn(value: Any, word: Any, length: Any, at: Any) -> Any:  # pragma: no cover
+    mixed = (value * _SPREAD + word) & _U32
+    turned = at + ((((mixed ^ (mixed >> _SIXTEEN)) * _SCATTER & _U32) * length) >> _HALF)
+    return turned - length if turned >= length else turned
+
+
+@njit(inline="always")
+def _own(
+    value: Any, width: Any, lines: Any, rest: Any, rounds: int, w0: Any, w1: Any, w2: Any, w3: Any
+) -> Any:  # pragma: no cover
+    """See `permutations.Rounds`; rounds are in twos."""
+    line, place = value // width, value % width
+    for two in range(rounds // 2):
+        later = np.uint64(two >> 1) * _LATER
+        if two & 1:
+            w_even, w_odd = w2, w3
+        else:
+            w_even, w_odd = w0, w1
+        place = _turn(line, w_even + later, rest if line == lines - _ONE else width, place)
+        line = _turn(place, w_odd + later, lines if place < rest else lines - _ONE, line)
+    return line * width + place
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _fill(
     out: Any, first: int, key: int, h: int, e: int,
     moves: Any, emits: Any,
-    sy_kind: int, sy_each: int, sy_lowest: int, sy_pick: int, sy0: Any, sy1: Any,
-    st_kind: int, st_each: int, st_lowest: int, st_pick: int, st0: Any, st1: Any,
+    sy_kind: int, sy_each: int, sy_lowest: int, sy_word: int, sy_shape: Any, sy_table: Any,
+    st_kind: int, st_each: int, st_lowest: int, st_word: int, st_shape: Any, st_table: Any,
 ) -> None:  # fmt: skip  # pragma: no cover
+    """Of a row's own permutations, what is computed is kept for the row: `seen` has the last row that needed it."""
     rows, length = out.shape
     k0, k1 = np.uint64(key) & _U32, np.uint64(key) >> _HALF
     states, symbols = np.uint64(h), np.uint64(e)
-    sy_a = sy_b = st_a = st_b = _NONE
+    sy_at = st_at = _NONE
+    sy_own, sy_seen = np.zeros(e if sy_kind == 3 else 0, np.uint64), np.zeros(e if sy_kind == 3 else 0, np.int64)
+    st_own, st_seen = np.zeros(h if st_kind == 3 else 0, np.uint64), np.zeros(h if st_kind == 3 else 0, np.int64)
+    sy_w, st_w = (_NONE, _NONE, _NONE, _NONE), (_NONE, _NONE, _NONE, _NONE)
     for r in range(rows):
         number = np.uint64(first + r)
         c0, c1 = number & _U32, number >> _HALF
-        if sy_kind:
-            sy_a, sy_b = _which(sy_kind, number, np.uint64(sy_each), np.uint64(sy_lowest), k0, k1, np.uint64(sy_pick))
-        if st_kind:
-            st_a, st_b = _which(st_kind, number, np.uint64(st_each), np.uint64(st_lowest), k0, k1, np.uint64(st_pick))
+        if sy_kind == 3:
+            sy_w = _philox(k0, k1, c0, c1, _NONE, np.uint64(sy_word))
+        elif sy_kind:
+            sy_at = _which(sy_kind, number, np.uint64(sy_each), np.uint64(sy_lowest), k0, k1, np.uint64(sy_word))
+        if st_kind == 3:
+            st_w = _philox(k0, k1, c0, c1, _NONE, np.uint64(st_word))
+        elif st_kind:
+            st_at = _which(st_kind, number, np.uint64(st_each), np.uint64(st_lowest), k0, k1, np.uint64(st_word))
         state = states
         w2 = w3 = _NONE
         for t in range(length):
@@ -78,14 +106,40 @@ def _fill(
             state = _draw(moves, state, states, w0)
             emitting = state
             if st_kind == 3:
-                emitting = np.uint64(st1[st_b, emitting])
-            if st_kind:
-                emitting = np.uint64(st0[st_a, emitting])
+                if st_seen[state] != r + 1:
+                    st_seen[state] = r + 1
+                    st_own[state] = _own(
+                        state,
+                        st_shape[0],
+                        st_shape[1],
+                        st_shape[2],
+                        int(st_shape[3]),
+                        st_w[0],
+                        st_w[1],
+                        st_w[2],
+                        st_w[3],
+                    )
+                emitting = st_own[state]
+            elif st_kind:
+                emitting = np.uint64(st_table[st_at, state])
             symbol = _draw(emits, emitting, symbols, w1)
             if sy_kind == 3:
-                symbol = np.uint64(sy1[sy_b, symbol])
-            if sy_kind:
-                symbol = np.uint64(sy0[sy_a, symbol])
+                if sy_seen[symbol] != r + 1:
+                    sy_seen[symbol] = r + 1
+                    sy_own[symbol] = _own(
+                        symbol,
+                        sy_shape[0],
+                        sy_shape[1],
+                        sy_shape[2],
+                        int(sy_shape[3]),
+                        sy_w[0],
+                        sy_w[1],
+                        sy_w[2],
+                        sy_w[3],
+                    )
+                symbol = sy_own[symbol]
+            elif sy_kind:
+                symbol = np.uint64(sy_table[sy_at, symbol])
             out[r, t] = symbol
 
 
@@ -132,8 +186,12 @@ def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, devi
 
 def _given(lookup: Lookup, dtype: Any) -> list[Any]:
     """A lookup as arguments; an empty table stands for a missing one."""
-    tables = [table.numpy() for table in lookup.tables] + [np.zeros((1, 1), dtype)] * (2 - len(lookup.tables))
-    return [KINDS.index(lookup.kind.name), lookup.kind.number, lookup.lowest, int(lookup.purposes.pick), *tables]
+    kind, purposes = lookup.kind, lookup.purposes
+    own = kind.name == "sequence"
+    shape = np.array(Rounds.of(lookup.size) if own else (1, 1, 1, 0), np.uint64)
+    table = np.zeros((1, 1), dtype) if lookup.table is None else lookup.table.numpy()
+    word = purposes.own if own else purposes.pick
+    return [KINDS.index(kind.name), kind.number, lookup.lowest, int(word), shape, table]
 
 
 def _on_cores(work: Callable[[int, int], None], count: int, least: int) -> None:

@@ -148,7 +148,7 @@ class MarkovStream:
         shape = philox(self.key, numbers, 0, Purpose.CHAIN_SHAPE)[0]
         states = settings.fewest + below(shape, settings.most - settings.fewest + 1)
         unused = torch.arange(settings.most, device=numbers.device) >= states[:, None]  # (n, K)
-        symbols = _different(words(self.key, numbers, settings.most, Purpose.SYMBOLS_FIRST), settings.symbols)
+        symbols = _different(words(self.key, numbers, settings.most, Purpose.SYMBOLS_SHUFFLE), settings.symbols)
         weights = self._weights(numbers, states)
         return Chains(states, symbols.masked_fill(unused, -1), weights.masked_fill(unused[:, :, None], 0))
 

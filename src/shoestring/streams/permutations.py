@@ -3,16 +3,16 @@
     none        every row shows symbol k as k
     block:N     rows i of one i div N share a permutation
     pool:P      every row has one of P
-    sequence    every row has its own
+    sequence    every row has its own, independent of all others
 
-Each permutation is drawn by Fisher and Yates' shuffle, so that all K! are equally likely. `sequence` composes two: rows
-are laid out in squares of 256 × 256, every line and every column of a square has a permutation, and a row's own is that
-of its line after that of its column. So each is uniform, those of any two or three rows are independent, and 512
-shuffles serve 65,536 rows.
+Blocks and pools draw each permutation by Fisher and Yates' shuffle, so that all K! are equally likely, and keep it in a
+table. A row with a permutation of its own would draw more words for it than for its tokens, so `sequence` computes
+where one value goes, with no table (`Rounds`); for a few values, where that mixes slowly, it is `block:1`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -20,10 +20,14 @@ from torch import Tensor
 
 from shoestring.core.errors import DataError
 from shoestring.core.specs import PermutationSpec
-from shoestring.streams.philox import Purpose, below, philox, words
+from shoestring.streams.philox import MASK, Purpose, below, philox, words
 
-SIDE = 256
+MOST_SHUFFLED = 16
+"""Values up to which a row's own permutation is a shuffle."""
+SPREAD, SCATTER, LATER = 0x9E3779B1, 0x85EBCA6B, 0x7F4A7C15
+"""Odd constants of the rounds: part of the format."""
 KINDS = ("none", "block", "pool", "sequence")
+_DISTANCE = 2.0**-20
 
 
 class Kind(NamedTuple):
@@ -43,9 +47,14 @@ class Kind(NamedTuple):
         """The first shuffle that rows first to first + count can need, and how many from there on."""
         if self.name in ("none", "pool"):
             return 0, self.number
-        each, many = (self.number, 1) if self.name == "block" else (SIDE * SIDE, SIDE)
-        begin, end = first // each, (first + max(count, 1) - 1) // each
-        return begin * many, (end - begin + 1) * many
+        if self.name == "sequence":
+            return 0, 0
+        begin, end = first // self.number, (first + max(count, 1) - 1) // self.number
+        return begin, end - begin + 1
+
+    def over(self, size: int) -> Kind:
+        """How permutations of this many values are made."""
+        return Kind("block", 1) if self.name == "sequence" and size <= MOST_SHUFFLED else self
 
     def __str__(self) -> str:
         return f"{self.name}:{self.number}" if self.number else self.name
@@ -54,43 +63,85 @@ class Kind(NamedTuple):
 class Purposes(NamedTuple):
     """The purposes of the words that permute symbols, or states."""
 
-    first: Purpose
-    second: Purpose
+    shuffle: Purpose
     pick: Purpose
+    own: Purpose
 
 
-OF_SYMBOLS = Purposes(Purpose.SYMBOLS_FIRST, Purpose.SYMBOLS_SECOND, Purpose.SYMBOLS_PICK)
-OF_STATES = Purposes(Purpose.STATES_FIRST, Purpose.STATES_SECOND, Purpose.STATES_PICK)
+OF_SYMBOLS = Purposes(Purpose.SYMBOLS_SHUFFLE, Purpose.SYMBOLS_PICK, Purpose.SYMBOLS_OWN)
+OF_STATES = Purposes(Purpose.STATES_SHUFFLE, Purpose.STATES_PICK, Purpose.STATES_OWN)
+
+
+class Rounds(NamedTuple):
+    """A permutation of [0, size) that is computed value by value.
+
+    The values lie in lines of `width`, the last of which has `rest`. Even rounds turn every line by a number that is
+    drawn for it, odd rounds every column. The numbers of a round come from a hash with one of the row's four words.
+    Two rounds bring the permutation nearer to a uniform one by about the number of lines; `of` takes as many as leave
+    a distance (total variation) of some 2⁻²⁰, which is also what the rounding of a shuffle's words leaves.
+    """
+
+    width: int
+    lines: int
+    rest: int
+    rounds: int
+
+    @classmethod
+    def of(cls, size: int) -> Rounds:
+        width = math.isqrt(size - 1) + 1
+        width += width % 2  # an even line turns by an odd permutation, so that half of them are odd
+        lines = -(-size // width)
+        rounds = 2 * math.ceil(math.log(size**1.5 / _DISTANCE) / math.log(max(lines, 2)))
+        return cls(width, lines, size - (lines - 1) * width, rounds)
+
+    def apply(self, drawn: tuple[Tensor, ...], values: Tensor) -> Tensor:
+        """Where values go, given the four words of their rows, which broadcast; int64."""
+        line, place = values // self.width, values % self.width
+        for number in range(self.rounds):
+            word = drawn[number % 4] + number // 4 * LATER
+            if number % 2 == 0:
+                length = torch.where(line == self.lines - 1, self.rest, self.width)
+                place = (place + below(_hash(line, word), length)) % length
+            else:
+                length = torch.where(place < self.rest, self.lines, self.lines - 1)
+                line = (line + below(_hash(place, word), length)) % length
+        return line * self.width + place
+
+
+def _hash(value: Tensor, word: Tensor) -> Tensor:
+    mixed = value * SPREAD + word & MASK
+    return (mixed ^ mixed >> 16) * SCATTER & MASK
 
 
 class Lookup(NamedTuple):
-    """The shuffles that a range of rows needs."""
+    """What a range of rows needs for its permutations."""
 
     kind: Kind
     purposes: Purposes
+    size: int
     lowest: int
-    """The number of the first shuffle in the tables."""
-    tables: tuple[Tensor, ...]
-    """No table, one or two; each (shuffles, K), uint8 or uint16."""
+    """The number of the first shuffle in the table."""
+    table: Tensor | None
+    """(shuffles, K), uint8 or uint16; None where there is none."""
 
     def relabel(self, key: int, rows: Tensor, values: Tensor) -> Tensor:
         """Values (n, …) of rows (n,), permuted by the permutation of each row, int64."""
-        for table, which in reversed(list(zip(self.tables, numbers(self.kind, key, rows, self.purposes)))):
-            which = (which - self.lowest).view(-1, *[1] * (values.ndim - 1))
-            values = table.long()[which, values]
-        return values
+        if self.kind.name == "none":
+            return values
+        across = (-1, *[1] * (values.ndim - 1))
+        if self.kind.name == "sequence":
+            drawn = philox(key, rows, 0, self.purposes.own)
+            return Rounds.of(self.size).apply(tuple(word.view(across) for word in drawn), values)
+        assert self.table is not None
+        which = numbers(self.kind, key, rows, self.purposes) - self.lowest
+        return self.table.long()[which.view(across), values]
 
 
-def numbers(kind: Kind, key: int, rows: Tensor, purposes: Purposes) -> tuple[Tensor, ...]:
-    """Which shuffles make up the permutation of each row (int64): none, one, or two, the second applied first."""
-    if kind.name == "none":
-        return ()
+def numbers(kind: Kind, key: int, rows: Tensor, purposes: Purposes) -> Tensor:
+    """Which shuffle of a block or a pool each row has, int64."""
     if kind.name == "block":
-        return (rows // kind.number,)
-    if kind.name == "pool":
-        return (below(philox(key, rows, 0, purposes.pick)[0], kind.number),)
-    square, line, column = rows >> 16, rows >> 8 & 0xF0 | rows >> 4 & 0x0F, rows >> 4 & 0xF0 | rows & 0x0F
-    return square * SIDE + line, square * SIDE + column  # tiles of 16 × 16: nearby rows need few tables
+        return rows // kind.number
+    return below(philox(key, rows, 0, purposes.pick)[0], kind.number)
 
 
 def shuffles(key: int, first: int, count: int, size: int, purpose: Purpose, device: torch.device) -> Tensor:

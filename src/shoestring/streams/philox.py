@@ -19,18 +19,18 @@ KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
 
 
 class Purpose(IntEnum):
-    """The last word of the counter. It is part of the format: a number never gets a new meaning."""
+    """The last word of the counter. It is part of the format: a number never gets a new meaning (2 and 4 had one)."""
 
     TOKENS = 0
-    SYMBOLS_FIRST = 1
-    SYMBOLS_SECOND = 2
-    STATES_FIRST = 3
-    STATES_SECOND = 4
+    SYMBOLS_SHUFFLE = 1
+    STATES_SHUFFLE = 3
     SYMBOLS_PICK = 5
     STATES_PICK = 6
     CHAIN_SHAPE = 7
     CHAIN_ROWS = 8
     CHAIN_START = 9
+    SYMBOLS_OWN = 10
+    STATES_OWN = 11
 
 
 def philox(key: int, number: Tensor, call: Tensor | int, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
