@@ -41,7 +41,7 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job_in(folder: Path, heldout: float = 0.2, unique: bool = False) -> Job:
-    return Job(folder=folder / "store", seed=5, heldout=heldout, unique=unique)
+    return Job(folder=folder / "store", heldout=heldout, unique=unique)
 
 
 def unit_of(folder: Path, texts: list[str], number: int = 0, **reading: Any) -> Unit:
@@ -52,7 +52,7 @@ def unit_of(folder: Path, texts: list[str], number: int = 0, **reading: Any) -> 
 
 def split(texts: list[str], job: Job, unit: int) -> dict[str, list[str]]:
     """The documents of each split, by the definition."""
-    held_out = unit_heldout(job.seed, job.heldout, unit)
+    held_out = unit_heldout(job.heldout, unit)
     found: dict[str, list[str]] = {"train": [], "heldout": []}
     for index, text in enumerate(texts):
         found["heldout" if held_out(index) else "train"].append(text)
@@ -145,7 +145,7 @@ def test_batches_are_the_documents_in_order(tmp_path: Path, monkeypatch: pytest.
     job, unit = job_in(tmp_path), unit_of(tmp_path, TEXTS)
     found = list(batches(job, unit, Skipped()))
     assert [text for batch in found for text in batch.texts] == TEXTS
-    held_out = unit_heldout(job.seed, job.heldout, 0)
+    held_out = unit_heldout(job.heldout, 0)
     assert [held for batch in found for held in batch.held_out] == [held_out(i) for i in range(len(TEXTS))]
     longest = max(map(len, TEXTS))
     for batch in found[:-1]:

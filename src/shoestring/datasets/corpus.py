@@ -15,7 +15,7 @@ from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.seeds import derive
-from shoestring.data.pack.order import RowIndex
+from shoestring.data.pack.order import Index, RowIndex, drawn_rows
 from shoestring.data.pack.packed import PackedSource
 from shoestring.data.store.prepare import given_store, planned_documents, store_folder
 from shoestring.data.store.store import Store
@@ -74,7 +74,8 @@ class StoreCorpus:
 
     def heldout(self) -> Batch:
         source = self._open("heldout")
-        return _heldout(_predicting(source, self.masks, "heldout", self._last), min(self._rows, len(source)))
+        rows = drawn_rows(self._rows, len(source))
+        return _heldout(_predicting(source, self.masks, "heldout", self._last), rows)
 
     def training_tokens(self) -> Iterator[NDArray[np.unsignedinteger]]:
         """All tokens of the training split, for counting; (rows, tokens) in a store of fixed rows."""
@@ -133,7 +134,7 @@ class StreamCorpus:
         return self._open("train", TRAIN, device if self.masks is None else torch.device("cpu"))
 
     def heldout(self) -> Batch:
-        return _heldout(self._open("heldout", HELDOUT, torch.device("cpu")), self.scored_rows)
+        return _heldout(self._open("heldout", HELDOUT, torch.device("cpu")), np.arange(self.scored_rows))
 
     def _open(self, split: str, first: int, device: torch.device) -> TokenSource:
         rows = RowsOfStream(StreamRows(self.stream, first, device))
@@ -147,13 +148,13 @@ def _predicting(source: TokenSource, masks: dict[str, Masking] | None, split: st
     return source if last is None else LastPredictions(source, last)
 
 
-def _heldout(source: TokenSource, rows: int) -> Batch:
-    """The first rows of a source; raises DataError if they have nothing to predict."""
-    batch = source.batch(RowIndex.first(np.arange(rows)))
+def _heldout(source: TokenSource, rows: Index) -> Batch:
+    """Rows of a source by number; raises DataError if they have nothing to predict."""
+    batch = source.batch(RowIndex.first(rows))
     if not batch.predictions():
         raise DataError(
-            f"no token of the {rows:,} held-out rows is hidden; use more text, or raise data.masked, evaluate.rows or "
-            f"data.heldout"
+            f"no token of the {len(rows):,} held-out rows is hidden; use more text, or raise data.masked, "
+            f"evaluate.rows or data.heldout"
         )
     return batch
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe
 from shoestring.data.pack.frame import frame_rows
-from shoestring.data.pack.order import Index, RowIndex, step_rows
+from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
 from shoestring.data.read.labels import Labelled, read_labelled
 from shoestring.data.store.shards import dtype_for
 from shoestring.data.tokenize.special_tokens import special_tokens
@@ -99,7 +99,7 @@ class LabelledCorpus:
         self._documents = Documents(read(), tokenizer, data.length)
         self.fingerprint = f"{tokenizer_fingerprint(tokenizer)}-{self._documents.fingerprint}"
         self._train, held_out = (np.flatnonzero(self._documents.held_out == held) for held in (False, True))
-        self._heldout = held_out[: recipe.evaluate.rows]
+        self._heldout = held_out[drawn_rows(recipe.evaluate.rows, len(held_out))]
         for name, numbers in (("for training", self._train), ("held out", held_out)):
             if not len(numbers):
                 raise DataError(

@@ -83,7 +83,7 @@ class HmmTrainee(Trainee):
         self.rows = task.rows()
         self.data = self.rows.fingerprint
         self.per_device, self.scored_rows = plan.per_device, task.recipe.evaluate.rows
-        self._heldout = torch.from_numpy(self.rows.heldout[: self.scored_rows].astype("int64"))
+        self._heldout = torch.from_numpy(self.rows.scored(self.scored_rows).astype("int64"))
         self._scores: Scores | None = None
 
     def build(self, fresh: bool) -> None:  # noqa: ARG002
@@ -243,7 +243,7 @@ def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30)
 def score_rows(parameters: Parameters, rows: SentenceStore, most: int | None = None) -> Scores:
     """Scores on held-out rows, causally, beside the baselines in context and from the training rows."""
     counts = count([rows.train], len(rows.alphabet))
-    return score(parameters, torch.from_numpy(rows.heldout[:most].astype("int64")), corpus_counts=counts)
+    return score(parameters, torch.from_numpy(rows.scored(most).astype("int64")), corpus_counts=counts)
 
 
 def score_run(run: Path) -> Scores:

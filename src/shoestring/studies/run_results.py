@@ -101,9 +101,13 @@ def read_trained(path: Path, count: Count) -> Trained:
 
 
 def _heldout(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> str:
-    """What determines the held-out rows. The number of documents matters only for a vocabulary of words."""
+    """What determines the held-out rows.
+
+    The number of documents matters only for a vocabulary of words, and the seed where rows or stories are computed.
+    """
     data = recipe.data
-    fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, recipe.run.seed)
+    seed = recipe.run.seed if data.stream is not None or data.source.kind == "stories" else None
+    fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, seed)
     counted = plan.entries if data.tokenizer.words is not None else None
     return repr((*fields, counted, evaluation.rows, evaluation.tokens))
 

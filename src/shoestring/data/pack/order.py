@@ -90,6 +90,16 @@ def step_rows(seed: int, n: int, step: int, batch: int) -> RowIndex:
     return RowIndex(epochs, rows)
 
 
+def drawn_rows(wanted: int, n: int) -> Index:
+    """`wanted` of the rows [0, n), in order; all if there are no more.
+
+    They are drawn over all of them, and depend on the two numbers alone. So every run with these rows draws the same.
+    """
+    if wanted >= n:
+        return np.arange(n, dtype=np.int64)
+    return np.sort(permute(np.arange(wanted, dtype=np.int64), n, derive(0, "drawn rows", n)))
+
+
 def epoch_offset(tokens: int, length: int, seed: int, epoch: int) -> int:
     """The offset in [0, length) at which an epoch starts to cut the stream of tokens into rows.
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.recipe import Data, fingerprint
@@ -34,6 +34,8 @@ from shoestring.data.read.formats import FORMATS
 from shoestring.data.read.formats.text import ends_group
 from shoestring.data.read.lines import COMPRESSIONS, LONGEST, Broken, open_file
 
+Item = TypeVar("Item")
+
 BLOCK_BYTES = 1 << 16
 BLOCK_ITEMS = 64
 
@@ -51,6 +53,22 @@ def open_source(data: Data, seed: int) -> Corpus:
 def texts(corpus: Corpus, documents: int | None = None) -> Iterator[str]:
     """The texts of the first `documents` documents; of all where that is None."""
     return (document.text for document in itertools.islice(corpus.documents(), documents))
+
+
+def drawn(corpus: Corpus, items: Iterator[Item], wanted: int | None) -> Iterator[Item]:
+    """Of items, one for each document of the corpus in order: `wanted` drawn over all of it, or all if that is None.
+
+    The same are drawn each time, and fewer are some of more. The documents are counted first; a corpus that cannot be
+    counted, because it is endless, streamed or the function of a user, is read from its start.
+    """
+    if wanted is None:
+        return items
+    if corpus.endless or any(part.size is None for part in corpus.parts):
+        return itertools.islice(items, wanted)
+    from shoestring.data.pack.order import drawn_rows  # imports numpy
+
+    chosen = set(drawn_rows(wanted, sum(1 for _ in corpus.documents())).tolist())
+    return (item for number, item in enumerate(items) if number in chosen)
 
 
 def open_corpus(source: str, reading: Reading | None = None) -> Corpus:

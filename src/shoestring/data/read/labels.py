@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Data
 from shoestring.core.registry import registry
-from shoestring.data.read.corpora import open_source
+from shoestring.data.read.corpora import drawn, open_source
 from shoestring.data.read.documents import Document, Part, Skipped
 from shoestring.data.store.work_units import unit_heldout
 
@@ -45,12 +45,12 @@ def read_labelled(data: Data, seed: int, classes: int, skipped: Skipped | None =
             f'data.label = "{data.label}": data.source = "{data.source}" has no columns; {", ".join(known)}, hf have'
         )
     skipped = Skipped() if skipped is None else skipped
-    held_out, seen = unit_heldout(seed, data.heldout, 0), set[bytes]()
+    held_out, seen = unit_heldout(data.heldout, 0), set[bytes]()
     limit = None if data.documents is None else int(data.documents)
-    parts = open_source(data, seed).parts
-    labelled = itertools.chain.from_iterable(_joined(part, data.label, skipped) for part in parts)
-    for index, (document, value) in enumerate(itertools.islice(labelled, limit)):
-        if index == MOST_DOCUMENTS:
+    corpus = open_source(data, seed)
+    labelled = itertools.chain.from_iterable(_joined(part, data.label, skipped) for part in corpus.parts)
+    for read, (index, (document, value)) in enumerate(drawn(corpus, enumerate(labelled), limit)):
+        if read == MOST_DOCUMENTS:
             raise DataError(
                 f'data.source = "{data.source}": documents with a class are held in memory, and there are more than '
                 f"{MOST_DOCUMENTS:,}; set data.documents"

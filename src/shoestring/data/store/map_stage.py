@@ -41,7 +41,6 @@ class Job:
     """What all passes of a store share; sent to every process."""
 
     folder: Path
-    seed: int
     heldout: float
     unique: bool
 
@@ -69,7 +68,7 @@ class Batch(NamedTuple):
 
 def batches(job: Job, unit: Unit, skipped: Skipped) -> Iterator[Batch]:
     """The documents of a unit without duplicates, some megabytes at a time."""
-    held_out = unit_heldout(job.seed, job.heldout, unit.number)
+    held_out = unit_heldout(job.heldout, unit.number)
     again = np.load(job.result("again", unit.number)) if job.unique else None
     texts: list[str] = []
     flags: list[bool] = []

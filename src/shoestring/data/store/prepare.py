@@ -1,6 +1,6 @@
 """From a corpus to a token store: passes over its units in parallel, then the manifest.
 
-The result depends on the corpus, the tokenizer and the seed alone: not on how many processes or machines write it, and
+The result depends on the corpus and the tokenizer alone: not on how many processes or machines write it, and
 not on how often they were killed.
 """
 
@@ -70,10 +70,13 @@ def planned_documents(data: Data, plan: Plan | None) -> int | None:
 
 
 def store_folder(data: Data, seed: int, documents: int | None, source: Corpus | None = None) -> Path:
-    """The folder of the store of these documents; it depends on the source, the tokenizer, the seed and the count."""
+    """The folder of the store of these documents; it depends on the source, the tokenizer and the count.
+
+    The seed matters to the stories alone, so runs of other corpora that differ in their seed share a store.
+    """
     source = source or open_source(data, seed)
     tokenizer = tokenizer_identity(data.tokenizer, data.end)
-    identity = [_FORMAT, source.identity(), tokenizer, documents, data.heldout, seed, data.unique]
+    identity = [_FORMAT, source.identity(), tokenizer, documents, data.heldout, data.unique]
     label = f"{Path(data.source).name.split('.')[0]}-{Path(data.tokenizer).name.split('.')[0]}"
     name = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")
     return Path(data.folder) / f"{name}-{fingerprint(identity)[:8]}"
@@ -103,7 +106,7 @@ def prepare(
         alone = _check_room(paths.folder, source, data, seed, documents)
         processes = processes or _worth(alone)
         with locked(paths.lock(part), f"the store {paths.folder}"):
-            maker = _Maker(paths, source, data, seed, documents, progress, part, processes)
+            maker = _Maker(paths, source, data, documents, progress, part, processes)
             if not paths.manifest.is_file() and not maker.make():
                 return None
     return Store(paths.folder, data.tokenizer)
@@ -169,7 +172,6 @@ class _Maker:
     paths: StorePaths
     source: Corpus
     data: Data
-    seed: int
     documents: int | None
     progress: Progress
     part: tuple[int, int]
@@ -178,7 +180,7 @@ class _Maker:
 
     def __post_init__(self) -> None:
         data = self.data
-        self.job = Job(folder=self.paths.folder, seed=self.seed, heldout=data.heldout, unique=data.unique)
+        self.job = Job(folder=self.paths.folder, heldout=data.heldout, unique=data.unique)
 
     def make(self) -> bool:
         """Make what is missing. Returns whether the store is complete; if not, other parts must be made first."""

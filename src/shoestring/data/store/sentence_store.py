@@ -23,13 +23,14 @@ from shoestring.core.files import locked
 from shoestring.core.recipe import Data, Hmm, fingerprint
 from shoestring.core.schema import encode
 from shoestring.core.seeds import derive
-from shoestring.data.read.corpora import open_source, texts
+from shoestring.data.pack.order import drawn_rows
+from shoestring.data.read.corpora import drawn, open_source, texts
 from shoestring.data.store.shards import dtype_for
 from shoestring.data.store.work_units import is_heldout
 from shoestring.data.tokenize.tokenizers import WordTokenizer, words_of
 from shoestring.storage.tensor_file import read_tensors, write_tensors
 
-_FORMAT = 3
+_FORMAT = 4
 _SENTENCE = re.compile(r"""([^.!?]*)([.!?]+["'”’]*)?""")
 _PLAIN = re.compile(r"[a-zA-Z ,.]*")
 _END_OF_TEXT = "<|endoftext|>"
@@ -49,6 +50,10 @@ class SentenceStore(NamedTuple):
     """For each split: sentences seen and kept, tokens kept and dropped."""
     path: Path
 
+    def scored(self, most: int | None = None) -> Rows:
+        """Held-out rows drawn over all of them, the same in every run; `most` of them, or all."""
+        return self.heldout[drawn_rows(len(self.heldout) if most is None else most, len(self.heldout))]
+
     @property
     def fingerprint(self) -> str:
         """Identifies everything that the rows are made from, and their content."""
@@ -59,19 +64,20 @@ class SentenceStore(NamedTuple):
 
 
 def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
-    """The rows of the first `data.documents` documents (default: all), made if they are not on disk yet."""
+    """The rows of `data.documents` documents (default: all), made if they are not on disk yet."""
     source = open_source(data, seed)
     words = data.tokenizer.words
     assert words is not None, "checked when the recipe was read"
-    options = [words, data.length, data.documents, data.heldout, hmm.unique, hmm.plain, seed]
+    options = [words, data.length, data.documents, data.heldout, hmm.unique, hmm.plain]
     identity = [_FORMAT, source.identity(), *options]
     path = Path(data.folder) / f"sentences-{words}-{fingerprint(encode(identity))[:8]}" / "rows.safetensors"
     if path.is_file():
         return _read(path)
-    held_out = is_heldout(derive(seed, "heldout"), data.heldout)
+    limit = None if data.documents is None else int(data.documents)
+    held_out = is_heldout(derive(0, "heldout"), data.heldout)
 
     def documents(held: bool) -> Iterator[str]:
-        numbered = enumerate(texts(source, data.documents))
+        numbered = drawn(source, enumerate(texts(source)), limit)
         return (text for index, text in numbered if held_out(index) is held)
 
     with locked(path.parent / ".lock", f"the rows {path.parent}"):
