@@ -20,7 +20,7 @@ from shoestring.core.family import network_cost
 from shoestring.core.recipe import Data, Hmm, Model, Recipe, Train
 from shoestring.cost.gpus import GPUS, find_gpu
 from shoestring.cost.memory import CHUNK_BYTES, CONTEXT_BYTES, estimate_memory, setting_of
-from shoestring.cost.seconds import estimate_seconds, training_flops
+from shoestring.cost.seconds import UTILISATION, estimate_seconds, training_flops
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
 from shoestring.models.layers import cross_entropy
@@ -127,7 +127,7 @@ def test_a_setting_is_that_of_the_learner() -> None:
             train = Train(batch=8, precision=precision, compile=compiles)  # type: ignore[arg-type]
             learner = Learner(build(SMALL.model, 50, 32, 0), train, torch.device("cpu"))
             found = setting_of(replace(SMALL, train=train), "cpu")
-            assert (found.number == 2, found.compiled) == (learner.bf16, learner.compiled)
+            assert (found.number == 2, found.compiled) == (learner.dtype != torch.float32, learner.compiled)
     on_a_gpu = setting_of(SMALL, "cuda")
     assert on_a_gpu.number == 2 and on_a_gpu.compiled and on_a_gpu.fused
 
@@ -175,9 +175,21 @@ def test_what_cannot_be_estimated_is_said() -> None:
         estimate_memory(replace(SMALL, model=Model(family="hf", name="gpt2")), 50)
     assert find_gpu("A gpu of tomorrow") is None
     assert estimate_seconds(SMALL, 50, "A gpu of tomorrow", 8) is None
-    assert estimate_seconds(SMALL, 50, "Tesla T4", 8) is None, "it has no bf16"
+    bf16 = replace(SMALL, train=Train(batch=8, precision="bf16"))
+    assert estimate_seconds(bf16, 50, "Tesla T4", 8) is None, "it has no bf16"
     fp32 = replace(SMALL, train=Train(batch=8, precision="fp32"))
     assert estimate_seconds(fp32, 50, "NVIDIA H200", 8) is None
+
+
+@pytest.mark.parametrize(("gpu", "peak"), [("Tesla T4", 65e12), ("Tesla V100-SXM2-32GB", 125e12)])
+def test_a_gpu_without_bf16_is_estimated_in_fp16(gpu: str, peak: float) -> None:
+    for precision in ("auto", "fp16"):
+        found = estimate_seconds(replace(SMALL, train=Train(batch=8, precision=precision)), 50, gpu, 8)  # type: ignore[arg-type]
+        assert found is not None
+        assert found.expected == pytest.approx(8 * training_flops(SMALL, 50) / peak / UTILISATION.expected)
+    half = replace(SMALL, train=Train(batch=8, precision="fp16"))
+    assert estimate_memory(half, 50) == estimate_memory(SMALL, 50), "two bytes per number in both"
+    assert estimate_seconds(half, 50, "NVIDIA H200", 8) == estimate_seconds(SMALL, 50, "NVIDIA H200", 8)
 
 
 def test_gpus_are_found_by_name() -> None:
@@ -188,7 +200,8 @@ def test_gpus_are_found_by_name() -> None:
     assert 0.97 * gpu.memory_bytes < machine["memory_bytes"] <= gpu.memory_bytes
     for known in GPUS.values():
         assert 10e9 < known.memory_bytes < 200e9
-        assert known.bf16_flops is None or 50e12 < known.bf16_flops < 1000e12
+        assert 50e12 < (known.peak_flops("fp16") or 0) < 1000e12
+        assert known.bf16_flops in (None, known.peak_flops("fp16"))
 
 
 class Alive(TorchDispatchMode):

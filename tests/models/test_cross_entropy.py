@@ -357,6 +357,13 @@ for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
                 assert (found[:, v:] == 0).all()
             else:
                 assert torch.equal(found, logits)
+    scaled, plain = (torch.linspace(-9, 9, 32).half().repeat(2, 1) for _ in range(2))  # the least share is 2e-8
+    targets, losses = torch.tensor([3, IGNORED]), torch.zeros(2)
+    kernel.fused(plain, 30, targets, losses, True)
+    kernel.fused(scaled, 30, targets, losses, True, torch.tensor(2.0**12))
+    exact = torch.linspace(-9, 9, 32).half()[:30].double().softmax(0) - F.one_hot(targets[0], 30)
+    assert plain[0, 0] == 0 and (scaled[1] == 0).all() and (scaled[:, 30:] == 0).all()
+    assert torch.allclose(scaled[0, :30].double(), exact * 2.0**12, rtol=1e-3, atol=1e-7)
     for wrong in (-1, 5, -101):
         losses = torch.zeros(1)
         kernel.fused(torch.randn(1, 16), 5, torch.tensor([wrong]), losses, True)
@@ -391,16 +398,41 @@ from shoestring.models.kernels import cross_entropy as kernel
 for type in ("*bf16", "*fp16", "*fp32"):
     for gradient in (False, True):
         for held, block in ((True, 16), (True, 1024), (True, kernel.WHOLE), (False, kernel.PIECE)):
-            constants = {"GRADIENT": gradient, "HELD": held, "BLOCK": block}
+            if type != "*bf16" and block in (16, kernel.WHOLE):
+                continue  # as above
+            constants = {"GRADIENT": gradient, "SCALED": type == "*fp16", "HELD": held, "BLOCK": block}
             kinds = {"logits": type, "targets": "*i64", "losses": "*fp32", "columns": "i32", "ids": "i32"}
+            kinds["scale"] = "*fp32"
             signature = {name: kinds.get(name, "constexpr") for name in kernel.losses_kernel.arg_names}
-            aligned = {(i,): [["tt.divisibility", 16]] for i in range(4)}
+            aligned = {(i,): [["tt.divisibility", 16]] for i in range(5)}
             source = ASTSource(fn=kernel.losses_kernel, signature=signature, constexprs=constants, attrs=aligned)
             warps = min(16, max(1, block // 512))
             made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
             assert made.metadata.shared <= 1024
             assert block < 1024 or re.search(r"ld\.global\S*\.v4", made.asm["ptx"]), "whole loads"
             assert block < 1024 or not gradient or re.search(r"st\.global\S*\.v4", made.asm["ptx"]), "whole stores"
+
+# for GPUs without bf16, in fp16: a T4
+from shoestring.models.kernels import fused_layers as fused
+
+def compile_for_t4(function, **given):
+    constants = {name: value for name, value in given.items() if name.isupper()}
+    wide = dict.fromkeys(("weight", "scales", "sums", "cos", "sin", "table", "partial", "losses", "scale"), "*fp32")
+    numbers = dict.fromkeys(("d", "n", "f", "v", "length", "heads", "shared", "columns"), "i32") | {"eps": "fp32"}
+    kinds = wide | numbers | dict.fromkeys(("ids", "order", "targets"), "*i64") | given
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "*fp16") for n in function.arg_names}
+    source = ASTSource(fn=function, signature=signature, constexprs=constants)
+    triton.compile(source, target=GPUTarget("cuda", 75, 32))
+
+compile_for_t4(kernel.losses_kernel, ids="i32", GRADIENT=True, SCALED=True, HELD=False, BLOCK=kernel.PIECE)
+compile_for_t4(fused.add_norm_kernel, BLOCK=1024)
+compile_for_t4(fused.add_norm_backward_kernel, BLOCK=1024)
+compile_for_t4(fused.gated_kernel, BLOCK=1024)
+compile_for_t4(fused.gated_backward_kernel, BLOCK=1024)
+compile_for_t4(fused.qkv_rope_kernel, v="*fp16", BACK=True, P=32, PLACES=1, PAIRS=512)
+compile_for_t4(fused.gather_kernel, BLOCK=1024)
+compile_for_t4(fused.sum_kernel, ids="*i32", out="*fp32", ROWS=32, BLOCK=256)
+compile_for_t4(fused.join_kernel, ids="*i32", out="*fp32", ROWS=32, BLOCK=256)
 """
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")

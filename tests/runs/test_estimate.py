@@ -94,9 +94,9 @@ def test_what_nobody_knows_is_refused() -> None:
     recipe = recipe_file.load(RECIPES / "2b_1.toml")
     with pytest.raises(UserError, match="unknown; known ones are for example NVIDIA H200"):
         plan_on_gpu(recipe, 262, "H200")
-    with pytest.raises(UserError, match="no products in bf16"):
-        plan_on_gpu(recipe, 262, "Tesla T4")
-    with pytest.raises(UserError, match="fp32"):
+    with pytest.raises(UserError, match="its peak in bf16 is not known"):
+        plan_on_gpu(recipe_file.load(RECIPES / "2b_1.toml", ["train.precision=bf16"]), 262, "Tesla T4")
+    with pytest.raises(UserError, match="its peak in fp32 is not known"):
         plan_on_gpu(recipe_file.load(RECIPES / "2b_1.toml", ["train.precision=fp32"]), 262, H200)
     huge = recipe_file.load(RECIPES / "2b_1.toml", ["model.width=16384", "model.layers=64"])
     with pytest.raises(UserError, match="use a smaller model"):

@@ -268,19 +268,28 @@ def test_scoring_changes_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so and computes it otherwise
-@pytest.mark.parametrize(("precision", "bf16"), [("auto", False), ("fp32", False), ("bf16", True)])
-def test_products_run_in_the_precision_asked_for_and_weights_stay_float32(precision: str, bf16: bool) -> None:
+@pytest.mark.parametrize(("precision", "half"), [("auto", False), ("fp32", False), ("bf16", True), ("fp16", True)])
+def test_products_run_in_the_precision_asked_for_and_weights_stay_float32(precision: str, half: bool) -> None:
     learner = make(precision=precision)
-    assert learner.bf16 == bf16
+    assert learner.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     exact = make(precision="fp32").score(some_rows(), 8)
     scores = learner.score(some_rows(), 8)
     torch.testing.assert_close(scores, exact, rtol=0.05, atol=0.05)
-    assert torch.equal(scores, exact) != bf16
+    assert torch.equal(scores, exact) != half
     learner.update(learner.accumulate(some_rows(), 4), 1e-3)
     assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
     packed = make(precision=precision).score(some_packed(), 8)
     exact = make(precision="fp32").score(some_packed(), 8)
     torch.testing.assert_close(packed, exact, rtol=0.05, atol=0.05, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_takes_no_step_even_if_its_gradient_is(bad: float) -> None:
+    learner = make()
+    tally, before = learner.accumulate(some_rows(), 8), weights(learner)
+    update = learner.update(tally._replace(nats=torch.tensor(bad, dtype=torch.float64)), 1e-3)
+    assert math.isfinite(update.norm.item())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
 
 def test_a_sum_is_divided_when_asked() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from group_jobs import BATCH, LENGTH, PackedRows, make, train, weights
+from group_jobs import ALONE, BATCH, LENGTH, PackedRows, make, train, weights
 from processes import together
 from torch import Tensor
 
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.training.loss_scale import FIRST
 
 pytestmark = pytest.mark.slow
 CASES = list(itertools.product(("plain", "packed"), (False, True), (1, 3)))
@@ -25,7 +27,32 @@ def learn(group: ProcessGroup) -> dict[Any, Any]:
         learner = make(group, shard, clip=0.5, ema=0.9)
         losses = train(learner, source, per_device)
         found[source, shard, per_device] = losses, weights(learner)
-    return found
+    return found | {("overflow", shard): overflow_on_the_second(group, shard) for shard in (False, True)}
+
+
+def overflow_on_the_second(group: ProcessGroup, shard: bool) -> tuple[list[tuple[bool, float]], dict[str, Tensor]]:
+    """Steps in fp16, in which a gradient of the second process alone overflows in the second step."""
+    learner, source, found = make(group, shard, precision="fp16"), PackedRows(), []
+    assert learner.loss_scale is not None
+    for step in range(3):
+        tally = learner.accumulate(source.batch(source.order(1, step, BATCH).share(group.rank, group.world)), 2)
+        if step == 1 and group.rank == group.world - 1:
+            learner.optimizer.gradients()[0].fill_(math.inf)
+        update = learner.update(tally, 1e-2)
+        found.append((bool(update.skipped), learner.loss_scale.value.item()))
+    return found, weights(learner)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("shard", [False, True])
+def test_an_overflow_of_one_process_skips_the_step_of_all(shard: bool, learned: Any) -> None:
+    expected, alone = overflow_on_the_second(ALONE, False)
+    assert expected == [(False, FIRST), (True, FIRST / 2), (False, FIRST / 2)]
+    for result in learned:
+        steps, found = result["overflow", shard]
+        assert steps == expected
+        for name, tensor in alone.items():
+            assert float((found[name] - tensor).abs().mean()) < 1e-3, "two steps of 0.01 were taken"
 
 
 @pytest.fixture(scope="module")

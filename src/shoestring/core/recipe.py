@@ -22,6 +22,8 @@ from shoestring.core.specs import (
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 from shoestring.core.user_code import code_fingerprint
 
+Precision = Literal["fp32", "bf16", "fp16"]
+
 
 def _as_specs(section: object, **kinds: type[Spec]) -> None:
     """Convert the fields of a section that was made with plain texts."""
@@ -179,9 +181,10 @@ class Train:
     beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9
     beta2: Annotated[float, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
     clip: Annotated[float, MoreThan(0), "largest gradient norm"] = 1.0
-    precision: Annotated[Literal["auto", "fp32", "bf16"], "of the products; weights stay fp32. auto: bf16 on a GPU"] = (
-        "auto"
-    )
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        "of the products; weights stay fp32. auto: on a GPU bf16, or fp16 where it has no bf16 (T4, V100)",
+    ] = "auto"
     compile: Annotated[bool | None, "compile the blocks with torch; default: on a GPU"] = None
     recompute: Annotated[
         Literal["none", "selective", "full"],
@@ -196,6 +199,12 @@ class Train:
         Seconds | None, MoreThan(0), "time between checkpoints; default: a twentieth of the time budget, 1 s to 10 min"
     ] = None
     keep: Annotated[int, AtLeast(1), "checkpoints kept, besides the best"] = 2
+
+    def products(self, device: str, has_bf16: bool) -> Precision:
+        """The precision of products on a device of this type, which computes in bf16 or not."""
+        if self.precision != "auto":
+            return self.precision
+        return "fp32" if device != "cuda" else "bf16" if has_bf16 else "fp16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

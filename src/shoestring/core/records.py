@@ -356,6 +356,8 @@ class Outcome(Record):
     """The reason why the run was made shorter than planned, if it was."""
     lengthened: str | None = None
     """The reason why it was made longer, if it was."""
+    skipped: int = 0
+    """Steps whose update was left out, because the gradient overflowed in fp16."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""Memory and bf16 peak of GPUs, by the name that torch reports. A GPU that is not listed is unknown."""
+"""Memory and peaks of GPUs, by the name that torch reports. A GPU that is not listed is unknown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoestring.core.recipe import Precision
 from shoestring.core.registry import Registry
 
 MIB = 1 << 20
@@ -18,12 +19,20 @@ class Gpu:
     """As nvidia-smi reports; the driver keeps 0.5 to 3 % of it."""
     bf16_flops: float | None
     """Dense FLOPs per second with float32 accumulation; None: no bf16."""
+    fp16_flops: float | None = None
+    """Likewise; None: as in bf16."""
+
+    def peak_flops(self, precision: Precision) -> float | None:
+        """Of products in this precision; None: unknown, or it has none."""
+        if precision == "fp16":
+            return self.fp16_flops or self.bf16_flops
+        return self.bf16_flops if precision == "bf16" else None
 
 
 GPUS: Registry[Gpu] = Registry(
     {
         # peaks: NVIDIA's data sheets of A100, A30, A10, A40, RTX A6000, H100, H200, L4, L40, L40S, without sparsity;
-        # for the GeForce GPUs the white papers on GA102 and AD102, bf16 with FP32 accumulation
+        # T4 and V100; for the GeForce GPUs the white papers on GA102 and AD102, with FP32 accumulation
         "NVIDIA A100-PCIE-40GB": Gpu(memory_bytes=40960 * MIB, bf16_flops=312 * TERA),
         "NVIDIA A100-SXM4-40GB": Gpu(memory_bytes=40960 * MIB, bf16_flops=312 * TERA),
         "NVIDIA A100 80GB PCIe": Gpu(memory_bytes=81920 * MIB, bf16_flops=312 * TERA),
@@ -41,11 +50,11 @@ GPUS: Registry[Gpu] = Registry(
         "NVIDIA GeForce RTX 3080 Ti": Gpu(memory_bytes=12288 * MIB, bf16_flops=68.2 * TERA),
         "NVIDIA GeForce RTX 3090": Gpu(memory_bytes=24576 * MIB, bf16_flops=71 * TERA),
         "NVIDIA GeForce RTX 4090": Gpu(memory_bytes=24564 * MIB, bf16_flops=165.2 * TERA),
-        "Tesla T4": Gpu(memory_bytes=15360 * MIB, bf16_flops=None),  # Turing: products in fp16 only
-        "Tesla V100-PCIE-16GB": Gpu(memory_bytes=16384 * MIB, bf16_flops=None),  # Volta: likewise
-        "Tesla V100-PCIE-32GB": Gpu(memory_bytes=32768 * MIB, bf16_flops=None),
-        "Tesla V100-SXM2-16GB": Gpu(memory_bytes=16384 * MIB, bf16_flops=None),
-        "Tesla V100-SXM2-32GB": Gpu(memory_bytes=32768 * MIB, bf16_flops=None),
+        "Tesla T4": Gpu(memory_bytes=15360 * MIB, bf16_flops=None, fp16_flops=65 * TERA),
+        "Tesla V100-PCIE-16GB": Gpu(memory_bytes=16384 * MIB, bf16_flops=None, fp16_flops=112 * TERA),
+        "Tesla V100-PCIE-32GB": Gpu(memory_bytes=32768 * MIB, bf16_flops=None, fp16_flops=112 * TERA),
+        "Tesla V100-SXM2-16GB": Gpu(memory_bytes=16384 * MIB, bf16_flops=None, fp16_flops=125 * TERA),
+        "Tesla V100-SXM2-32GB": Gpu(memory_bytes=32768 * MIB, bf16_flops=None, fp16_flops=125 * TERA),
     }
 )
 

@@ -121,9 +121,8 @@ def estimate_memory(
 def setting_of(recipe: Recipe, device: Literal["cpu", "cuda"]) -> Setting:
     """The setting of a recipe's passes on a device."""
     train, gpu = recipe.train, device == "cuda"
-    half = train.precision == "bf16" or (train.precision == "auto" and gpu)
     return Setting(
-        number=2 if half else 4,
+        number=4 if train.products(device, has_bf16=True) == "fp32" else 2,
         compiled=gpu if train.compile is None else train.compile,
         gpu=gpu,
         recompute=train.recompute,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Precision, Recipe
 from shoestring.core.units import Interval
 from shoestring.cost.gpus import find_gpu
 from shoestring.cost.transformer import transformer_of
@@ -10,8 +10,8 @@ from shoestring.cost.transformer import transformer_of
 UTILISATION = Interval(low=0.340, expected=0.489, high=0.539)
 """Share of a vendor's bf16 peak that our training reached: least, median and most in results/train-h200.json.
 
-These are models of 45 to 190 M parameters on one H200, with batches that fill it. Other GPUs and much smaller or larger
-models were not measured.
+These are models of 45 to 190 M parameters on one H200, with batches that fill it. Other GPUs, fp16, and much smaller or
+larger models were not measured.
 """
 
 
@@ -28,6 +28,12 @@ def training_flops(recipe: Recipe, vocabulary: int) -> float:
     return 3 * work.forward_flops + again
 
 
+def precision_on(recipe: Recipe, gpu: str) -> Precision | None:
+    """The precision of a recipe's products on a GPU by name; None: the GPU is unknown."""
+    found = find_gpu(gpu)
+    return None if found is None else recipe.train.products("cuda", found.bf16_flops is not None)
+
+
 def estimate_seconds(
     recipe: Recipe, vocabulary: int, gpu: str, rows: int, share: Interval = UTILISATION
 ) -> Interval | None:
@@ -35,8 +41,10 @@ def estimate_seconds(
 
     `share` is the utilisation. None: the GPU is unknown, or has no products of the recipe's precision.
     """
+    precision = precision_on(recipe, gpu)
     found = find_gpu(gpu)
-    if found is None or found.bf16_flops is None or recipe.train.precision == "fp32":
+    peak = None if found is None or precision is None else found.peak_flops(precision)
+    if peak is None:
         return None
-    at_peak = rows * training_flops(recipe, vocabulary) / found.bf16_flops
+    at_peak = rows * training_flops(recipe, vocabulary) / peak
     return Interval(low=at_peak / share.high, expected=at_peak / share.expected, high=at_peak / share.low)

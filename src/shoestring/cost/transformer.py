@@ -64,7 +64,7 @@ class Setting:
     """Precision and execution of the passes."""
 
     number: Literal[2, 4]
-    """Bytes per number of the residual stream: bf16 or fp32."""
+    """Bytes per number of the residual stream: half precision or fp32."""
     compiled: bool
     gpu: bool
     recompute: Recompute = "none"

@@ -13,8 +13,9 @@ from shoestring.hmm.expect import Counts, expect, free_bytes
 
 
 def engine(device: torch.device) -> Callable[..., Counts]:
-    """The fused kernels on a GPU with Triton, plain products elsewhere; both are called as `expect` is."""
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
+    """The fused kernels on a GPU with Triton and bf16, plain products elsewhere; both are called as `expect` is."""
+    has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if has_bf16 and importlib.util.find_spec("triton"):
         from shoestring.hmm.fused import expect_fused  # imports Triton, which a CPU does not need
 
         return expect_fused

@@ -61,10 +61,13 @@ class LanguageModel(nn.Module, ABC):
     def output(self) -> Output:
         """The output product."""
 
-    def forward(self, batch: Batch | Rows) -> Float[Tensor, ""]:
-        """The summed loss in nats, with its gradient; `Batch.predictions` is the count to divide it by."""
+    def forward(self, batch: Batch | Rows, scale: Float[Tensor, ""] | None = None) -> Float[Tensor, ""]:
+        """The summed loss in nats, with its gradient; `Batch.predictions` is the count to divide it by.
+
+        The gradient is that of the loss times `scale`, which keeps small numbers in fp16.
+        """
         hidden, targets = self._hidden_and_targets(Batch.of(batch))
-        return linear_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten())
+        return linear_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten(), scale)
 
     @torch.no_grad()
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:

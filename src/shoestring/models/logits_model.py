@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoestring.core.errors import UserError
@@ -36,9 +37,13 @@ class LogitsModel(LanguageModel):
     def output(self) -> Output:
         raise AssertionError("this model computes its logits itself")
 
-    def forward(self, batch: Batch | Rows) -> Float[Tensor, ""]:
-        """The summed loss in nats, with its gradient."""
-        return self._losses(Batch.of(batch)).sum()
+    def forward(self, batch: Batch | Rows, scale: Float[Tensor, ""] | None = None) -> Float[Tensor, ""]:
+        """The summed loss in nats, with its gradient times `scale`."""
+        loss = self._losses(Batch.of(batch)).sum()
+        if scale is None:
+            return loss
+        scaled: Tensor = _ScaledGradient.apply(loss, scale)
+        return scaled
 
     @torch.no_grad()
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
@@ -54,6 +59,20 @@ class LogitsModel(LanguageModel):
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         return groups_of(self.network)
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """A loss whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
+        return outer * ctx.saved_tensors[0], None
 
 
 def layers_of(network: nn.Module) -> nn.ModuleList:

@@ -76,6 +76,7 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     if plan and outcome:
         changes = {"Shortened": outcome.shortened, "Lengthened": outcome.lengthened}
         note = "".join(f"<p>{how}: {escape(reason)}.</p>" for how, reason in changes.items() if reason)
+        note += f"<p>{escape(skipped_line(outcome.skipped, outcome.steps))}.</p>" if outcome.skipped else ""
         compared = table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
         sections.append(section("Plan against actual", note + compared))
     if plan:
@@ -85,6 +86,11 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         sections.append(section("Machine", table((), _machine(Machine.read(folder.machine)))))
     sections.append(section("Recipe", f"<pre>{escape(folder.recipe.read_text(encoding='utf-8'))}</pre>"))
     write_whole(folder.report, whole_page(folder.path.name, _summary(evaluation, outcome), sections))
+
+
+def skipped_line(skipped: int, steps: int) -> str:
+    """How many steps made no update, for people."""
+    return f"{skipped:,} of {steps:,} steps made no update: their gradients overflowed in fp16, and were scaled down"
 
 
 def whole_page(title: str, summary: str, sections: Iterable[str]) -> str:

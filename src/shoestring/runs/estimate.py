@@ -12,7 +12,7 @@ from shoestring.core.records import Density, Line, Machine, Plan, Point, Profile
 from shoestring.core.units import Bytes, Interval, Seconds
 from shoestring.cost.gpus import GPUS, Gpu, find_gpu
 from shoestring.cost.memory import estimate_memory
-from shoestring.cost.seconds import UTILISATION, estimate_seconds
+from shoestring.cost.seconds import UTILISATION, estimate_seconds, precision_on
 from shoestring.planning.corpus import Ready, full_passes
 from shoestring.planning.history import NO_HISTORY
 from shoestring.planning.split import MEMORY_SHARE, divisors_of
@@ -43,7 +43,7 @@ def pass_seconds(recipe: Recipe, vocabulary: int, gpu: str, rows: int) -> Interv
     known_gpu(gpu)
     seconds = estimate_seconds(recipe, vocabulary, gpu, rows)
     if seconds is None:
-        reason = "train.precision = fp32" if recipe.train.precision == "fp32" else "it has no products in bf16"
+        reason = f"its peak in {precision_on(recipe, gpu)} is not known"
         raise UserError(f'--gpu "{gpu}": its time cannot be estimated ({reason}); measure there: shoestring measure')
     return seconds
 
@@ -88,7 +88,7 @@ def estimate_profile(recipe: Recipe, vocabulary: int, gpu: str, density: Density
         checkpoint_seconds=saved / WRITTEN_BYTES_PER_SECOND,
         checkpoint_bytes=saved,
         available_bytes=visible,
-        stopped=f"nothing was measured: estimated for {gpu} at {share} of its bf16 peak",
+        stopped=f"nothing was measured: estimated for {gpu} at {share} of its {precision_on(recipe, gpu)} peak",
         cost=cost,
         density=density,
         estimated=True,

@@ -21,7 +21,7 @@ from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
-from shoestring.report.page import draw, write_page
+from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
 from shoestring.runs.trainee import Trainee
@@ -118,6 +118,8 @@ def train(
         with _written(checkpoints, trainee):
             state = _take_steps(session, state)
             reporter.trained()
+            if state.skipped:
+                reporter.say(skipped_line(state.skipped, state.step))
             evaluation = trainee.evaluate(state)
             usage = meter.usage()  # of training and evaluation, as in the profile; without drawing
             if writes:
@@ -187,6 +189,7 @@ def _outcome(
         loss=evaluation.loss,
         shortened=state.shortened and f"{story}; last change at {state.shortened}",
         lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
+        skipped=state.skipped,
     )
 
 

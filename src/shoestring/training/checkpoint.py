@@ -51,6 +51,8 @@ class State(Record):
     best_loss: float | None = None
     shortened: str | None = None
     lengthened: str | None = None
+    skipped: int = 0
+    """Steps whose update was left out, because the gradient overflowed in fp16."""
     task: dict[str, Any] = field(default_factory=dict)
     """What the task needs in addition to continue, as plain values."""
 

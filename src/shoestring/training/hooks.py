@@ -23,7 +23,10 @@ from shoestring.training.schedule import Schedule
 
 
 class Log:
-    """A metrics line every `every` steps: the mean loss since the last line. Timings go to a separate file."""
+    """A metrics line every `every` steps: the mean loss since the last line. Timings go to a separate file.
+
+    A step that was skipped has no norm of the gradient, and after it lines have the number of all that were.
+    """
 
     def __init__(self, metrics: LineFile, timings: LineFile, clock: Clock, every: int, tokens_per_step: int):
         self._metrics, self._timings, self._clock = metrics, timings, clock
@@ -37,7 +40,9 @@ class Log:
         if state.step % self._every and state.step != state.schedule.total:
             return replace(state, window_nats=nats, window_count=count)
         tokens = state.step * self._tokens
-        self._metrics.add(step=state.step, tokens=tokens, loss=nats / count, lr=report.lr, grad_norm=report.grad_norm)
+        numbers = {} if report.skipped else {"grad_norm": report.grad_norm}
+        numbers |= {"skipped": state.skipped} if state.skipped else {}
+        self._metrics.add(step=state.step, tokens=tokens, loss=nats / count, lr=report.lr, **numbers)
         rate = self._steps * self._tokens / self._since
         self._timings.add(step=state.step, elapsed=self._clock.elapsed(), tokens_per_second=rate)
         self._since, self._steps = 0.0, 0

@@ -24,11 +24,13 @@ from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.training.graphs import Recordings
+from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
 from shoestring.training.sharding import forget_whole, local_part, shard_model
 
 ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The fastest first; the first one that applies is used."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SomeRows = Batch | Tensor | NDArray[np.int64]
 """A batch, or the ids of rows that are one stream, (rows, length + 1)."""
 
@@ -51,6 +53,8 @@ class Update(NamedTuple):
     """Of the gradient, before clipping."""
     unfitted: Tensor
     """Processes that ran out of memory; if there are any, the update was not made."""
+    skipped: Tensor
+    """1 if the gradient overflowed in fp16, and the update was not made."""
     others: Tensor
     """The sums of the other numbers."""
 
@@ -64,6 +68,11 @@ class OutOfMemory(Fault):
         super().__init__(
             f"{use} with a micro-batch of {rows} does not fit the memory; the same command continues with {self.half}"
         )
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a GPU has products in bf16: from Ampere on; T4 and V100 only emulate them."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def half(rows: int) -> int:
@@ -87,7 +96,9 @@ class Learner:
         self.model = model.to(device)
         self.device, self.group = device, group or ProcessGroup(0, 1, device)
         self.sharded = shard and self.group.world > 1
-        self.bf16 = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
+        self.dtype = DTYPES[settings.products(device.type, has_bf16(device))]
+        """Of products."""
+        self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
         self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
         for block in self.model.blocks:
             setattr(block, "recompute", settings.recompute)  # noqa: B010 (a module's attributes are typed as tensors)
@@ -100,7 +111,7 @@ class Learner:
         self.parameters = dict(self.model.named_parameters())
         self.weights = weights_of(self.model)
         """Parameters and saved buffers."""
-        self.optimizer = Optimizer(self.model, settings)
+        self.optimizer = Optimizer(self.model, settings, self.loss_scale)
         self._recordings: Recordings | None = None
         if self.compiled and device.type == "cuda" and not self.sharded:
             self._recordings = Recordings(self._loss, [p for p in self.parameters.values() if p.requires_grad])
@@ -111,7 +122,8 @@ class Learner:
     @contextmanager
     def precision(self) -> Iterator[None]:
         """The context of products and attention: their type, and the order of kernels."""
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+        half = self.dtype != torch.float32
+        with torch.autocast(self.device.type, dtype=self.dtype if half else None, enabled=half):
             if self.device.type != "cuda":
                 yield
                 return
@@ -173,7 +185,7 @@ class Learner:
 
     def _loss(self, part: Batch) -> Tensor:
         with self.precision():
-            loss: Tensor = self.model(part)
+            loss: Tensor = self.model(part) if self.loss_scale is None else self.model(part, self.loss_scale.value)
         return loss
 
     def forget(self) -> None:
@@ -192,7 +204,8 @@ class Learner:
     def update(self, tally: Tally, lr: float, others: Sequence[float] = ()) -> Update:
         """Add up the gradients of all processes, divide them once by all predictions, clip, take a step and clear.
 
-        If the norm is not finite or a process ran out of memory, neither this step nor any later one is taken.
+        If loss or norm is not finite or a process ran out of memory, neither this step nor any later one is taken. In
+        fp16 a norm that is not finite skips only this step.
         """
         numbers = (tally.predictions, not tally.fitted, *others)
         sums = torch.stack([tally.nats, *(torch.full_like(tally.nats, float(number)) for number in numbers)])
@@ -202,9 +215,9 @@ class Learner:
         if self.sharded:
             self.group.all_reduce([square])
         nats, predictions, unfitted = sums[:3]
-        norm = self.optimizer.step(square, predictions, unfitted, lr)
+        norm = self.optimizer.step(square, predictions, unfitted + ~nats.isfinite(), lr)
         self._fresh = True
-        return Update(nats, predictions, norm, unfitted, sums[3:])
+        return Update(nats, predictions, norm, unfitted, self.optimizer.skipped, sums[3:])
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """Everything to save, by name, on the device; for a sharded model the parts of this process."""

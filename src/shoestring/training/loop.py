@@ -84,6 +84,8 @@ class Report(NamedTuple):
     """Whether the work is over, however many steps were planned."""
     detail: Any = None
     """What the worker tells its own hooks."""
+    skipped: bool = False
+    """The gradient overflowed in fp16, and the update was not made; the run continues with a smaller loss scale."""
     seconds: float = 0.0
     """Set by the loop, like `begun`."""
     begun: int = 0
@@ -174,7 +176,7 @@ class Loop:
         """The state after a step, once all hooks have run."""
         now = time.perf_counter() if pending.ended is None else pending.ended
         report = result._replace(seconds=now - self._finished_at, begun=begun)
-        state = replace(state, step=pending.number + 1)
+        state = replace(state, step=pending.number + 1, skipped=state.skipped + result.skipped)
         if result.finished:
             state = replace(state, schedule=replace(state.schedule, total=state.step))
         for hook in self._hooks:

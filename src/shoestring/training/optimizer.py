@@ -16,6 +16,7 @@ from torch import Tensor
 from shoestring.core.recipe import Train
 from shoestring.core.registry import registry
 from shoestring.models.language_model import LanguageModel
+from shoestring.training.loss_scale import LEAST, LossScale
 from shoestring.training.sharding import local_part
 
 
@@ -36,13 +37,17 @@ class Optimizer:
     `masters` are the parts of sharded parameters that this process updates, by name.
     """
 
-    def __init__(self, model: LanguageModel, settings: Train):
+    def __init__(self, model: LanguageModel, settings: Train, loss_scale: LossScale | None = None):
+        """Gradients are those of the loss times `loss_scale`."""
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: local_part(p) for name, p in self._parameters.items()}
         self.clip, self.ema = settings.clip, settings.ema
         device = next(iter(self.masters.values())).device
         self.refused = torch.zeros((), device=device)
-        """1 after the first gradient that was not finite: no more updates are made."""
+        """1 after the first loss or gradient that was not finite: no more updates are made."""
+        self.loss_scale = loss_scale
+        self.skipped = torch.zeros((), device=device)
+        """1 if the last update was left out because its gradient overflowed at this loss scale."""
         decayed, inside = ({id(p) for p in group} for group in (model.decayed(), model.blocks.parameters()))
         weights = Weights([], [], [])
         for name, p in self._parameters.items():
@@ -78,22 +83,35 @@ class Optimizer:
         """Divide the gradients by `predictions`, clip them, update the weights; returns the norm before clipping.
 
         `squared_norm` is that of all gradients before the division. If the norm is not finite or `refuse` is not 0,
-        neither this step nor any later one is taken. All arguments except the rate are on the device.
+        neither this step nor any later one is taken. With a loss scale, a norm that is not finite skips this step
+        alone, until the scale is at its least. All arguments except the rate are on the device.
         """
-        norm = squared_norm.sqrt() / predictions
-        self.refused.copy_((self.refused > 0) | (refuse > 0) | ~norm.isfinite())
-        scale = (predictions * (norm / self.clip).clamp(min=1.0)).float()
+        scales, divisor = self.loss_scale, predictions
+        if scales is not None:
+            divisor = predictions * scales.value
+        norm = squared_norm.sqrt() / divisor
+        refused, overflow = (self.refused > 0) | (refuse > 0), ~norm.isfinite()
+        skip = refused | overflow
+        if scales is None:
+            refused = skip
+        else:
+            refused = refused | (overflow & (scales.value <= LEAST))
+            self.skipped.copy_(overflow & ~refused)
+            scales.adjust(overflow, refused)
+        self.refused.copy_(refused)
+        skip = skip.float()
+        scale = (divisor * (norm / self.clip).clamp(min=1.0)).float()
         for name, p in self._parameters.items():
             self.masters[name].grad = None if p.grad is None else local_part(p.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            optimizer.grad_scale, optimizer.found_inf = scale, self.refused
+            optimizer.grad_scale, optimizer.found_inf = scale, skip
             optimizer.step()
         if self.averages:
-            self.updates += 1 - self.refused
+            self.updates += 1 - skip
             decay = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.ema)
-            share = (1 - decay) * (1 - self.refused)
+            share = (1 - decay) * (1 - skip)
             for name, average in self.averages.items():  # in place: a copy of all weights may not fit
                 average.lerp_(self.masters[name], share)
         self.clear()
@@ -104,6 +122,8 @@ class Optimizer:
         found = {f"ema/{name}": tensor for name, tensor in self.averages.items()}
         if self.averages:
             found["ema updates"] = self.updates
+        if self.loss_scale is not None:
+            found |= self.loss_scale.tensors()
         for optimizer, (name, master) in itertools.product(self.optimizers, self.masters.items()):
             for key, value in optimizer.state.get(master, {}).items():
                 found[f"optimizer/{key}/{name}"] = value
@@ -124,6 +144,8 @@ class Optimizer:
             average.copy_(tensors[f"ema/{name}"])
         if self.averages:
             self.updates.copy_(tensors["ema updates"])
+        if self.loss_scale is not None:
+            self.loss_scale.restore(tensors)
         self.refused.zero_()
 
     @torch.no_grad()

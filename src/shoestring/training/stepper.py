@@ -38,11 +38,11 @@ class NetworkStep(NamedTuple):
     def read(self) -> Report:
         if self.done is not None:
             self.done.synchronize()
-        nats, predictions, norm, unfitted, *requests = self.numbers.tolist()
+        nats, predictions, norm, unfitted, skipped, *requests = self.numbers.tolist()
         loss = Sum(nats, round(predictions))
-        if not unfitted:
+        if not (unfitted or skipped):
             self._check_finite(loss, norm)
-        return Report(loss, self.lr, norm, bool(unfitted), Consensus.of(requests))
+        return Report(loss, self.lr, norm, bool(unfitted), Consensus.of(requests), skipped=bool(skipped))
 
     def _check_finite(self, loss: Sum, norm: float) -> None:
         rows = self.which.rows.tolist()
@@ -53,9 +53,10 @@ class NetworkStep(NamedTuple):
         what = f"gradient is not finite, though the loss is {loss.mean:.4f}"
         if not math.isfinite(loss.nats):
             what, rows = "loss is not finite", self._not_finite() or rows
+        wider = "" if self.stepper.learner.loss_scale is None else ', or train.precision = "bf16" or "fp32",'
         raise Fault(
             f"step {self.number}: the {what}; the update was not made, and the last checkpoint is good. "
-            f"Rows: {_some(rows)}. A smaller train.lr, a longer train.warmup or a smaller train.clip may help"
+            f"Rows: {_some(rows)}. A smaller train.lr, a longer train.warmup or a smaller train.clip{wider} may help"
         )
 
     def _not_finite(self) -> list[int]:

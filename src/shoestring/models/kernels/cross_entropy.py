@@ -32,9 +32,11 @@ def read(here, at, columns, ids, KEEP: tl.constexpr):
 
 @triton.jit
 def losses_kernel(
-    logits, targets, losses, columns, ids, GRADIENT: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Rows of `columns` logits; only the first `ids` count. HELD: a block is a whole row."""
+    logits, targets, losses, scale, columns, ids, GRADIENT: tl.constexpr, SCALED: tl.constexpr, HELD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of `columns` logits; only the first `ids` count. SCALED: gradients are multiplied by `scale`. HELD: a block
+    is a whole row."""
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * columns
     block = tl.arange(0, BLOCK)
@@ -64,15 +66,16 @@ def losses_kernel(
     tl.store(losses + row, tl.log(total) + top - chosen)
     if GRADIENT:
         tl.debug_barrier()  # every thread has read the chosen logit
-        share = 1.0 / total
+        one = tl.load(scale) if SCALED else 1.0
+        share = one / total
         if HELD:
-            gradient = e * share - tl.where(block == target, 1.0, 0.0)
+            gradient = e * share - tl.where(block == target, one, 0.0)
             tl.store(here + block, gradient.to(logits.dtype.element_ty), mask=block < columns)
         else:
             for first in range(0, columns, BLOCK):
                 at = first + block
                 x = read(here, at, columns, ids, "evict_first")
-                gradient = tl.exp(x - top) * share - tl.where(at == target, 1.0, 0.0)
+                gradient = tl.exp(x - top) * share - tl.where(at == target, one, 0.0)
                 made = gradient.to(logits.dtype.element_ty)
                 tl.store(here + at, made, mask=at < columns, eviction_policy="evict_first")
 
@@ -83,13 +86,16 @@ def columns(ids: int) -> int:
     return -(-ids // tile) * tile
 
 
-def fused(logits: Tensor, ids: int, targets: Tensor, losses: Tensor, gradient: bool) -> None:
+def fused(
+    logits: Tensor, ids: int, targets: Tensor, losses: Tensor, gradient: bool, scale: Tensor | None = None
+) -> None:
     """As `cross_entropy.plain`; the gradient of columns from `ids` on is 0, and all tensors are contiguous."""
     rows, width = logits.shape
     held = width <= WHOLE
     block = triton.next_power_of_2(width) if held else PIECE
     with torch.cuda.device_of(logits):
         losses_kernel[(rows,)](
-            logits, targets, losses, width, ids, GRADIENT=gradient, HELD=held, BLOCK=block,
+            logits, targets, losses, losses if scale is None else scale, width, ids,
+            GRADIENT=gradient, SCALED=scale is not None, HELD=held, BLOCK=block,
             num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip

@@ -47,16 +47,18 @@ def linear_cross_entropy(
     weight: Float[Tensor, "V D"],
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, " N"],
+    scale: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     """The summed loss in nats, float32 (float64 for inputs of that type), with its gradient.
 
-    The gradients are computed with the loss, and only where they are needed. If a target is neither an id nor
-    `IGNORED`, a CPU raises an error, and on a GPU the loss is NaN.
+    The gradients are computed with the loss, and only where they are needed: times `scale`, which is applied before
+    they are rounded to half precision. If a target is neither an id nor `IGNORED`, a CPU raises an error, and on a GPU
+    the loss is NaN.
     """
     needed = any(x is not None and x.requires_grad for x in (hidden, weight, bias))
     if not (needed and torch.is_grad_enabled()):
         return token_cross_entropy(hidden, weight, bias, targets).sum()
-    loss: Tensor = _Summed.apply(hidden, weight, bias, targets)
+    loss: Tensor = _Summed.apply(hidden, weight, bias, targets, scale)
     return loss
 
 
@@ -83,15 +85,17 @@ class Computed(NamedTuple):
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-        losses, *gradients = _compute(hidden, weight, bias, targets, ctx.needs_input_grad[:3])
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        losses, *gradients = _compute(hidden, weight, bias, targets, ctx.needs_input_grad[:3], scale)
         ctx.save_for_backward(*gradients)
         return losses.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if own is None else own * outer for own in ctx.saved_tensors), None
+        return *(None if own is None else own * outer for own in ctx.saved_tensors), None, None
 
 
 def _compute(
@@ -100,18 +104,19 @@ def _compute(
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, " N"],
     needed: tuple[bool, bool, bool],
+    scale: Tensor | None = None,
 ) -> Computed:
-    """Losses, and the gradients of the inputs that are needed."""
+    """Losses, and the gradients of the inputs that are needed, times `scale`."""
     dtype = _product_dtype(hidden, weight)
     form = _form(hidden.device.type, dtype)
     if form.skips_ignored and bool((ignored := targets == IGNORED).any()):
         kept = (~ignored).nonzero().squeeze(1)
-        found = _compute(hidden[kept], weight, bias, targets[kept], needed)
+        found = _compute(hidden[kept], weight, bias, targets[kept], needed, scale)
         losses = found.losses.new_zeros(len(targets)).index_copy_(0, kept, found.losses)
         own = None if found.hidden is None else torch.zeros_like(hidden).index_copy_(0, kept, found.hidden)
         return found._replace(losses=losses, hidden=own)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _compute_chunks(hidden, weight, bias, targets.contiguous(), needed, dtype, form)
+        return _compute_chunks(hidden, weight, bias, targets.contiguous(), needed, scale, dtype, form)
 
 
 def _compute_chunks(
@@ -120,6 +125,7 @@ def _compute_chunks(
     bias: Tensor | None,
     targets: Tensor,
     needed: tuple[bool, bool, bool],
+    scale: Tensor | None,
     dtype: torch.dtype,
     form: Form,
 ) -> Computed:
@@ -142,7 +148,7 @@ def _compute_chunks(
             torch.mm(part, w.T, out=logits)
         else:
             torch.addmm(b, part, w.T, out=logits)
-        form.apply(logits, v, targets[first : first + rows], losses[first : first + rows], any(needed))
+        form.apply(logits, v, targets[first : first + rows], losses[first : first + rows], any(needed), scale)
         if of_hidden is not None:
             torch.mm(logits, w, out=of_hidden[first : first + rows])
         if of_weight is not None:
@@ -197,7 +203,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 class Form(NamedTuple):
     """How losses are computed from logits."""
 
-    apply: Callable[[Tensor, int, Tensor, Tensor, bool], None]
+    apply: Callable[[Tensor, int, Tensor, Tensor, bool, Tensor | None], None]
     """As `plain`."""
     columns: Callable[[int], int]
     """Columns of logits for a number of ids."""
@@ -221,8 +227,9 @@ def plain(
     targets: Int[Tensor, " n"],
     losses: Float[Tensor, " n"],
     gradient: bool,
+    scale: Tensor | None = None,
 ) -> None:
-    """Write the losses of a chunk and, with `gradient`, replace the logits by the gradient of their sum.
+    """Write the losses of a chunk and, with `gradient`, replace the logits by the gradient of their sum times `scale`.
 
     `_ids` is the number of columns that count: here all of them.
     """
@@ -238,5 +245,7 @@ def plain(
     losses.copy_((total.log() - chosen).masked_fill_(ignored, 0)[:, 0])
     wide /= total.masked_fill_(ignored, math.inf)
     wide.scatter_add_(1, at, ignored.to(wide.dtype) - 1)
+    if scale is not None:
+        wide *= scale
     if wide is not logits:
         logits.copy_(wide)

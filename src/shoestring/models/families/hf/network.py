@@ -97,9 +97,9 @@ class HF(LogitsModel):
         product = self.head.product(self.network)
         return Output(product.weight, product.bias)
 
-    def forward(self, batch: Batch | Rows) -> Float[Tensor, ""]:
+    def forward(self, batch: Batch | Rows, scale: Float[Tensor, ""] | None = None) -> Float[Tensor, ""]:
         batch = self._checked(batch)
-        return super().forward(batch) if self.head is None else LanguageModel.forward(self, batch)
+        return super().forward(batch, scale) if self.head is None else LanguageModel.forward(self, batch, scale)
 
     @torch.no_grad()
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:

@@ -83,17 +83,17 @@ class MaskedLM(LanguageModel):
         layer = self.classifier if self.classes else self.head
         return Output(layer.weight, layer.bias)
 
-    def forward(self, batch: Batch | Rows) -> Float[Tensor, ""]:
-        """The summed loss in nats, with its gradient.
+    def forward(self, batch: Batch | Rows, scale: Float[Tensor, ""] | None = None) -> Float[Tensor, ""]:
+        """The summed loss in nats, with its gradient times `scale`.
 
         Only the predicted positions of a masked model go through the head. A CPU counts them. A GPU would have to be
         waited for, so `batch.most` bounds their number there; without it all positions go through the head. If there
         are more, the loss is NaN.
         """
         if self.classes:
-            return super().forward(batch)
+            return super().forward(batch, scale)
         hidden, targets, places = self._where_predicted(Batch.of(batch))
-        nats = linear_cross_entropy(hidden, *self.output(), targets[places])
+        nats = linear_cross_entropy(hidden, *self.output(), targets[places], scale)
         too_many = (targets != IGNORED).sum() > len(places)
         return nats * torch.ones_like(nats).masked_fill(too_many, torch.nan)  # a product: the gradient is NaN too
 
