@@ -135,7 +135,10 @@ def test_a_section_that_is_no_table_is_refused(write: Write) -> None:
         ("keep = 1.0", "train.keep = 1.0: must be a whole number"),
         ("keep = 0", "train.keep = 0: must be at least 1"),
         ("clip = 0", "train.clip = 0: must be above 0"),
-        ('precision = "int8"', 'train.precision = "int8": must be one of "auto", "fp32", "bf16", "fp16"'),
+        (
+            'precision = "fp8"',
+            'train.precision = "fp8": must be one of "auto", "fp32", "bf16", "fp16"; did you mean \'fp16\'?',
+        ),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(write: Write, text: str, line: str) -> None:
