@@ -1,4 +1,4 @@
-"""A run folder: one recipe for ever, one writer at a time."""
+"""A run folder: one recipe once it has begun, one writer at a time."""
 
 import os
 from pathlib import Path
@@ -18,6 +18,10 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
     for section, fields in sections.items():
         values[section] = values.get(section, {}) | fields
     return recipe_file.build(values, "test")
+
+
+def begin(folder: RunFolder) -> None:
+    folder.metrics.write_text('{"step": 1}\n')
 
 
 def test_a_recipe_names_its_folder() -> None:
@@ -57,6 +61,7 @@ def test_the_same_recipe_from_another_place_may_claim(tmp_path: Path) -> None:
 def test_claiming_with_another_recipe_names_every_field_with_both_values(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.claim(recipe())
+    begin(folder)
     before = folder.recipe.read_bytes()
     with pytest.raises(RunError) as caught:
         folder.claim(recipe(train={"lr": 0.001}, budget={"time": "2h"}, run={"seed": 7, "name": "other"}))
@@ -68,6 +73,40 @@ def test_claiming_with_another_recipe_names_every_field_with_both_values(tmp_pat
     assert message.count(" was ") == 3
     assert "run.name=" in message, "it says what to do"
     assert folder.recipe.read_bytes() == before
+
+
+def test_a_run_that_has_not_begun_takes_another_recipe_and_keeps_only_its_profile(tmp_path: Path) -> None:
+    folder, edited = RunFolder(tmp_path / "run"), recipe(budget={"steps": 20})
+    folder.claim(recipe())
+    for old in (folder.profile, folder.plan, folder.machine, folder.tokenizer, folder.metrics):
+        old.write_text("")
+    folder.checkpoints.mkdir()
+    assert not folder.has_begun
+    folder.claim(edited)
+    assert folder.read_recipe() == edited
+    assert sorted(folder.path.iterdir()) == sorted([folder.profile, folder.recipe])
+
+
+@pytest.mark.parametrize("sign", ["metrics", "checkpoint", "done"])
+def test_a_run_has_begun_with_its_first_recorded_step(sign: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(recipe())
+    if sign == "metrics":
+        begin(folder)
+    elif sign == "checkpoint":
+        (folder.checkpoints / "5").mkdir(parents=True)
+    else:
+        folder.done.write_text("{}")
+    with pytest.raises(RunError, match="another recipe"):
+        folder.claim(recipe(budget={"steps": 20}))
+
+
+def test_a_refused_change_leaves_the_recipe_before_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(recipe())
+    with pytest.raises(PlanError), folder.claiming(recipe(budget={"steps": 20})):
+        raise PlanError("it does not fit")
+    assert folder.read_recipe() == recipe()
 
 
 # --- code of the user's own
@@ -93,6 +132,7 @@ def test_other_code_is_another_recipe(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.claim(own_code(tmp_path))
     folder.claim(own_code(tmp_path))
+    begin(folder)
     with pytest.raises(RunError, match=r"mine\.py differs from the copy that .*run started with"):
         folder.claim(own_code(tmp_path, "class Net: ...\n\n\ntexts = None\n"))
 
@@ -108,6 +148,13 @@ def test_the_code_of_a_stranger_s_run_is_not_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("SHOESTRING_TRUST_CODE", "1")
     folder.read_recipe()
     assert marker.exists()
+
+
+def test_code_may_change_until_the_run_begins(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.claim(own_code(tmp_path))
+    folder.claim(edited := own_code(tmp_path, "class Net: ...\n\n\ntexts = None\n"))
+    assert folder.read_recipe().fingerprint == edited.fingerprint
 
 
 # --- refusals

@@ -231,7 +231,7 @@ def _on_gpu(terminal: options.Terminal, recipe: Recipe, devices: int, gpu: str, 
 def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
     with folder.lock():
         folder.claim(recipe)
-        if folder.checkpoints.is_dir() and folder.plan.is_file():
+        if folder.has_begun and folder.plan.is_file():
             raise PlanError(f"{folder.path} has begun and keeps its plan; choose another name with --set run.name=…")
         made.write(folder.plan)
 

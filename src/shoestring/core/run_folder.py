@@ -16,7 +16,7 @@ _RECIPE = "recipe.toml"
 
 
 class RunFolder:
-    """The paths of a run, and the rules for using it: one writer at a time, and one recipe forever."""
+    """The paths of a run, and the rules for using it: one writer at a time, and one recipe once it has begun."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -60,38 +60,58 @@ class RunFolder:
         """The run's recipe, with the run's copies of the user's files."""
         return recipe_file.load_own(self.recipe, self.code)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was recorded or saved. A run that has not begun may still change its recipe."""
+        is_recorded = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        return is_recorded or self.done.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
     def claim(self, recipe: Recipe) -> None:
-        """Write the recipe into a new folder, or raise RunError if the folder holds another recipe or other code."""
+        """Write the recipe into the folder; raise RunError where a run of another recipe or other code has begun.
+
+        Of a run that has not begun, the profile is kept; its plan goes with its recipe.
+        """
         is_new = not self.recipe.is_file()
         if not is_new and (changes := differences(self.read_recipe(), recipe)):
-            raise RunError(
-                "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
-                + "\nchoose another name with --set run.name=…, or remove the folder"
-            )
-        for spec in recipe.code:
-            copy, content = self.code / Path(spec.file).name, Path(spec.file).expanduser().read_bytes()
-            if is_new:
-                write_whole(copy, content)
-            elif not copy.is_file() or copy.read_bytes() != content:
+            if self.has_begun:
                 raise RunError(
-                    f"{spec.file} differs from the copy that {self.path} started with ({copy}); choose another name "
-                    f"with --set run.name=…, or restore the file"
+                    "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
+                    + "\nchoose another name with --set run.name=…, or remove the folder"
                 )
-            trust_code(spec)
+            is_new = True
+        contents = {self.code / Path(spec.file).name: Path(spec.file).expanduser().read_bytes() for spec in recipe.code}
+        for copy, content in contents.items():
+            if not is_new and not (copy.is_file() and copy.read_bytes() == content):
+                if self.has_begun:
+                    raise RunError(
+                        f"{copy.name} differs from the copy that {self.path} started with ({copy}); choose another "
+                        f"name with --set run.name=…, or restore the file"
+                    )
+                is_new = True
         if is_new:
+            for old in (self.plan, self.machine, self.metrics, self.timings, self.tokenizer, self.checkpoints, self.code):
+                remove(old)
+            for copy, content in contents.items():
+                write_whole(copy, content)
             write_whole(self.recipe, recipe_file.dump(recipe))
+        for spec in recipe.code:
+            trust_code(spec)
 
     @contextlib.contextmanager
     def claiming(self, recipe: Recipe) -> Iterator[None]:
-        """Claim the folder while its plan is made; release it if the recipe is refused, for the corrected one."""
-        new = not self.recipe.is_file()
+        """Claim the folder while its plan is made; if the recipe is refused, leave the folder to the one before."""
+        before = self.recipe.read_bytes() if self.recipe.is_file() else None
         self.claim(recipe)
         try:
             yield
         except ShoestringError:
-            if new and not self.plan.is_file():
+            if self.plan.is_file():
+                raise
+            if before is None:
                 self.recipe.unlink(missing_ok=True)
                 remove(self.code)
+            else:
+                write_whole(self.recipe, before)
             raise
 
     @contextlib.contextmanager
