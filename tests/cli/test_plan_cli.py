@@ -324,3 +324,55 @@ def test_a_plan_imports_neither_torch_nor_numpy(tiny: Path, tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+# --- edits before the run begins, and changes of a plan that does not fit
+
+
+def test_another_budget_after_measuring_is_planned_in_the_same_folder(
+    tiny: Path, tmp_path: Path, shoestring: Command
+) -> None:
+    write_profile(tiny)
+    told(shoestring("plan", tiny, "--json"))
+    edited = told(shoestring("plan", tiny, "--set", "budget.steps=80", "--json"))
+    assert edited["steps"] == 80
+    folder = RunFolder(tmp_path / "runs/tiny")
+    assert Plan.read(folder.plan).to_dict() == edited
+    assert folder.read_recipe().budget.steps == 80
+    write_whole(folder.metrics, '{"step": 1}')
+    refused(shoestring("plan", tiny), "holds a run of another recipe", "budget.steps was 80, is now 40")
+
+
+def test_a_profile_of_another_corpus_serves_with_the_density_of_this_one(tiny: Path, shoestring: Command) -> None:
+    """400 documents of 10 bytes are another corpus than the one that was measured, at 160 tokens per document."""
+    profile = write_profile(tiny)
+    assert profile.density is not None
+    kept = replace(profile, density=replace(profile.density, corpus="another"))
+    kept.write(tiny.parent / "runs/tiny/profile.json")
+    tiny.with_name("short.txt").write_text("one two tw\n" * 400)
+    options = ("--set", "data.source=text:short.txt", "--set", "data.documents=", "--json")
+    plan = told(shoestring("plan", tiny, *options))
+    assert (plan["entries"], plan["gigabytes"]) == (400, pytest.approx(400 * 10 / 1e9))
+
+
+def test_a_change_is_shown_where_nothing_fits_without_it(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    tight = ("plan", tiny, "--set", "budget.memory=1MB")
+    refused(shoestring(*tight), "nothing fits the memory")
+    both = told(shoestring(*tight, "--what-if", "budget.memory=500MB", "--json"))
+    assert both["now"] is None
+    assert both["then"]["steps"] == 40
+    assert "without the change: nothing fits the memory" in both["notes"][0]
+    shown = shoestring(*tight, "--what-if", "budget.memory=500MB")
+    assert "does not fit" in shown.stdout
+
+
+def test_a_micro_batch_that_was_not_measured_is_computed(tiny: Path, shoestring: Command) -> None:
+    """Passes of 1, 2 and 4 rows were measured, at 10 ms + 2 ms a row."""
+    write_profile(tiny)
+    options = ("--set", "train.batch=24", "--what-if", "train.per_device=8", "--json")
+    profile = tiny.parent / "runs/tiny/profile.json"
+    write_profile(tiny, "train.batch=24")
+    both = told(shoestring("plan", tiny, "--profile", profile, *options))
+    assert both["then"]["per_device"] == 8
+    assert both["then"]["step_seconds"] == pytest.approx(3 * 0.026 + 0.01)

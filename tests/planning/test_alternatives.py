@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_make import PROFILE, make, recipe, store_bytes
 
+from shoestring.core.errors import Refusal
 from shoestring.core.records import Cost, MemoryModel, Plan, Point
 from shoestring.core.units import Interval
 from shoestring.planning.alternatives import beside_the_rule, compare, configurations, free_needed, scaled_profile
@@ -59,9 +60,29 @@ def test_memory_that_may_be_used_is_the_law_s_limit_less_its_margin() -> None:
     assert choose_split(tight, 16, None, None).per_device == 8
 
 
-def test_nothing_is_said_beyond_what_was_measured() -> None:
-    with pytest.raises(Exception, match=r"no measured batch \(1, 4, 16\)"):
+def test_a_batch_that_is_asked_for_is_extrapolated_and_says_from_what() -> None:
+    """The seconds of these points are 0.1 + 0.01 rows, and their bytes 2 GB + 1 GB a row."""
+    with pytest.raises(Refusal, match="a micro-batch of 32 needs 34 GB, and 19 GB may be used"):
         choose_split(MEASURED, 32, 32, None)
+    free = replace(MEASURED, memory=None, available_bytes=None)
+    for profile in (free, replace(free, points=POINTS[:2])):
+        split = choose_split(profile, 32, 8, None)
+        assert (split.per_device, split.accumulate, split.peak_bytes) == (8, 4, 10 * 10**9)
+        assert split.step_seconds == pytest.approx(4 * 0.18 + PROFILE.update_seconds)
+    assert "extrapolated from measured batches of 1, 4 rows" in split.reason
+    assert choose_split(free, 32, 32, 10**11).peak_bytes == 34 * 10**9
+
+
+def test_one_measured_batch_serves_others_in_proportion() -> None:
+    only = replace(MEASURED, points=POINTS[2:], memory=None, available_bytes=None)
+    split = choose_split(only, 16, 4, None)
+    assert split.point.seconds == pytest.approx(0.26 / 4)
+    assert split.peak_bytes == 18 * 10**9, "what fits 16 rows fits 4"
+    assert choose_split(only, 9, None, None).per_device in (1, 3, 9), "where no measured batch divides the rows"
+    assert choose_split(only, 32, 32, None).peak_bytes is None
+
+
+def test_no_larger_batch_is_chosen_than_the_largest_that_ran() -> None:
     assert choose_split(replace(MEASURED, memory=replace(LAW, largest=10)), 24, None, None).per_device == 8
 
 

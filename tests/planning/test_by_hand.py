@@ -235,7 +235,7 @@ def test_several_devices_are_as_many_times_as_fast_with_a_word_of_warning() -> N
 def test_epochs_of_a_corpus_need_no_more_text_than_there_is() -> None:
     made = plan(epochs=3.0, corpus=1e9, tokens_per_gb=2e8, batch_tokens=65536.0)
     assert made.steps == 600_000_000 // 65536
-    assert made.gigabytes is None
+    assert made.gigabytes == 1.0
 
 
 # --- any budgets
@@ -354,3 +354,15 @@ def test_a_plan_by_hand_can_be_written_and_read(tmp_path: Any) -> None:
     made = plan(time=Seconds(100), tokens_per_second=7.0, tokens_per_gb=3e8, entries_per_gb=4e5, per_device=3, steps=7)
     made.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == made
+
+
+@pytest.mark.parametrize(
+    ("epochs", "entries", "gigabytes"), [(1.0, 800_000, 2.0), (0.25, 200_000, 0.5), (3.0, 800_000, 2.0)]
+)
+def test_epochs_of_a_corpus_read_its_entries(epochs: float, entries: int, gigabytes: float) -> None:
+    figures = {"epochs": epochs, "corpus": 2e9, "tokens_per_gb": 200e6, "entries_per_gb": 400_000.0}
+    plan = plan_by_hand(figures)
+    assert (plan.entries, plan.gigabytes) == (entries, pytest.approx(gigabytes))
+    assert plan.tokens == epochs * 400_000_000
+    without = plan_by_hand({name: value for name, value in figures.items() if name != "tokens_per_gb"})
+    assert without.entries == entries

@@ -64,9 +64,10 @@ def test_the_given_batch_is_taken_even_if_it_is_slow() -> None:
 
 
 @pytest.mark.parametrize(("batch", "given"), [(7, None), (8, 4)])
-def test_no_measured_batch_that_divides_is_an_error_with_those_measured(batch: int, given: int | None) -> None:
-    with pytest.raises(PlanError, match=r"\(2, 3\)"):
-        choose_split(profile(point(2, 1.0), point(3, 1.0)), batch, given, None)
+def test_where_no_measured_batch_serves_one_is_computed_from_those_measured(batch: int, given: int | None) -> None:
+    split = choose_split(profile(point(2, 1.0), point(3, 1.0)), batch, given, None)
+    assert split.per_device == (given or batch)
+    assert "extrapolated from measured batches of 2, 3 rows" in split.reason
 
 
 def test_a_given_batch_that_does_not_divide_the_rows_of_a_device_is_an_error_with_those_that_do() -> None:
@@ -143,6 +144,8 @@ def test_the_split_is_what_trying_every_divisor_finds(
     limit = Fraction(memory) if memory is not None else None if available is None else Fraction(92 * available, 100)
     passes: dict[int, Fraction] = {}
     if batch % devices == 0:
+        dividing = [rows for rows in points if batch // devices % rows == 0]
+        assume(given_batch in dividing if given_batch and batch // devices % given_batch == 0 else dividing)
         for rows in range(1, batch // devices + 1):
             if (batch // devices) % rows or rows not in points or given_batch not in (None, rows):
                 continue

@@ -140,8 +140,8 @@ def _figure(name: str, text: str, figure: Option) -> Interval:
 def _by_hand(terminal: options.Terminal, figures: dict[str, Interval], arguments: Arguments) -> dict[str, Any]:
     if names := arguments.given(_NEEDS_RECIPE):
         raise PlanError(f"{', '.join(names)}: give the recipe too, as in shoestring plan RECIPE {names[0]} …")
-    made = plan_by_hand(figures)
     if not arguments.what_if:
+        made = plan_by_hand(figures)
         terminal.planned(made)
         return made.to_dict()
     changed = dict(figures)
@@ -151,18 +151,24 @@ def _by_hand(terminal: options.Terminal, figures: dict[str, Interval], arguments
         if not equals or name not in FIGURES:
             raise PlanError(f"--what-if {change}: write NAME=VALUE with a figure by hand, as in --what-if devices=2")
         changed[name] = _figure(name, text, FIGURES[name])
-    return _compared(terminal, made, plan_by_hand(changed), [], arguments.what_if)
+    return _compared(terminal, lambda: plan_by_hand(figures), plan_by_hand(changed), [], arguments.what_if)
 
 
 def _compared(
-    terminal: options.Terminal, now: Plan, then: Plan, notes: Sequence[str], changes: Sequence[str]
+    terminal: options.Terminal, plan_now: Callable[[], Plan], then: Plan, notes: Sequence[str], changes: Sequence[str]
 ) -> dict[str, Any]:
+    """Show the plan with changes beside the one without, which may not fit."""
     from shoestring.planning.alternatives import COMPARISON_HEAD, compare
 
+    now: Plan | None = None
+    try:
+        now = plan_now()
+    except PlanError as refusal:
+        notes = [*notes, f"without the change: {refusal}"]
     terminal.table(f"What if {', '.join(changes)}", COMPARISON_HEAD, compare(now, then))
     for note in notes:
         terminal.say(note)
-    return {"now": now.to_dict(), "then": then.to_dict(), "notes": list(notes)}
+    return {"now": None if now is None else now.to_dict(), "then": then.to_dict(), "notes": list(notes)}
 
 
 def _of_recipe(
@@ -190,12 +196,16 @@ def _of_recipe(
     folder, task = RunFolder.of(loaded), task_of(loaded)
     profile = read_profile(task, folder, arguments.profile)
     devices = wanted_devices or profile.devices
-    made = plan_task(task, profile, devices=devices, history=arguments.history)
+
+    def make() -> Plan:
+        return plan_task(task, profile, devices=devices, history=arguments.history)
+
     if arguments.what_if:
         from shoestring.studies.sweep import what_if
 
         then = what_if(recipe, arguments.overrides, arguments.what_if, profile, devices, arguments.history)
-        return _compared(terminal, made, then.plan, then.notes, arguments.what_if)
+        return _compared(terminal, make, then.plan, then.notes, arguments.what_if)
+    made = make()
     if arguments.configurations:
         return made.to_dict() | _configurations(terminal, loaded, profile, devices)
     if arguments.law is not None:

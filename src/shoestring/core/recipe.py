@@ -340,10 +340,22 @@ class Recipe:
         passes = [train.precision, train.optimizer, self.batch, train.per_device, train.compile, train.recompute]
         return fingerprint([model, symbols, *rows, *passes, train.ema is not None, encode(self.parallel)])
 
+    @property
+    def corpus(self) -> str:
+        """Fingerprint of everything that the density of the corpus depends on: its text and its tokens."""
+        fields = encode(self.data) | {"source": _content(self.data.source)}
+        return fingerprint({name: value for name, value in fields.items() if name not in _ROWS and value is not None})
+
 
 CODE = (("model", "family"), ("data", "source"))
 """Fields that may name an object in the user's own file."""
 _PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))
+
+
+_ROWS = frozenset(
+    "length packing document_mask random_offset masked whole_words label documents heldout stream folder".split()
+)
+"""Fields of `[data]` that change the rows, and not the text or the tokens in it."""
 
 
 def _content(text: str) -> str:

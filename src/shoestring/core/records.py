@@ -83,6 +83,8 @@ class Density(Record):
     """To prepare the sample in this process alone; None: there is no other."""
     row_specials: int = 0
     """Special tokens around the text of each row, which hold none of it."""
+    corpus: str | None = None
+    """Fingerprint of what was sampled (`Recipe.corpus`); None: not recorded."""
 
     def methods(self) -> list[tuple[float, float]]:
         """(start-up seconds, seconds per document) of this process alone, and of several processes."""

@@ -89,7 +89,15 @@ class RunFolder:
                     )
                 is_new = True
         if is_new:
-            for old in (self.plan, self.machine, self.metrics, self.timings, self.tokenizer, self.checkpoints, self.code):
+            for old in (
+                self.plan,
+                self.machine,
+                self.metrics,
+                self.timings,
+                self.tokenizer,
+                self.checkpoints,
+                self.code,
+            ):
                 remove(old)
             for copy, content in contents.items():
                 write_whole(copy, content)

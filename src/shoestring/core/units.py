@@ -235,3 +235,8 @@ class Interval(NamedTuple):
 def rate(value: float, unit: str) -> str:
     """A rate for people: 15.2k tokens/s."""
     return f"{_rounded(value, _COUNTS)} {unit}"
+
+
+def counted(number: int, name: str, several: str | None = None) -> str:
+    """A number with the name of what it counts: "1 row", "2,048 rows"."""
+    return f"{number:,} {name if number == 1 else several or name + 's'}"

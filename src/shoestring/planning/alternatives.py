@@ -119,9 +119,13 @@ _COMPARED: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def compare(now: Plan, then: Plan) -> list[tuple[str, str, str, str]]:
-    """(quantity, now, then, change) of everything that at least one of the plans knows."""
+def compare(now: Plan | None, then: Plan) -> list[tuple[str, str, str, str]]:
+    """(quantity, now, then, change) of everything that at least one of the plans knows; None: nothing fits now."""
     rows = []
+    if now is None:
+        known = [(label, show, getattr(then, name)) for name, (label, show) in _COMPARED.items()]
+        rows = [(label, "", show(value), "") for label, show, value in known if value is not None]
+        return [*rows, ("binding", "does not fit", then.binding, "")]
     for name, (label, show) in _COMPARED.items():
         first, second = getattr(now, name), getattr(then, name)
         if first is None and second is None:

@@ -65,6 +65,7 @@ def plan_by_hand(figures: Mapping[str, Interval | float]) -> Plan:
         values |= _whole_steps(name, runs[name], given, facts, equations)
     if "seconds" in values and "tokens" in values and "speed" not in values:
         values["speed"] = _Known(values["tokens"].value.over(values["seconds"].value), "needed: tokens ÷ time")
+    _add_corpus_text(values)
     lines = _lines(given, values)
     if binding:
         lines += _budget_lines(given, binding, looser, runs)
@@ -303,9 +304,26 @@ def _lines(given: Mapping[str, Interval], values: dict[str, _Known]) -> list[Lin
     return lines
 
 
+def _add_corpus_text(values: dict[str, _Known]) -> None:
+    """The text and entries of an available corpus that the run reads: all of it from one epoch on."""
+    if not {"corpus", "epochs"} <= values.keys() or "gigabytes" in values:
+        return
+    corpus, epochs = values["corpus"].value, values["epochs"].value
+    share = Interval(*(min(1.0, end) for end in epochs))
+    part = "" if share.low == 1 else f" × {_with_unit('epochs', share)}"
+    text = Interval.exactly(1e-9).times(corpus).times(share)
+    values["gigabytes"] = _Known(text, f"of the corpus: {_with_unit('corpus', corpus)}{part}")
+    if "entries_per_gb" in values:
+        entries = text.times(values["entries_per_gb"].value)
+        reason = f"{_shown('gigabytes', values)} × {_shown('entries_per_gb', values)}"
+        values["entries"] = _Known(entries, reason)
+
+
 def _add_margin(values: dict[str, _Known], margin: Interval) -> None:
     """More data than needed: text and its entries, or one entry per row where the text is unknown."""
     shown = f" × {margin.expected:g} margin"
+    if "corpus" in values:  # there is no more text to get
+        return
     if "gigabytes" in values:
         for name in {"gigabytes", "entries"} & values.keys():
             values[name] = _Known(values[name].value.times(margin), values[name].reason + shown)

@@ -113,7 +113,7 @@ def shown(plan: Plan, name: str, value: float) -> str:
 
 
 def _memory_reason(recipe: Recipe, profile: Profile, split: Split) -> str:
-    how = f"{profile.how} peak" if is_measured(profile, split.point) else f"interpolated between {profile.how} peaks"
+    how = f"{profile.how} peak" if is_measured(profile, split.point) else f"computed from {profile.how} peaks"
     if recipe.budget.memory is not None:
         return f"{how}; budget.memory = {recipe.budget.memory}"
     free = "unknown" if profile.available_bytes is None else Bytes(profile.available_bytes).short()

@@ -9,7 +9,7 @@ from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.numeric import interpolate
 from shoestring.core.records import Point, Profile
 from shoestring.core.throughput import near_fastest, row_rate
-from shoestring.core.units import Bytes, Seconds
+from shoestring.core.units import Bytes, Seconds, counted
 
 MEMORY_SHARE = 0.92
 """Share of the free memory to use; the rest is for other processes and for peaks that a few steps did not show."""
@@ -38,15 +38,16 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
         raise PlanError(
             f"an effective batch of {batch} rows does not divide over {devices} devices; choose one of {several}"
         )
-    points = [point for point in points_of(profile, share) if per_device in (None, point.batch)]
-    if not points and per_device is not None and share % per_device:
+    if per_device is not None and share % per_device:
         several = ", ".join(map(str, divisors_of(share)))
         raise PlanError(
-            f"train.per_device = {per_device}: does not divide the {share} rows of a device; choose one of {several}"
+            f"train.per_device = {per_device}: does not divide the {counted(share, 'row')} of a device; choose one of "
+            f"{several}"
         )
-    if not points:
-        measured = ", ".join(str(p.batch) for p in profile.points)
-        raise PlanError(f"no measured batch ({measured}) divides the {share} rows of a device; measure again")
+    points = points_of(profile, share)
+    if per_device is not None or not points:
+        rows = [per_device] if per_device is not None else divisors_of(share)
+        points = [next((p for p in points if p.batch == number), point_near(profile, number)) for number in rows]
     limit = memory_limit(profile, memory)
     fitting = [p for p in points if limit is None or p.peak_bytes is None or p.peak_bytes <= limit]
     if not fitting:
@@ -140,13 +141,56 @@ def point_between(profile: Profile, rows: int) -> Point | None:
     )
 
 
+def point_near(profile: Profile, rows: int) -> Point:
+    """A pass of `rows`, interpolated between measured batches, or beyond them by the line through the nearest two.
+
+    By a single measured batch, seconds are proportional to rows. Outside of what was measured, memory is that of the
+    memory model, or lies on the same line; by a single batch it is unknown, unless it was measured to fit more rows.
+    """
+    measured = sorted(profile.points, key=lambda point: point.batch)
+    above = next((index for index, point in enumerate(measured) if point.batch >= rows), len(measured) - 1)
+    pair = measured[max(0, above - 1) :][:2]
+
+    def on_the_line(name: str) -> Any:
+        known = [(point.batch, getattr(point, name)) for point in pair]
+        if any(value is None for _, value in known):
+            return None
+        (first, low), (last, high) = known[0], known[-1]
+        if first == last:
+            return low * rows / first
+        least = low * rows / first if rows < first else high if rows > last else 0.0  # whatever the noise of the pair
+        return max(low + (high - low) * (rows - first) / (last - first), least)
+
+    if profile.memory is not None:
+        peak: int | None = round(profile.memory.predict(rows))
+    elif len(pair) > 1:
+        peak = on_the_line("peak_bytes")
+        peak = None if peak is None else round(peak)
+    else:
+        peak = pair[0].peak_bytes if rows <= pair[0].batch else None
+    return Point(
+        batch=rows,
+        seconds=on_the_line("seconds"),
+        slowest_seconds=on_the_line("slowest_seconds"),
+        peak_bytes=peak,
+        fastest_seconds=on_the_line("fastest_seconds"),
+    )
+
+
 def is_measured(profile: Profile, point: Point) -> bool:
     return any(point.batch == other.batch for other in profile.points)
 
 
+def _from(profile: Profile, point: Point) -> str:
+    """The measured batches that a pass was computed from."""
+    batches = sorted(p.batch for p in profile.points)
+    where = "between" if batches[0] < point.batch < batches[-1] else "extrapolated from"
+    return f"{where} {profile.how} batches of {', '.join(map(str, batches))} rows"
+
+
 def _reason(profile: Profile, point: Point, fitting: list[Point], per_device: int | None) -> str:
     per_row = Seconds(point.seconds / point.batch).short()
-    how = "" if is_measured(profile, point) else f", between {profile.how}"
+    how = "" if is_measured(profile, point) else f", {_from(profile, point)}"
     if per_device is not None:
         return f"train.per_device: {per_row} per row{how}"
     others = ", ".join(

@@ -30,7 +30,7 @@ from shoestring.probe.child import Died, RemoteTrials
 from shoestring.probe.measure import Timings, beyond, law_of, time_batches
 from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within, margin_bytes
 from shoestring.probe.trials import Overheads, Trial
-from shoestring.runs.prepare import recipe_density
+from shoestring.runs.prepare import recipe_density, with_own_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
 
@@ -88,7 +88,7 @@ def ensure_profile(
             reporter.say(f"{folder.profile} was {elsewhere}; measuring again")
             own = None
     if own is not None:
-        return own
+        return with_own_density(task.recipe, own)
     profile = replace(measured or measure_task(task, how, reporter), density=recipe_density(task.recipe))
     profile.write(folder.profile)
     reporter.measured(profile)

@@ -16,6 +16,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.planning.history import Correction, Past, learn
 from shoestring.planning.make import reserve_seconds
 from shoestring.planning.sbatch import Job, sbatch_script
+from shoestring.runs.prepare import with_own_density
 from shoestring.runs.task import Task
 
 LEARNED_RUNS = 20
@@ -105,7 +106,7 @@ def history_of(paths: Sequence[Path]) -> tuple[list[Past], list[str]]:
 
 
 def read_profile(task: Task, folder: RunFolder, file: Path | None = None) -> Profile:
-    """An existing profile: the run folder's own, or the one in `file`."""
+    """An existing profile: the run folder's own, or the one in `file`. Another corpus than its own is sampled."""
     path = file or folder.profile
     if not path.is_file():
         raise PlanError(
@@ -115,7 +116,7 @@ def read_profile(task: Task, folder: RunFolder, file: Path | None = None) -> Pro
     profile = Profile.read(path)
     if not task.fits(profile):
         raise PlanError(f"{path} was measured with another model, row length or batch; run: shoestring measure RECIPE")
-    return profile
+    return with_own_density(task.recipe, profile)
 
 
 def write_sbatch(path: Path, recipe: Recipe, plan: Plan, profile: Profile, command: Sequence[str], python: str) -> None:

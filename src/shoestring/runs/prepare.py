@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Density, Plan
+from shoestring.core.records import Density, Plan, Profile
 from shoestring.data.tokenize.vocabulary import row_specials, text_room, vocabulary_size
 from shoestring.planning.corpus import Ready
 from shoestring.runs.reporter import Reporter
@@ -87,7 +87,16 @@ def recipe_density(recipe: Recipe) -> Density | None:
     from shoestring.data.store.prepare import with_all_passes
 
     density = measure_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
-    return replace(with_all_passes(density, recipe.data), row_specials=specials_per_row(recipe))
+    found = with_all_passes(density, recipe.data)
+    return replace(found, row_specials=specials_per_row(recipe), corpus=recipe.corpus)
+
+
+def with_own_density(recipe: Recipe, profile: Profile) -> Profile:
+    """The profile with the density of this recipe's corpus, which is sampled where the profile has another one."""
+    density = profile.density
+    if density is not None and density.corpus in (None, recipe.corpus):
+        return replace(profile, density=replace(density, row_specials=specials_per_row(recipe)))
+    return replace(profile, density=recipe_density(recipe))
 
 
 def check_source(recipe: Recipe) -> None:

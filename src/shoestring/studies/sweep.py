@@ -18,6 +18,7 @@ from shoestring.core.units import Count, Seconds
 from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile
 from shoestring.planning.lines import devices_note
 from shoestring.runs.plan import plan_task
+from shoestring.runs.prepare import with_own_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import ensure_plan
 from shoestring.runs.task import task_of
@@ -105,7 +106,7 @@ def profile_for(recipe: Recipe, measured: Sequence[Profile]) -> tuple[Profile, l
     task = task_of(recipe)
     for profile in measured:
         if task.fits(profile):
-            return profile, []
+            return with_own_density(recipe, profile), []
     cost, length = task.cost(), recipe.data.length
     flops = cost.train_flops_per_token * length
 
@@ -113,7 +114,7 @@ def profile_for(recipe: Recipe, measured: Sequence[Profile]) -> tuple[Profile, l
         return abs(math.log(flops / (profile.cost.train_flops_per_token * profile.length)))
 
     scaled, note = scaled_profile(min(measured, key=distance), cost, length, task.workload)
-    return scaled, [note]
+    return with_own_density(recipe, scaled), [note]
 
 
 @dataclass(frozen=True, kw_only=True)
