@@ -376,3 +376,13 @@ def test_a_micro_batch_that_was_not_measured_is_computed(tiny: Path, shoestring:
     both = told(shoestring("plan", tiny, "--profile", profile, *options))
     assert both["then"]["per_device"] == 8
     assert both["then"]["step_seconds"] == pytest.approx(3 * 0.026 + 0.01)
+
+
+def test_a_margin_of_a_recipe_is_on_the_text_to_download(tiny: Path, shoestring: Command) -> None:
+    write_profile(tiny)
+    plain, more = (told(shoestring("plan", tiny, *given, "--json")) for given in ((), ("--margin", "1.5")))
+    assert more["wanted_entries"] == -(-plain["wanted_entries"] * 3 // 2)
+    gpu = ("plan", tiny, "--gpu", "NVIDIA H200", "--json")
+    plain, more = (told(shoestring(*gpu, *given)) for given in ((), ("--margin", "1.5")))
+    assert more["wanted_entries"] == -(-plain["wanted_entries"] * 3 // 2)
+    refused(shoestring("plan", tiny, "--margin", "1.5", "--configurations"), "--margin and --configurations")

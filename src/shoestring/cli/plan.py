@@ -16,7 +16,8 @@ from shoestring.core.errors import PlanError
 from shoestring.core.records import Plan, Profile
 from shoestring.core.units import Interval, Seconds
 from shoestring.planning.by_hand import option, plan_by_hand
-from shoestring.planning.figures import BUDGETS, FIGURES, OPTIONS, Option
+from shoestring.planning.figures import BUDGETS, FIGURES, MARGIN, OPTIONS, Option
+from shoestring.planning.lines import with_margin
 
 if TYPE_CHECKING:
     from shoestring.core.recipe import Recipe
@@ -179,7 +180,7 @@ def _of_recipe(
     from shoestring.runs.plan import plan_task, read_profile
     from shoestring.runs.task import task_of
 
-    allowed = {"devices", "time"} if arguments.over else {"devices"}
+    allowed = {"devices", "time"} if arguments.over else {"devices", MARGIN}
     if names := [option(name) for name in figures if name not in allowed]:
         raise PlanError(f"{', '.join(names)}: only without a recipe; with one, use --set, as in --set budget.time=2h")
     if arguments.sbatch and (others := arguments.given(_TABLES)):
@@ -191,8 +192,11 @@ def _of_recipe(
     if arguments.over:
         return _grid(terminal, recipe, arguments, figures.get("time"), wanted_devices)
     loaded = recipe_file.load(recipe, arguments.overrides)
+    margin = figures[MARGIN].expected if MARGIN in figures else None
+    if margin is not None and (others := arguments.given(_TABLES)):
+        raise PlanError(f"--margin and {', '.join(others)}: a margin is of one plan; leave one of them out")
     if arguments.gpu is not None:
-        return _on_gpu(terminal, loaded, wanted_devices or 1, arguments.gpu, arguments)
+        return _on_gpu(terminal, loaded, wanted_devices or 1, arguments.gpu, arguments, margin)
     folder, task = RunFolder.of(loaded), task_of(loaded)
     profile = read_profile(task, folder, arguments.profile)
     devices = wanted_devices or profile.devices
@@ -213,6 +217,7 @@ def _of_recipe(
 
         law = read_law(None if arguments.law == "chinchilla" else Path(arguments.law))
         made = replace(made, lines=(*made.lines, *size_lines(law, loaded, profile, made)))
+    made = made if margin is None else with_margin(made, margin)
     _write(folder, loaded, made)
     terminal.planned(made)
     terminal.say(f"plan: {folder.plan}")
@@ -226,7 +231,9 @@ def _of_recipe(
     return made.to_dict()
 
 
-def _on_gpu(terminal: options.Terminal, recipe: Recipe, devices: int, gpu: str, arguments: Arguments) -> dict[str, Any]:
+def _on_gpu(
+    terminal: options.Terminal, recipe: Recipe, devices: int, gpu: str, arguments: Arguments, margin: float | None
+) -> dict[str, Any]:
     """Show an estimate and write nothing: the run itself is planned where it runs."""
     from shoestring.runs.estimate import plan_on_gpu
     from shoestring.runs.prepare import vocabulary_of
@@ -234,6 +241,7 @@ def _on_gpu(terminal: options.Terminal, recipe: Recipe, devices: int, gpu: str, 
     if names := arguments.given(_NEEDS_PROFILE):
         raise PlanError(f"--gpu and {', '.join(names)}: that needs a profile; measure with: shoestring measure RECIPE")
     made = plan_on_gpu(recipe, vocabulary_of(recipe, arguments.vocabulary), gpu, devices)
+    made = made if margin is None else with_margin(made, margin)
     terminal.planned(made)
     return made.to_dict()
 

@@ -344,7 +344,7 @@ class Recipe:
     def corpus(self) -> str:
         """Fingerprint of everything that the density of the corpus depends on: its text and its tokens."""
         fields = encode(self.data) | {"source": _content(self.data.source)}
-        return fingerprint({name: value for name, value in fields.items() if name not in _ROWS and value is not None})
+        return fingerprint({name: fields[name] for name in _TEXT if fields[name] is not None})
 
 
 CODE = (("model", "family"), ("data", "source"))
@@ -352,10 +352,8 @@ CODE = (("model", "family"), ("data", "source"))
 _PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))
 
 
-_ROWS = frozenset(
-    "length packing document_mask random_offset masked whole_words label documents heldout stream folder".split()
-)
-"""Fields of `[data]` that change the rows, and not the text or the tokens in it."""
+_TEXT = ("source", "column", "delimiter", "end_line", "split", "on_error", "unique", "tokenizer", "end")
+"""Fields of `[data]` that decide which text is read, and its tokens; the others decide its rows."""
 
 
 def _content(text: str) -> str:

@@ -235,12 +235,17 @@ class Plan(Record):
     every_entry: bool = False
     """Whether the corpus is read to its end; `entries` may then be an estimate."""
     gigabytes: float | None = None
+    wanted_entries: int | None = None
+    """Entries that the budget reads in one epoch, however many there are; None: no text, or its end is the budget."""
+    wanted_gigabytes: float | None = None
     flops: float | None = None
     seconds: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by purpose; they add up to `seconds`."""
     step_seconds: float | None = None
     tokens_per_second: float | None = None
+    overall_tokens_per_second: float | None = None
+    """The same with evaluations and checkpoints."""
     disk_bytes: int | None = None
     peak_bytes: int | None = None
     evaluations: int | None = None

@@ -14,6 +14,7 @@ from shoestring.core.errors import PlanError
 from shoestring.core.records import Line, Plan
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds
 from shoestring.planning.figures import BUDGETS, FIGURES, MARGIN, QUANTITIES, Relation, relations
+from shoestring.planning.lines import repetition_lines
 
 CHINCHILLA = 20.0
 """Tokens per parameter near the optimum of Hoffmann et al. 2022."""
@@ -67,6 +68,8 @@ def plan_by_hand(figures: Mapping[str, Interval | float]) -> Plan:
         values["speed"] = _Known(values["tokens"].value.over(values["seconds"].value), "needed: tokens ÷ time")
     _add_corpus_text(values)
     lines = _lines(given, values)
+    if "epochs" in values:
+        lines += repetition_lines(values["epochs"].value.expected, _full_epochs(values))
     if binding:
         lines += _budget_lines(given, binding, looser, runs)
     found = {field: values[name].value for name, field in _FIELDS.items() if name in values}
@@ -302,6 +305,11 @@ def _lines(given: Mapping[str, Interval], values: dict[str, _Known]) -> list[Lin
             "or --per-device 4 --accumulate 4 --steps 1000"
         )
     return lines
+
+
+def _full_epochs(values: _Values) -> float:
+    """Epochs that predict every position once."""
+    return values["latent_epochs"].value.expected if "latent_epochs" in values else 1.0
 
 
 def _add_corpus_text(values: dict[str, _Known]) -> None:

@@ -57,7 +57,7 @@ OPTIONS: Mapping[str, Option] = {
     "checkpoints": Option(Bytes.parse, "SIZE", "size of all checkpoints that are kept"),
     "memory": Option(Bytes.parse, "SIZE", "free memory of a device"),
     "rows_per_gb": Option(Count.parse, "COUNT", "micro-batch rows per 10^9 bytes of memory", True),
-    MARGIN: Option(_number, "NUMBER", "multiple of the needed data to get, as 1.25"),
+    MARGIN: Option(_number, "NUMBER", "multiple of the needed data to get, as 1.25; also with RECIPE"),
 }
 """Facts, which must agree."""
 FIGURES: Mapping[str, Option] = {**BUDGETS, **OPTIONS}

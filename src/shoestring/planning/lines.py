@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
+from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Line, Plan, Profile
-from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, rate
+from shoestring.core.records import Density, Line, Plan, Profile
+from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate
 from shoestring.planning.corpus import Corpus, full_passes
 from shoestring.planning.figures import show_bytes, show_count, show_seconds
 from shoestring.planning.split import Split, is_measured
@@ -44,14 +46,75 @@ def plan_lines(
         ("steps", Count(plan.steps).short(), steps_reason),
         ("tokens", Count(plan.tokens).short(), f"{plan.steps:,} steps × {step_tokens}"),
         ("speed", rate(plan.tokens_per_second, "tokens/s"), f"{profile.how}{corrected}; {slowest}"),
+        _overall_line(plan),
         ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} per token"),
-        *_corpus_lines(recipe, corpus, plan),
+        *_corpus_lines(recipe, corpus, plan, profile.density),
         ("seconds", shown(plan, "seconds", plan.seconds), parts_reason(plan.parts)),
         ("disk", Bytes(plan.disk_bytes or 0).short(), f"at most: {kept}"),
         ("memory", memory, _memory_reason(recipe, profile, split)),
         ("parameters", Count(profile.cost.total_parameters).short(), groups),
     ]
-    return [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
+    lines = [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
+    return [*lines, *download_lines(plan), *repetition_lines(plan.epochs, full_passes(recipe))]
+
+
+def _overall_line(plan: Plan) -> tuple[str, str, str]:
+    """The speed that counts evaluations and checkpoints, with their share of the time."""
+    parts = {name: plan.parts[name] for name in ("train", "evaluations", "checkpoints")}
+    share = 1 - parts["train"] / sum(parts.values())
+    reason = f"with evaluations and checkpoints, {share:.1%} of the time: {parts_reason(parts)}"
+    return "overall speed", rate(plan.overall_tokens_per_second or 0.0, "tokens/s"), reason
+
+
+DOWNLOAD = "to download"
+"""The quantity of the line on the text that a budget reads."""
+USEFUL_EPOCHS = 4.0
+"""Epochs up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)."""
+
+
+def download_lines(plan: Plan, margin: float = 1.0) -> list[Line]:
+    """The text that the budget could read without repeating any; none where that is not known."""
+    entries, gigabytes = plan.wanted_entries, plan.wanted_gigabytes
+    if entries is None or gigabytes is None:
+        return []
+    more = "" if margin == 1 else f" × {margin:g} margin"
+    there = "" if plan.entries is None else f"; this plan reads {counted(plan.entries, 'entry', 'entries')}"
+    reason = f"{shown(plan, 'wanted_gigabytes', gigabytes)} of text: one epoch of what the budget reads{more}{there}"
+    value = f"{shown(plan, 'wanted_entries', entries)} entries"
+    return [Line(quantity=DOWNLOAD, value=value, reason=reason)]
+
+
+def with_margin(plan: Plan, margin: float) -> Plan:
+    """The plan with `margin` times as much text to download."""
+    if margin < 1:
+        raise PlanError(f"--margin {margin:g}: must be at least 1; 1.25 is a quarter more than needed")
+    if plan.wanted_entries is None or plan.wanted_gigabytes is None:
+        raise PlanError(f"--margin {margin:g}: this plan has no text to download")
+    more = {name: (low * margin, high * margin) for name, (low, high) in plan.intervals.items() if "wanted" in name}
+    wider = replace(
+        plan,
+        wanted_entries=math.ceil(plan.wanted_entries * margin),
+        wanted_gigabytes=plan.wanted_gigabytes * margin,
+        intervals=plan.intervals | more,
+    )
+    (line,) = download_lines(wider, margin)
+    return replace(wider, lines=tuple(line if old.quantity == DOWNLOAD else old for old in plan.lines))
+
+
+def repetition_lines(epochs: float | None, full: float = 1.0) -> list[Line]:
+    """A note where text is read so often that more of it would serve better; `full` epochs predict every token once."""
+    if epochs is None or epochs / full <= USEFUL_EPOCHS:
+        return []
+    reason = (
+        f"after about {USEFUL_EPOCHS * full:g} epochs repeated text teaches little; get more text, or train for less"
+    )
+    return [
+        Line(
+            quantity="repetition",
+            value=f"{epochs:,.0f} epochs" if epochs >= 100 else f"{epochs:.3g} epochs",
+            reason=reason,
+        )
+    ]
 
 
 def devices_note(devices: int, profile: Profile) -> list[str]:
@@ -64,7 +127,7 @@ def devices_note(devices: int, profile: Profile) -> list[str]:
     ]
 
 
-def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan) -> list[tuple[str, str, str]]:
+def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan, density: Density | None) -> list[tuple[str, str, str]]:
     read = f"{(plan.steps or 0) * recipe.batch:,} rows"
     if corpus.rows is None:
         stored = Bytes(_STORED_TOKEN * (plan.tokens or 0)).short()
@@ -77,7 +140,7 @@ def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan) -> list[tuple[str,
     if corpus.documents is None or corpus.tokens_per_document is None:
         return [("rows", Count(corpus.rows).short(), corpus.reason), epochs]
     text_bytes = corpus.text_bytes or 0.0
-    per_document = f"{Bytes(round(text_bytes / corpus.documents)).short()} per document, from a sample"
+    per_document = f"{Bytes(round(text_bytes / corpus.documents)).short()} per document, {_counted_from(density)}"
     own = ", which has rows of its own" if recipe.data.packing == "pad" else ""
     return [
         ("documents", shown(plan, "entries", corpus.documents), corpus.reason),
@@ -85,6 +148,15 @@ def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan) -> list[tuple[str,
         ("rows", show_count(corpus.rows), f"for training, {corpus.tokens_per_document:.0f} tokens per document{own}"),
         epochs,
     ]
+
+
+def _counted_from(density: Density | None) -> str:
+    """How much of a corpus its density was counted from."""
+    if density is not None and density.tokens_per_gb_error == 0:
+        return "all counted"
+    if density is not None and density.tokens_per_gb_error is None:
+        return f"from its first {counted(density.documents, 'entry', 'entries')}, unverified"
+    return "from a sample"
 
 
 def _latents(recipe: Recipe) -> str:
@@ -103,7 +175,12 @@ def parts_reason(parts: dict[str, float]) -> str:
     return " + ".join(f"{Seconds(seconds).short()} {name}" for name, seconds in parts.items() if seconds >= 0.05)
 
 
-_PRINTERS = {"seconds": show_seconds, "entries": show_count, "gigabytes": lambda value: show_bytes(value * 1e9)}
+def _show_gigabytes(value: float) -> str:
+    return show_bytes(value * 1e9)
+
+
+_PRINTERS = {"seconds": show_seconds, "entries": show_count, "gigabytes": _show_gigabytes}
+_PRINTERS |= {"wanted_entries": show_count, "wanted_gigabytes": _show_gigabytes}
 
 
 def shown(plan: Plan, name: str, value: float) -> str:

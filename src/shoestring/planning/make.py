@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.recipe import Recipe
@@ -110,6 +111,8 @@ def make_plan(
         "train": steps * split.step_seconds,
         "checkpoints": saves * saving_seconds(recipe, profile),
     }
+    during = sum(parts[name] for name in ("train", "evaluations", "checkpoints"))
+    wanted = None if isinstance(supply, Ready) else _wanted(recipe, profile, supply, split, fixed, steps, binding)
     plan = Plan(
         binding=binding,
         recipe=recipe.fingerprint,
@@ -124,16 +127,19 @@ def make_plan(
         entries=corpus.documents,
         every_entry=corpus.whole,
         gigabytes=None if corpus.text_bytes is None else corpus.text_bytes / 1e9,
+        wanted_entries=wanted and wanted.entries,
+        wanted_gigabytes=wanted and wanted.gigabytes,
         flops=tokens * profile.cost.train_flops_per_token,
         seconds=sum(parts.values()),
         parts=parts,
         step_seconds=split.step_seconds,
         tokens_per_second=tokens_per_step / split.step_seconds,
+        overall_tokens_per_second=tokens / during,
         disk_bytes=corpus.bytes + kept_bytes(recipe, profile),
         peak_bytes=split.peak_bytes,
         evaluations=evaluation_count(recipe),
         most_steps=most,
-        intervals=_intervals(profile, split, corpus, steps, parts, correction.spread),
+        intervals=_intervals(profile, split, corpus, steps, parts, correction.spread) | (wanted.ends if wanted else {}),
         correction=correction.factor if correction.runs else None,
         measured_on=profile.machine.fingerprint,
     )
@@ -228,25 +234,70 @@ def _steps(
     return allowed[binding], binding, min((n for name, n in allowed.items() if name != "time"), default=None)
 
 
+class _Wanted(NamedTuple):
+    """The text of one epoch of all that a budget reads."""
+
+    entries: int
+    gigabytes: float
+    ends: dict[str, Ends]
+
+
+def _wanted(
+    recipe: Recipe,
+    profile: Profile,
+    density: Density,
+    split: Split,
+    fixed: dict[str, float],
+    steps: int,
+    binding: str,
+) -> _Wanted | None:
+    """The text that the budget could read in one epoch, if the corpus were as dense and had no end."""
+    if binding == "epochs":
+        return None
+    if binding == "time":
+        left, step = _time_for_steps(recipe, profile, split, fixed)
+        each = documents_for(recipe, density, 1)
+        steps = max(
+            int((left - start - known - per_document) / (step + each * (per_document + more)))
+            for start, per_document in density.methods()
+            for known, more in _counting(recipe, density)
+        )
+    entries = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
+    gigabytes = entries / density.entries_per_gb
+    ends = text_ends(density, entries, gigabytes, as_needed=True)
+    return _Wanted(entries, gigabytes, {f"wanted_{name}": pair for name, pair in ends.items()})
+
+
+def _time_for_steps(recipe: Recipe, profile: Profile, split: Split, fixed: dict[str, float]) -> tuple[float, float]:
+    """Seconds of the time budget for steps and text, and seconds of a step with its share of the checkpoints."""
+    time = float(recipe.budget.time or 0)
+    save = saving_seconds(recipe, profile)
+    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
+    return left, split.step_seconds * (1 + save / checkpoint_interval(recipe))
+
+
+def _counting(recipe: Recipe, density: Density) -> list[tuple[float, float]]:
+    """Fixed seconds and seconds per document that the baselines count: all tokens of an endless corpus, or the most.
+
+    Whichever takes less time.
+    """
+    return [(0.0, COUNT_SECONDS * _counted_per_document(recipe, density)), (COUNT_SECONDS * MOST_COUNTED, 0.0)]
+
+
 def _steps_in_time(
     recipe: Recipe, profile: Profile, density: Density | Ready, split: Split, fixed: dict[str, float]
 ) -> int:
     """Steps that fit the time budget, each with its share of the checkpoints and of the text."""
-    time = float(recipe.budget.time or 0)
-    save = saving_seconds(recipe, profile)
-    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
-    step = split.step_seconds * (1 + save / checkpoint_interval(recipe))
+    left, step = _time_for_steps(recipe, profile, split, fixed)
     if isinstance(density, Ready):
         return int((left - counting_seconds((density.rows or 0) * recipe.data.length)) / step)
     counted = _counted_per_document(recipe, density)
     if (available := available_documents(recipe, density)) is not None:
         return int((left - density.seconds_for(available) - counting_seconds(available * counted)) / step)
-    # the baselines count all tokens of an endless corpus, or the most they count: whichever takes less time
-    counting = [(0.0, COUNT_SECONDS * counted), (COUNT_SECONDS * MOST_COUNTED, 0.0)]
     return max(
         _steps_of_endless(recipe, density, step, left - start - known, each + more)
         for start, each in density.methods()
-        for known, more in counting
+        for known, more in _counting(recipe, density)
     )
 
 
