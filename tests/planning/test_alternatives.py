@@ -95,7 +95,7 @@ def test_two_devices_beside_one() -> None:
     rows = {row[0]: row[1:] for row in compare(one, two)}
     assert rows["devices"] == ("1", "2", "× 2")
     assert rows["accumulation"] == ("2", "1", "× 0.5")
-    assert rows["tokens"] == ("80,000", "80,000", "")
+    assert rows["positions"] == rows["predictions"] == ("80,000", "80,000", "")
     assert rows["time per step"] == ("450ms", "250ms", "× 0.556"), "a pass less; the update stays"
     (line,) = [line for line in two.lines if line.quantity == "devices"]
     assert "measured on 1, planned for 2" in line.reason

@@ -175,7 +175,7 @@ def test_the_tightest_budget_binds_whatever_else_is_given() -> None:
     ("budget", "parts"),
     [
         ({"time": "5s"}, ("budget.time = 5s", "set-up", "evaluate.rows")),
-        ({"tokens": 799}, ("budget.tokens = 799", "800 tokens")),
+        ({"tokens": 799}, ("budget.tokens = 799", "800 positions")),
         ({"flops": 1e6}, ("budget.flops = 1000000.0", "2.4 MFLOP")),
         ({"epochs": 0.001}, ("budget.epochs = 0.001",)),
         ({"steps": 10, "disk": "1MB"}, ("budget.disk = 1MB", "4 MB", "train.keep")),

@@ -36,7 +36,7 @@ def test_the_loss_curve_names_its_lines_and_baselines() -> None:
     found = texts(svg(loss_curve(METRICS, BASELINES)))
     for label in ("training 2.25", "held out 2.38", "uniform 5.57", "unigram 3.12", "bigram 2.50"):
         assert label in found
-    assert any("training tokens" in text for text in found)
+    assert any("positions of training" in text for text in found)
     assert any("nats" in text for text in found)
 
 

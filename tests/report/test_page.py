@@ -137,7 +137,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     assert ["system", "Linux 6.1, Python 3.11.7"] in page.rows
     assert [row[:2] for row in page.rows if row[0] == "this model"] == [["this model", "1.500"]]
     assert [row[:2] for row in page.rows if row[0] == "bigram"] == [["bigram", "2.400"]]
-    assert "900 steps, 1.8M tokens" in page.plain
+    assert "900 steps, 1.8M positions" in page.plain
     assert "held-out loss 1.500 nats per token, where counting pairs of tokens reaches 2.400" in page.plain
     assert "perplexity 4.48, 2.164 bits per byte" in page.plain
     assert "[budget]\nsteps = " in page.plain
@@ -211,7 +211,7 @@ def test_without_the_drawing_library_the_page_says_how_to_get_it(
 def test_unknown_quantities_are_called_unknown(tmp_path: Path) -> None:
     rows = {row[0]: row[1:] for row in plan_against_actual(PLAN, OUTCOME)}
     assert rows["memory"] == ("unknown", "500 MB", "unknown")
-    assert rows["tokens"] == ("2M", "1.8M", "-10.0%")
+    assert rows["positions"] == ("2M", "1.8M", "-10.0%")
     assert rows["disk"] == ("10 MB", "11 MB", "+10.0%")
     folder = finished(tmp_path)
     replace(MACHINE, memory_bytes=None).write(folder.machine)

@@ -138,7 +138,7 @@ def test_divergences_are_named_in_the_picture() -> None:
     for label in ("unigram 0.25", "bigram 0.50", "oracle 0.75"):
         assert label in found
     assert any("KL(baseline ‖ model)" in text for text in found)
-    assert any("training tokens" in text for text in found)
+    assert any("positions of training" in text for text in found)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build, dump
+from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.data.pack.masking import IGNORED
 from shoestring.data.pack.order import RowIndex, drawn_rows
@@ -30,7 +31,7 @@ from shoestring.data.store.store import Store
 from shoestring.data.tokenize.special_tokens import special_tokens, word_starts
 from shoestring.data.tokenize.subwords import load_subwords
 from shoestring.data.tokenize.tokenizers import ByteTokenizer, SymbolTokenizer, WordTokenizer
-from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus, vocabulary
+from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus, open_corpus, vocabulary
 from shoestring.datasets.source import TokenSource
 from shoestring.datasets.streams import open_stream
 from shoestring.models.batch import Batch
@@ -41,6 +42,7 @@ from shoestring.runs.prepare import prepare_recipe, recipe_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
 from shoestring.streams.source import HELDOUT, TRAIN
+from shoestring.studies.run_results import read_trained
 
 CPU = torch.device("cpu")
 LENGTH = 12
@@ -512,3 +514,33 @@ def test_a_whole_run(make: Make, model: dict[str, Any], tmp_path: Path) -> None:
     found = finished.evaluation
     assert finished.outcome.steps == 20 and found.loss < found.baselines["uniform"] + 0.1
     assert found.accuracy is None and (found.loss_by_position[0] is None) == (model is PERCEIVER)
+
+
+PADDED = {"packing": "pad", "length": 20}
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(SHAPE, {}), (SHAPE, PADDED), (SHAPE, PADDED | {"document_mask": True}), (MASKED, PADDED), (PERCEIVER, {})],
+)
+def test_positions_and_predictions_are_counted_apart(
+    make: Make, model: dict[str, Any], data: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe, file = make(model, **data), tmp_path / "recipe.toml"
+    file.write_text(dump(recipe))
+    profile = replace(write_profile(file), density=recipe_density(recipe))
+    profile.write(RunFolder.of(recipe).profile)
+    finished = run(recipe, Reporter(), Clock())
+    assert finished is not None
+    folder, outcome = RunFolder.of(recipe), finished.outcome
+    plan = Plan.read(folder.plan)
+    source = open_corpus(recipe, plan).training(CPU)
+    made = sum(source.batch(source.order(recipe.run.seed, step, 4)).predictions() for step in range(20))
+    assert outcome.tokens == plan.tokens == 20 * 4 * recipe.data.length
+    assert outcome.predictions == made and plan.predictions == pytest.approx(made, rel=0.15)
+    assert (made == outcome.tokens) == (model is SHAPE and not data)
+    point = read_trained(folder.path, "total")
+    assert point.tokens == made, "the D of a law"
+    assert point.flops == pytest.approx(profile.cost.train_flops_per_token * outcome.tokens), "padding costs as much"
+    lines = {line.quantity: line for line in plan.lines}
+    assert lines["speed"].value.endswith("positions/s") and "D of a scaling law" in lines["predictions"].reason

@@ -172,7 +172,7 @@ def test_the_table_and_the_law_are_shown(tmp_path: Path, capsys: pytest.CaptureF
     Terminal().measured(profile)
     out = capsys.readouterr().out
     assert "360ms – 440ms" in out
-    assert "40k tokens/s" in out
+    assert "40k positions/s" in out
     assert "fastest: batch 64; within 2 % of it: batch 16; the curve bends at 16" in out
     assert "training: 1.86 GB + 1.47 GB per row; 149 GB may be used, less a margin of 745 MB" in out
     assert "the largest batch is 99 (99 was tried; 4 trials, 0 out of memory, 6.2s)" in out

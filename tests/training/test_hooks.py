@@ -36,7 +36,7 @@ def _state(step: int, total: int = 10) -> State:
 def test_a_metrics_line_is_the_mean_over_all_predictions_since_the_last(tmp_path: Path) -> None:
     metrics, timings = LineFile(tmp_path / "m"), LineFile(tmp_path / "t")
     log = hooks.Log(metrics, timings, Clock(0), every=2, tokens_per_step=8)
-    state = _state(0, total=5)
+    state = replace(_state(0, total=5), predictions=0)
     window = [(1, 10.0, 4), (2, 2.0, 8), (3, 6.0, 2), (4, 9.0, 1), (5, 5.0, 5)]
     for step, nats, predictions in window:
         state = log(replace(state, step=step), _report(nats, predictions))
@@ -44,6 +44,8 @@ def test_a_metrics_line_is_the_mean_over_all_predictions_since_the_last(tmp_path
     assert [line["step"] for line in lines] == [2, 4, 5]  # the last step has a line even in mid-window
     assert [line["loss"] for line in lines] == [12 / 12, 15 / 3, 5 / 5]
     assert [line["tokens"] for line in lines] == [16, 32, 40]
+    assert state.predictions == 4 + 8 + 2 + 1 + 5
+    assert log(_state(6), _report(1.0, 3)).predictions is None, "not counted from the first step"
     assert "tokens_per_second" in read_lines(tmp_path / "t")[0]
     assert "tokens_per_second" not in lines[0]  # what depends on the clock is not among what was learned
 

@@ -98,6 +98,6 @@ def _estimate(recipe: Recipe, gpu: str | None) -> tuple[dict[str, Any], list[tup
         return numbers, [*rows, ("pass", "unknown", "the peak of this GPU in the recipe's precision is not known")]
     numbers["seconds"] = {"rows": batch, "low": seconds.low, "expected": seconds.expected, "high": seconds.high}
     low, expected, high = (Seconds(value).short() for value in (seconds.low, seconds.expected, seconds.high))
-    speed = rate(batch * recipe.data.length / seconds.expected, "tokens/s")
+    speed = rate(batch * recipe.data.length / seconds.expected, "positions/s")
     reason = f"{low} to {high}, by the share of the peak that other runs reached; {speed}"
     return numbers, [*rows, (f"pass of {batch:,} rows", expected, reason)]

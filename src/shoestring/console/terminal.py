@@ -85,7 +85,7 @@ class Terminal(Reporter):
         budget = progress.budget_left
         left = "" if budget is None else f" · budget left {Seconds(max(0.0, budget)).short()}"
         count = f"{progress.unit} {Count(progress.done).short()}/{Count(progress.total).short()}"
-        speed = rate(progress.tokens_per_second, "tokens/s")
+        speed = rate(progress.tokens_per_second, "positions/s")
         text = (
             f"{count} · loss {progress.loss:.3f} · {speed} · time left {Seconds(progress.seconds_left).short()}{left}"
         )
@@ -95,7 +95,7 @@ class Terminal(Reporter):
         """Show the progress of writing rows."""
         text = (
             f"{Count(progress.rows).short()} of {Count(progress.total).short()} rows · "
-            f"{rate(progress.rate, 'tokens/s')} · time left {Seconds(progress.seconds_left).short()}"
+            f"{rate(progress.rate, 'positions/s')} · time left {Seconds(progress.seconds_left).short()}"
         )
         self._show(progress.rows, progress.total, text)
 
@@ -165,7 +165,7 @@ def _point_row(point: Point, length: int) -> tuple[str, ...]:
         f"{point.batch:,}",
         Seconds(point.seconds).short(),
         f"{shortest}– {Seconds(point.slowest_seconds).short()}",
-        rate(point.batch * length / point.seconds, "tokens/s"),
+        rate(point.batch * length / point.seconds, "positions/s"),
         "unknown" if point.peak_bytes is None else Bytes(point.peak_bytes).short(),
     )
 

@@ -49,7 +49,7 @@ class Budget:
         None
     )
     flops: Annotated[Flops | None, MoreThan(0), "training computation, as counted for the model"] = None
-    tokens: Annotated[Count | None, AtLeast(1), "training tokens"] = None
+    tokens: Annotated[Count | None, AtLeast(1), "positions of training: rows × data.length, padding included"] = None
     steps: Annotated[Count | None, AtLeast(1), "optimizer steps"] = None
     epochs: Annotated[float | None, MoreThan(0), "epochs over the training rows; needs data.documents or a file"] = None
     disk: Annotated[Bytes | None, AtLeast(1), "token store and checkpoints together"] = None
@@ -162,7 +162,7 @@ class Train:
     """The optimization. The effective batch is the same on every machine; the plan chooses its split."""
 
     batch: Annotated[int | None, AtLeast(1), "effective batch in rows; this or tokens"] = None
-    tokens: Annotated[Count | None, AtLeast(1), "effective batch in tokens: a multiple of data.length"] = None
+    tokens: Annotated[Count | None, AtLeast(1), "effective batch in positions: a multiple of data.length"] = None
     per_device: Annotated[
         int | None, AtLeast(1), "micro-batch: rows per device and pass; default: fastest that fits"
     ] = None

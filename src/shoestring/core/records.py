@@ -1,7 +1,9 @@
 """The records that commands exchange: machine, cost, density, profile, plan, evaluation, outcome, law.
 
 Units are in the names: seconds, bytes, tokens. A *row* is one packed sequence, a *document* one entry of the corpus, a
-*step* one optimizer update with the effective batch. None: not measured.
+*step* one optimizer update with the effective batch. A *position* is a place of a row that the model processes, padding
+included: speed and FLOPs count positions, and so do the `tokens` of plans, outcomes and metrics. A *prediction* is a
+token that contributes to the loss: losses, and the D of a scaling law, count predictions. None: not measured.
 """
 
 from __future__ import annotations
@@ -225,6 +227,9 @@ class Plan(Record):
     """Fingerprint of its recipe."""
     steps: int | None = None
     tokens: int | None = None
+    """Positions: rows × data.length."""
+    predictions: int | None = None
+    """Expected; None: unknown before the rows are packed."""
     samples: int | None = None
     effective_batch: int | None = None
     per_device: int | None = None
@@ -244,6 +249,7 @@ class Plan(Record):
     """Seconds by purpose; they add up to `seconds`."""
     step_seconds: float | None = None
     tokens_per_second: float | None = None
+    """Positions per second."""
     overall_tokens_per_second: float | None = None
     """The same with evaluations and checkpoints."""
     disk_bytes: int | None = None
@@ -350,11 +356,12 @@ class Outcome(Record):
 
     steps: int
     tokens: int
+    """Positions: rows × data.length."""
     seconds: float
     """Wall clock over all segments, from the start of each process to its end or last sign of life."""
     segments: int
     tokens_per_second: float
-    """During training, without evaluation and saving."""
+    """Positions per second during training, without evaluation and saving."""
     disk_bytes: int
     """Peak of token store and checkpoints in the last session."""
     peak_bytes: int | None
@@ -365,6 +372,8 @@ class Outcome(Record):
     """The reason why it was made longer, if it was."""
     skipped: int = 0
     """Steps whose update was left out, because the gradient overflowed in fp16."""
+    predictions: int | None = None
+    """Counted in training; None: part of the run was written by a version that did not count."""
 
 
 @dataclass(frozen=True, kw_only=True)

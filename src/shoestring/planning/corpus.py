@@ -74,6 +74,24 @@ def _rows_per_document(recipe: Recipe, density: Density) -> float:
     return density.tokens_per_document / length
 
 
+def predictions_per_row(recipe: Recipe, density: Density | None) -> float | None:
+    """Predictions that a row of training is expected to make; None: unknown before the rows are packed."""
+    data, family = recipe.data, family_of(recipe.model)
+    hides, last = family.predicts_hidden(recipe.model), family.last_predictions(recipe.model)
+    if data.label is not None:
+        return 1.0
+    if data.packing == "concat" and not data.document_mask and not hides:
+        return float(data.length if last is None else min(last, data.length))
+    if data.stream is not None:
+        return data.length * data.masked
+    if density is None or last is not None:
+        return None
+    per_row = density.tokens_per_document / _rows_per_document(recipe, density)
+    if hides or data.document_mask or data.packing == "pad":  # the end of a document, or its first token
+        per_row *= 1 - 1 / density.tokens_per_document
+    return per_row * (data.masked if hides else 1.0)
+
+
 def available_documents(recipe: Recipe, density: Density) -> int | None:
     """Documents that can be read; None: endless."""
     numbers = [n for n in (recipe.data.documents, density.total_documents) if n is not None]

@@ -112,7 +112,7 @@ def history_table(past: Sequence[Past]) -> list[tuple[str, ...]]:
     return rows
 
 
-HISTORY_HEAD = ("run", "tokens", "seconds", "time per step", "memory", "disk", "within its interval")
+HISTORY_HEAD = ("run", "positions", "seconds", "time per step", "memory", "disk", "within its interval")
 
 
 def _held(run: Past) -> str:

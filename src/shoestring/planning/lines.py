@@ -27,7 +27,7 @@ def plan_lines(
     """The plan for people; `reserve` seconds of the time budget are kept free."""
     assert plan.steps and plan.tokens and plan.seconds and plan.tokens_per_second and plan.flops
     field = "train.tokens" if recipe.train.tokens else "train.batch"
-    step_tokens = f"{recipe.batch * recipe.data.length:,} tokens"
+    step_tokens = f"{recipe.batch * recipe.data.length:,} positions"
     limit = getattr(recipe.budget, plan.binding)
     steps_reason = f"budget.{plan.binding} = {limit}"
     if plan.binding == "time":
@@ -44,10 +44,11 @@ def plan_lines(
         ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
         *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
         ("steps", Count(plan.steps).short(), steps_reason),
-        ("tokens", Count(plan.tokens).short(), f"{plan.steps:,} steps × {step_tokens}"),
-        ("speed", rate(plan.tokens_per_second, "tokens/s"), f"{profile.how}{corrected}; {slowest}"),
+        ("positions", Count(plan.tokens).short(), f"{plan.steps:,} steps × {step_tokens}"),
+        ("predictions", *_predictions(recipe, plan)),
+        ("speed", rate(plan.tokens_per_second, "positions/s"), f"{profile.how}{corrected}; {slowest}"),
         _overall_line(plan),
-        ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} per token"),
+        ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} per position"),
         *_corpus_lines(recipe, corpus, plan, profile.density),
         ("seconds", shown(plan, "seconds", plan.seconds), parts_reason(plan.parts)),
         ("disk", Bytes(plan.disk_bytes or 0).short(), f"at most: {kept}"),
@@ -63,7 +64,7 @@ def _overall_line(plan: Plan) -> tuple[str, str, str]:
     parts = {name: plan.parts[name] for name in ("train", "evaluations", "checkpoints")}
     share = 1 - parts["train"] / sum(parts.values())
     reason = f"with evaluations and checkpoints, {share:.1%} of the time: {parts_reason(parts)}"
-    return "overall speed", rate(plan.overall_tokens_per_second or 0.0, "tokens/s"), reason
+    return "overall speed", rate(plan.overall_tokens_per_second or 0.0, "positions/s"), reason
 
 
 DOWNLOAD = "to download"
@@ -115,6 +116,25 @@ def repetition_lines(epochs: float | None, full: float = 1.0) -> list[Line]:
             reason=reason,
         )
     ]
+
+
+def _predictions(recipe: Recipe, plan: Plan) -> tuple[str, str]:
+    """The tokens that contribute to the loss, and why they are not all positions."""
+    if plan.predictions is None:
+        return "unknown", "what contributes to the loss; known when the rows are packed"
+    share = f"{plan.predictions / (plan.tokens or 1):.1%} of the positions"
+    if plan.predictions == plan.tokens:
+        return Count(plan.predictions).short(), "every position; this is the D of a scaling law"
+    family = family_of(recipe.model)
+    if recipe.data.label is not None:
+        why = "the class of each row"
+    elif family.predicts_hidden(recipe.model):
+        why = "the hidden tokens" + (", and padding has none" if recipe.data.packing == "pad" else "")
+    elif family.last_predictions(recipe.model) is not None:
+        why = "the latents"
+    else:
+        why = "not of padding" if recipe.data.packing == "pad" else "not across documents"
+    return Count(plan.predictions).short(), f"{share}: {why}; this is the D of a scaling law"
 
 
 def devices_note(devices: int, profile: Profile) -> list[str]:

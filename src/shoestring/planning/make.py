@@ -23,6 +23,7 @@ from shoestring.planning.corpus import (
     documents_for,
     kept_bytes,
     least_documents,
+    predictions_per_row,
 )
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.lines import plan_lines
@@ -118,6 +119,7 @@ def make_plan(
         recipe=recipe.fingerprint,
         steps=steps,
         tokens=tokens,
+        predictions=_times(steps * recipe.batch, predictions_per_row(recipe, profile.density)),
         samples=steps * recipe.batch,
         effective_batch=recipe.batch,
         per_device=split.per_device,
@@ -145,6 +147,10 @@ def make_plan(
     )
     reserve = None if recipe.budget.time is None else reserve_seconds(float(recipe.budget.time))
     return replace(plan, lines=(*plan_lines(recipe, profile, split, corpus, plan, reserve), *correction.lines()))
+
+
+def _times(rows: int, each: float | None) -> int | None:
+    return None if each is None else round(rows * each)
 
 
 def _intervals(
@@ -330,4 +336,4 @@ def _nothing_fits(
     if binding == "flops":
         step = Flops(profile.cost.train_flops_per_token * tokens_per_step).short()
         return f"nothing fits the computation: budget.flops = {value}, and one step takes {step}"
-    return f"nothing fits: budget.{binding} = {value} is less than one step of {tokens_per_step:,} tokens"
+    return f"nothing fits: budget.{binding} = {value} is less than one step of {tokens_per_step:,} positions"

@@ -126,7 +126,7 @@ def axis(field: str, title: str, **more: Any) -> dict[str, Any]:
 
 def _token_axis(last: float) -> dict[str, Any]:
     ticks, scale = {"format": "~s", "tickCount": 6}, {"domain": [0, last], "nice": False}
-    return axis("tokens", "training tokens", axis=ticks, scale=scale)
+    return axis("tokens", "positions of training", axis=ticks, scale=scale)
 
 
 def _loss_axis() -> dict[str, Any]:

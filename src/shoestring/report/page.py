@@ -47,9 +47,10 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
     """(quantity, planned, actual, difference) of everything that is both planned and recorded."""
     quantities: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
         ("steps", plan.steps, outcome.steps, lambda v: f"{v:,.0f}"),
-        ("tokens", plan.tokens, outcome.tokens, lambda v: Count(int(v)).short()),
+        ("positions", plan.tokens, outcome.tokens, lambda v: Count(int(v)).short()),
+        ("predictions", plan.predictions, outcome.predictions, lambda v: Count(int(v)).short()),
         ("seconds", plan.seconds, outcome.seconds, lambda v: Seconds(v).short()),
-        ("speed", plan.tokens_per_second, outcome.tokens_per_second, lambda v: rate(v, "tokens/s")),
+        ("speed", plan.tokens_per_second, outcome.tokens_per_second, lambda v: rate(v, "positions/s")),
         ("disk", plan.disk_bytes, outcome.disk_bytes, lambda v: Bytes(int(v)).short()),
         ("memory", plan.peak_bytes, outcome.peak_bytes, lambda v: Bytes(int(v)).short()),
     ]
@@ -102,7 +103,10 @@ def whole_page(title: str, summary: str, sections: Iterable[str]) -> str:
 def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     if outcome is None:
         return "Still running."
-    text = f"{outcome.steps:,} steps, {Count(outcome.tokens).short()} tokens in {Seconds(outcome.seconds).short()}"
+    made = f"{Count(outcome.tokens).short()} positions"
+    if outcome.predictions is not None and outcome.predictions != outcome.tokens:
+        made += f" ({Count(outcome.predictions).short()} predictions)"
+    text = f"{outcome.steps:,} steps, {made} in {Seconds(outcome.seconds).short()}"
     if outcome.segments > 1:
         text += f" over {outcome.segments} sessions"
     if evaluation:

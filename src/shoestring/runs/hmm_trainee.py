@@ -190,6 +190,10 @@ class HmmTrainee(Trainee):
     def steps_taken(self, state: State) -> int:  # noqa: ARG002
         return self._start.updates
 
+    def predictions_made(self, state: State) -> int:
+        """An HMM predicts every token of its rows."""
+        return self.tokens_seen(state)
+
     def tokens_seen(self, state: State) -> int:  # noqa: ARG002
         start = self._start
         return sum(epoch.tokens for epoch in start.epochs[-1:]) + start.tally.tokens

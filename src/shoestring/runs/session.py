@@ -181,6 +181,7 @@ def _outcome(
     return Outcome(
         steps=trainee.steps_taken(state),
         tokens=trainee.tokens_seen(state),
+        predictions=trainee.predictions_made(state),
         seconds=_seconds(lines),
         segments=sum(line.get("event") == "start" for line in lines),
         tokens_per_second=rate,
@@ -214,7 +215,7 @@ def _restore(recipe: Recipe, checkpoints: Checkpoints, step: int | None, trainee
     """Restore the checkpoint of this step; without one, the state of a run that begins."""
     if step is None:
         schedule = Schedule(total=trainee.planned_steps)
-        return State(recipe=recipe.fingerprint, data=trainee.data, schedule=schedule)
+        return State(recipe=recipe.fingerprint, data=trainee.data, schedule=schedule, predictions=0)
     state = checkpoints.restore(step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.put_values(state.task)
     reporter.say(f"resuming after step {state.step:,} of {state.schedule.total:,}")

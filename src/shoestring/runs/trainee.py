@@ -104,6 +104,10 @@ class Trainee(ABC):
     def tokens_seen(self, state: State) -> int:
         return round(state.step * self.tokens_per_step)
 
+    def predictions_made(self, state: State) -> int | None:
+        """Tokens that contributed to the loss; None: unknown."""
+        return state.predictions
+
     def progress(self, state: State) -> tuple[int, int]:
         """How many units are done, and how many there are."""
         return state.step, state.schedule.total

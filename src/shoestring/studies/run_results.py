@@ -1,6 +1,7 @@
 """What a scaling law reads from run folders: sizes, predictions, compute, held-out losses and their curves.
 
-D counts predictions: all positions of a row, or the latents of a Perceiver AR. FLOPs are exact (`core.records.Cost`).
+D counts predictions, as training did: not padding, and of a Perceiver AR or a masked model only what is predicted. For
+a run that did not count them, it is what its rows would make without padding. FLOPs are exact (`core.records.Cost`).
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ class Trained:
 
 
 def row_predictions(recipe: Recipe) -> int:
-    """Predictions per row: what D counts."""
-    return family_of(recipe.model).last_predictions(recipe.model) or recipe.data.length
+    """Predictions per row without padding: what D counts."""
+    family, length = family_of(recipe.model), recipe.data.length
+    if family.predicts_hidden(recipe.model):
+        return max(1, round(length * recipe.data.masked))
+    return family.last_predictions(recipe.model) or length
 
 
 def count_params(profile: Profile, recipe: Recipe, count: Count) -> int:
@@ -86,15 +90,16 @@ def read_trained(path: Path, count: Count) -> Trained:
     outcome, evaluation = Outcome.read(folder.done), Evaluation.read(folder.evaluation)
     if evaluation.macro_f1 is not None:
         raise UserError(f"{path} is a classifier: its loss is per class, not per token")
-    profile, predictions = Profile.read(folder.profile), row_predictions(recipe)
-    step = recipe.batch * predictions
+    profile, step = Profile.read(folder.profile), float(recipe.batch * row_predictions(recipe))
+    if outcome.predictions is not None:
+        step = outcome.predictions / outcome.steps
     lines = [line for line in read_lines(folder.metrics) if "heldout_loss" in line]
     return Trained(
         name=recipe.run.name,
         params=count_params(profile, recipe, count),
-        tokens=float(outcome.steps * step),
+        tokens=outcome.steps * step,
         loss=evaluation.loss,
-        flops_per_token=tokens_flops(profile, recipe),
+        flops_per_token=profile.cost.train_flops_per_token * recipe.batch * recipe.data.length / step,
         curve=tuple((float(line["step"] * step), float(line["heldout_loss"])) for line in lines),
         heldout=_heldout(recipe, Plan.read(folder.plan), evaluation),
     )

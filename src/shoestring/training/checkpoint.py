@@ -47,6 +47,8 @@ class State(Record):
     window_nats: float = 0.0
     """Loss since the last metrics line, summed over `window_count` predictions."""
     window_count: int = 0
+    predictions: int | None = None
+    """Since the first step; None: an older version did not count them."""
     best_step: int | None = None
     best_loss: float | None = None
     shortened: str | None = None

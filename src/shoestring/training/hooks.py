@@ -35,6 +35,8 @@ class Log:
 
     def __call__(self, state: State, report: Report) -> State:
         nats, count = state.window_nats + report.loss.nats, state.window_count + report.loss.predictions
+        if state.predictions is not None:
+            state = replace(state, predictions=state.predictions + report.loss.predictions)
         self._since += report.seconds
         self._steps += 1
         if state.step % self._every and state.step != state.schedule.total:
