@@ -21,7 +21,7 @@ from shoestring.planning.alternatives import beside_the_rule, compare, configura
 from shoestring.planning.lines import Optimum, law_lines
 from shoestring.planning.make import make_plan
 from shoestring.planning.sbatch import Job, sbatch_script, slurm_time
-from shoestring.planning.split import choose_split
+from shoestring.planning.split import choose_split, free_for, margin_bytes
 
 LAW = MemoryModel(
     fixed_bytes=2 * 10**9, row_bytes=1e9, limit_bytes=20 * 10**9, margin_bytes=10**9, largest=16, verified=16,
@@ -137,7 +137,8 @@ def test_every_split_keeps_the_effective_batch_and_says_what_it_needs() -> None:
     rows = configurations(MEASURED, 16)
     assert [row[0] for row in rows] == ["1 × 16 × 1", "2 × 8 × 1", "4 × 4 × 1", "8 × 2 × 1", "16 × 1 × 1"]
     assert [row[3] for row in rows] == ["3 GB", "4 GB", "6 GB", "10 GB", "18 GB"]
-    assert [row[4] for row in rows] == ["4 GB", "5 GB", "7 GB", "11 GB", "19 GB"], "with the margin of a gigabyte"
+    margins = "256 MiB, or a twentieth of what must be free, however much this machine has"
+    assert [row[4] for row in rows] == ["3.27 GB", "4.27 GB", "6.32 GB", "10.5 GB", "18.9 GB"], margins
     assert [row[5] for row in rows] == ["measured", "between measured", "measured", "between measured", "measured"]
 
 
@@ -150,10 +151,17 @@ def test_the_rule_of_thumb_stands_beside_what_was_measured() -> None:
         ("4–8 GB", "2 × 8 × 1"),
         ("< 4 GB", "1 × 16 × 1"),
     ]
-    assert [row[2] for row in rows] == ["8 × 2 × 1", "4 × 4 × 1", "1 × 16 × 1", "none fits"]
-    assert rows[0][3] == rows[1][3] == "right"
-    assert rows[2][3] == "the rule is wrong here: a micro-batch of 2 needs 5 GB free"
-    assert rows[3][3] == "the rule is wrong here: a micro-batch of 1 needs 4 GB free"
+    assert [row[2] for row in rows] == ["8 × 2 × 1", "4 × 4 × 1", "1 × 16 × 1", "1 × 16 × 1"]
+    assert rows[0][3] == rows[1][3] == rows[3][3] == "right"
+    assert rows[2][3] == "the rule is wrong here: a micro-batch of 2 needs 4.27 GB free"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("peak", [1, 10**8, 10**10, 10**12 + 7])
+def test_the_free_memory_of_a_peak_is_the_least_with_room_for_it_and_its_margin(peak: int, device: str) -> None:
+    free = free_for(peak, device)
+    assert free - margin_bytes(free, device) >= peak
+    assert free - 200 - margin_bytes(free - 200, device) < peak
 
 
 def test_without_a_law_of_memory_the_margin_is_a_share() -> None:

@@ -88,14 +88,16 @@ def test_the_suggestion_is_accepted_whatever_was_refused(
     ("limit", "asked"), [("time", "5s"), ("tokens", "10"), ("flops", "1e3"), ("memory", "1MB"), ("disk", "1kB")]
 )
 def test_the_suggestion_is_the_nearest(limit: str, asked: str) -> None:
-    """One second, token, FLOP or byte less is refused again."""
+    """One second or token less is refused again; FLOPs and bytes are rounded up, so a thousandth less."""
     recipe = values({limit: asked, "steps": 10}, keep=1)
     refusal = refused(recipe, PROFILE)
     changed = with_setting(recipe, refusal.setting or "")
     least = getattr(changed.budget, limit)
-    one_less = replace(changed, budget=replace(changed.budget, **{limit: type(least)(least - 1)}))
+    less = least - max(1, least // 1000 if limit in ("flops", "memory", "disk") else 1)
+    fewer = replace(changed, budget=replace(changed.budget, **{limit: type(least)(less)}))
     with pytest.raises(Refusal):
-        make_plan(one_less, PROFILE, store_bytes)
+        make_plan(fewer, PROFILE, store_bytes)
+    assert len((refusal.setting or "").rpartition("=")[2]) <= len("1234567.0"), "as people write it"
 
 
 def test_fewer_checkpoints_are_the_least_change_for_a_small_disk() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GB, MB, Device
 
+from shoestring.planning.split import margin_bytes
 from shoestring.probe.child import Died
 from shoestring.probe.search import (
     FRAGMENTATION,
@@ -14,7 +15,6 @@ from shoestring.probe.search import (
     find_largest,
     largest_within,
     line,
-    margin_bytes,
     upper_bytes,
 )
 from shoestring.probe.trials import Trial, Usage

@@ -67,9 +67,9 @@ def _bounded(value: Fraction, text: str) -> Fraction:
     return value
 
 
-def _whole(value: Fraction, text: str, what: str) -> int:
+def _whole(value: Fraction, text: str, what: str = "") -> int:
     if value.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number of {what}")
+        raise ValueError(f"{text!r} is not a whole number{what}")
     return value.numerator
 
 
@@ -87,6 +87,13 @@ def _digits(value: float) -> str:
     if value >= 9.995:
         return f"{value:.1f}".removesuffix(".0")
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
+
+
+def _exact(number: int, scales: Mapping[str, int]) -> str:
+    """A whole number in the largest unit in which it is at least 1, with all its digits, as in 102.67MB."""
+    unit, scale = next(((unit, scale) for unit, scale in scales.items() if number >= scale), ("B", 1))
+    whole, rest = divmod(number, scale)
+    return f"{whole}.{rest:0{len(str(scale)) - 1}d}".rstrip("0").rstrip(".") + unit if scale > 1 else f"{whole}{unit}"
 
 
 class Seconds(float):
@@ -142,14 +149,13 @@ class Bytes(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        return cls(_whole(_split(text, _BYTE_NAMES, "a size", '"500GB" or "1GiB"'), text, "bytes"))
+        return cls(_whole(_split(text, _BYTE_NAMES, "a size", '"500GB" or "1GiB"'), text, " of bytes"))
 
     def __str__(self) -> str:
-        for scales in (_DECIMAL_BYTES, _BINARY_BYTES):
-            for unit, scale in scales.items():
-                if int(self) >= scale > 1 and int(self) % scale == 0:
-                    return f"{int(self) // scale}{unit}"
-        return f"{int(self)}B"
+        for unit, scale in _BINARY_BYTES.items():  # 512MiB, but not 100264KiB, which nobody would write
+            if scale <= int(self) < 1024 * scale and int(self) % scale == 0 and int(self) % 1000:
+                return f"{int(self) // scale}{unit}"
+        return _exact(int(self), _DECIMAL_BYTES)
 
     __repr__ = int.__repr__
 
@@ -163,7 +169,7 @@ class Count(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        return cls(_whole(_split(text, _COUNT_NAMES, "a count", '"200M", "2.4B" or "1e9"'), text, "things"))
+        return cls(_whole(_split(text, _COUNT_NAMES, "a count", '"200M", "2.4B" or "1e9"'), text))
 
     def __str__(self) -> str:
         for unit, scale in _COUNTS.items():

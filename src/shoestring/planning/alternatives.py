@@ -11,7 +11,7 @@ from shoestring.core.records import Cost, Plan, Point, Profile
 from shoestring.core.throughput import fastest, row_rate
 from shoestring.core.units import Bytes, Seconds, rate
 from shoestring.planning.figures import show_bytes, show_count, show_flops, show_seconds
-from shoestring.planning.split import MEMORY_SHARE, is_measured, points_of
+from shoestring.planning.split import MEMORY_SHARE, free_for, is_measured, points_of
 
 SPLIT_HEAD = ("split", "step", "speed", "memory", "free memory", "reason")
 RULE_HEAD = ("free memory", "rule of thumb", "measured", "")
@@ -61,11 +61,11 @@ def _or_unknown(value: float | None, show: Callable[[float], str]) -> str:
 
 
 def free_needed(profile: Profile, point: Point) -> int | None:
-    """Free memory that a micro-batch needs, with the margin that the plan keeps."""
+    """Free memory that a micro-batch needs, with the margin that a plan keeps where so much is free."""
     if point.peak_bytes is None:
         return None
     if profile.memory is not None:
-        return point.peak_bytes + profile.memory.margin_bytes
+        return free_for(point.peak_bytes, profile.machine.device)
     return math.ceil(point.peak_bytes / MEMORY_SHARE)
 
 

@@ -86,4 +86,13 @@ def _least(recipe: Recipe, limit: str, attempt: Attempt) -> int | None:
     unit = 1 / _EPOCH_PARTS if limit == "epochs" else 1.0
     low = max(1, int(float(getattr(recipe.budget, limit)) / unit))
     refused = last_that_holds(is_refused, low, low << _DOUBLINGS)
-    return None if refused is None else refused + 1
+    if refused is None:
+        return None
+    readable = _rounded_up(refused + 1)
+    return readable if limit in ("memory", "disk", "flops") and not is_refused(readable) else refused + 1
+
+
+def _rounded_up(count: int) -> int:
+    """The least number of four digits and zeros that is at least `count`."""
+    scale = 10 ** max(0, len(str(count)) - 4)
+    return -(-count // scale) * scale

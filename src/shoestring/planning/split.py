@@ -17,6 +17,22 @@ _MOST_DEVICES = 64
 """Largest number of devices to propose where a batch does not divide."""
 
 
+_MARGINS = {"cuda": (32 << 20, 200), "cpu": (256 << 20, 20)}
+"""By device, the least margin in bytes, and the part of the memory that it is where that is more."""
+
+
+def margin_bytes(limit: int, device: str) -> int:
+    """Bytes of `limit` left unused: for fragmentation over many steps, and for other users of the same memory."""
+    least, parts = _MARGINS[device]
+    return max(least, limit // parts)
+
+
+def free_for(peak: int, device: str) -> int:
+    """The least free memory that holds `peak` beside its margin."""
+    least, parts = _MARGINS[device]
+    return max(peak + least, -(-peak * parts // (parts - 1)))
+
+
 class Split(NamedTuple):
     """A split of the effective batch, its cost, and the reason for it."""
 

@@ -61,11 +61,6 @@ class Found(NamedTuple):
     """Those that fitted, smallest batch first."""
 
 
-def margin_bytes(limit: int, device: str) -> int:
-    """Bytes left unused: for fragmentation over many steps, and for other users of the same memory."""
-    return max(32 << 20, limit // 200) if device == "cuda" else max(256 << 20, limit // 20)
-
-
 def upper_bytes(trials: list[Trial], batch: int, least_holes: float = 0.0) -> float:
     """The most that a `batch` above those tried takes; needs trials with a usage, smallest batch first.
 

@@ -25,10 +25,11 @@ from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.core.throughput import smallest_near
+from shoestring.planning.split import margin_bytes
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, RemoteTrials
 from shoestring.probe.measure import Timings, beyond, law_of, time_batches
-from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within, margin_bytes
+from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within
 from shoestring.probe.trials import Overheads, Trial
 from shoestring.runs.prepare import recipe_density, with_own_density
 from shoestring.runs.reporter import Reporter
