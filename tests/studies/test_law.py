@@ -21,6 +21,7 @@ from shoestring.studies.optimum import (
     best_for_time,
     find_best,
     off_rows,
+    predict,
     read_speeds,
     time_runs,
 )
@@ -206,9 +207,9 @@ def test_the_best_model_for_flops_is_the_lowest_of_all_sizes() -> None:
         assert off.more_loss.value == pytest.approx(law(off.params, off.tokens) - best.loss.value)
         assert off.more_budget is not None
         assert law(off.params, off.tokens * (1 + off.more_budget)) == pytest.approx(best.loss.value)
-    assert best.notes == ()
-    (note,) = best_for_flops(known(), 1e18).notes
-    assert "100 times more" in note and "extrapolated" in note
+    assert best_for_flops(known(), 1e14).notes == ()
+    notes = best_for_flops(known(), 1e18).notes
+    assert any("1 EFLOP is 100 times above the data" in note for note in notes)
 
 
 def measured(params: float, rate: float) -> Measured:
@@ -323,3 +324,46 @@ def test_the_best_size_beside_a_plan_is_that_of_the_law(flops: float) -> None:
     assert tuple(found) == pytest.approx((best.params.low, best.params.value, best.params.high), rel=1e-12)
     alone = best_params(Law(**{**law.__dict__, "samples": ()}), flops)
     assert tuple(alone) == (best.params.value,) * 3
+
+
+def test_a_prediction_says_how_far_it_is_from_the_data() -> None:
+    record = Law(**{**known(samples=True).__dict__, "heldout_error": 0.02, "heldout_distance": math.log(4)})
+    inside, outside = predict(record, 1e6, 1e8), predict(record, 4e7, 1e8)
+    assert inside.notes == () and inside.loss.value == pytest.approx(law(1e6, 1e8))
+    assert "40M parameters is 4 times above the data" in outside.notes[0]
+    sampled = np.quantile([Surface(*row).loss(4e7, 1e8) for row in record.samples], 0.975)
+    more = math.hypot(sampled - outside.loss.value, 0.05 * outside.loss.value)  # 2.5 times the held-out 2 %
+    assert outside.loss.high == pytest.approx(outside.loss.value + more)
+    with pytest.raises(UserError, match="--tokens 0: must be above 0"):
+        predict(record, 1e6, 0.0)
+
+
+def test_a_table_whose_sizes_and_tokens_move_together_is_not_trusted(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    rows = [(n, 20 * n * math.exp(0.1 * draw.normal())) for n in np.geomspace(1e6, 1e9, 12)]
+    text = "N,D,L\n" + "".join(f"{n},{d},{law(n, d) * math.exp(0.003 * draw.normal())}\n" for n, d in rows)
+    (tmp_path / "t.csv").write_text(text)
+    given = read_given([tmp_path / "t.csv"], Columns(params="N", tokens="D", loss="L"))
+    found = fit_law(given, ask("3", "huber", 0, None, 1e-2)).law
+    assert any("move together" in note for note in found.notes) and found.delta == 1e-2
+    if has_optimum(found):
+        assert any("move together" in note for note in best_for_flops(found, 1e16).notes)
+    with pytest.raises(UserError, match="is for --penalty huber"):
+        ask("3", "l1", 0, None, 0.01)
+
+
+def test_intervals_of_a_table_resample_its_runs(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    lines = []
+    for run, (n, most) in enumerate(zip(np.geomspace(1e6, 1e9, 14), 10 ** draw.uniform(9, 11, 14))):
+        shift = math.exp(0.01 * draw.normal())
+        lines += [f"{n},{most * part},{law(n, most * part) * shift},{run}\n" for part in (0.1, 0.3, 0.6, 1.0)]
+    (tmp_path / "t.csv").write_text("N,D,L,run\n" + "".join(lines))
+    widths = {}
+    for group in ("run", None):
+        given = read_given([tmp_path / "t.csv"], Columns(params="N", tokens="D", loss="L", group=group))
+        found = fit_law(given, ask("3", "squares", 100, None)).law
+        widths[group] = found.coefficients["alpha"].high - found.coefficients["alpha"].low  # type: ignore[operator]
+        assert found.groups == (14 if group else None)
+        assert any("--group" in note for note in found.notes) == (group is None)
+    assert widths["run"] > 1.5 * widths[None]

@@ -1,4 +1,4 @@
-"""`shoestring law fit · optimum · isoflop · compare · flops`."""
+"""`shoestring law fit · optimum · predict · isoflop · compare · flops`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ profiles_option = click.option(
     "--profile", "profiles", multiple=True, type=options.PATH, metavar="RUN", help="A measured run folder per size."
 )
 
+law_option = click.option(
+    "--law", "law_file", type=options.PATH, metavar="FILE", help="From `law fit`; default: Chinchilla's 240 points."
+)
+
 
 @click.group()
 def law() -> None:
@@ -32,6 +36,7 @@ def law() -> None:
 @click.option("--tokens", metavar="COLUMN", help="Table: training tokens.")
 @click.option("--loss", metavar="COLUMN", help="Table: final loss.")
 @click.option("--flops", metavar="COLUMN", help="Table: training FLOPs.")
+@click.option("--group", metavar="COLUMN", help="Table: the run of a row; rows of one run share its noise.")
 @click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Table: only these rows; may be repeated.")
 @click.option("--count", default="total", show_default=True, help="What N is: total, or no-embeddings.")
 @click.option(
@@ -39,6 +44,7 @@ def law() -> None:
     help="1 envelope of curves, 2 parabolas at equal FLOPs, 3 the surface; or all.",
 )  # fmt: skip
 @click.option("--penalty", default="huber", show_default=True, help="Of log residuals: huber, l1 or squares.")
+@click.option("--delta", type=float, metavar="NUMBER", help="Where Huber's penalty turns straight; default: 0.001.")
 @click.option("--drop-largest", type=click.IntRange(min=0), default=0, help="Leave out this many largest losses.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows and runs out, and name them.")
 @click.option("--bootstraps", type=click.IntRange(min=0), default=4000, show_default=True, help="Resamples, for 95 %.")
@@ -53,6 +59,7 @@ def fit(
     count: str,
     approach: str,
     penalty: str,
+    delta: float | None,
     drop_largest: int,
     skip_bad: bool,
     bootstraps: int,
@@ -64,13 +71,14 @@ def fit(
     """Fit a scaling law to trained models.
 
     In a table, two of --params, --tokens and --flops give the third by C = 6 N D. For run folders, N is counted as
-    --count says, D is the number of predictions, and FLOPs are exact. Writes law.json and law.html.
+    --count says, D is the number of predictions, and FLOPs are exact. Where rows are checkpoints of fewer runs, name
+    the column of the run with --group: the intervals then resample runs. Writes law.json and law.html.
     """
     from shoestring.report.law_page import OPTIMUM_HEAD, coefficient_rows, fit_rows
     from shoestring.studies.law import Columns, ask, fit_law, read_given
     from shoestring.studies.law_report import optimum_rows, write_report
 
-    asked = ask(approach, penalty, bootstraps, name)
+    asked = ask(approach, penalty, bootstraps, name, delta)
     given = read_given(sources, Columns(**columns), where, count, skip_bad, drop_largest)
     fitted = fit_law(given, asked)
     page = out.with_suffix(".html")
@@ -92,9 +100,7 @@ def fit(
 @click.option("--flops", metavar="FLOPS", help="The budget, such as 1e21.")
 @click.option("--time", metavar="TIME", help="The budget, such as 5d; needs --profile.")
 @profiles_option
-@click.option(
-    "--law", "law_file", type=options.PATH, metavar="FILE", help="From `law fit`; default: Chinchilla's 240 points."
-)
+@law_option
 @options.output
 def optimum(
     flops: str | None, time: str | None, profiles: tuple[Path, ...], law_file: Path | None, terminal: options.Terminal
@@ -119,6 +125,36 @@ def optimum(
     for line in best.notes:
         terminal.say(line)
     return best.to_json()
+
+
+@law.command()
+@click.option("--params", required=True, metavar="N", help="Parameters, such as 7B.")
+@click.option("--tokens", required=True, metavar="D", help="Training tokens, such as 140B.")
+@law_option
+@options.output
+def predict(params: str, tokens: str, law_file: Path | None, terminal: options.Terminal) -> options.Result:
+    """Predict the loss of a model from its parameters and tokens.
+
+    The interval includes the error that the law made on points held out from it, in proportion to the distance from the
+    data. Says by which factor parameters, tokens or FLOPs are outside the data.
+    """
+    from shoestring.core.errors import UserError
+    from shoestring.core.units import Count
+    from shoestring.report.law_page import OPTIMUM_HEAD, optimum_row
+    from shoestring.studies.optimum import estimate
+    from shoestring.studies.optimum import predict as predict_loss
+    from shoestring.studies.sizing import read_law
+
+    try:
+        amounts = [float(Count.parse(text)) for text in (params, tokens)]
+    except ValueError as cause:
+        raise UserError(f"--params {params} --tokens {tokens}: {cause}") from cause
+    found = predict_loss(read_law(law_file), *amounts)
+    row = optimum_row(found.flops, estimate(found.params, None), estimate(found.tokens, None), found.loss)
+    terminal.table(f"The loss, by the law of {found.law}", OPTIMUM_HEAD, [row])
+    for line in found.notes:
+        terminal.say(line)
+    return found.to_json()
 
 
 @law.command()

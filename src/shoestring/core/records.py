@@ -435,6 +435,14 @@ class Law(Record):
     heldout_error: float | None = None
     """Mean relative error of a fit to the other points on those of most compute."""
     heldout_points: int | None = None
+    heldout_distance: float | None = None
+    """ln of the factor by which they were outside the fitted points, on average."""
+    groups: int | None = None
+    """Runs that the points are of, where one run has several; intervals resample runs."""
+    apart: float | None = None
+    """Standard deviation of ln D about its line in ln N: small where parameters and tokens move together."""
+    delta: float | None = None
+    """Of Huber's penalty; None: 0.001."""
     allocations: tuple[Allocation, ...] = ()
     samples: tuple[tuple[float, ...], ...] = ()
     """Some of the resampled fits (E, A, B, alpha, beta), from which intervals of other quantities follow."""

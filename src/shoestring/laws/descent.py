@@ -11,7 +11,7 @@ point on the boundary that is reached exactly.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,12 @@ class Centred(NamedTuple):
 
     u: Floats  # [n]
     v: Floats  # [n]
-    y: Floats  # [n] ln loss minus its mean
+    y: Floats  # [n] ln loss minus its mean, or [R, n] where each problem has losses of its own
     mean: Floats  # [3] of ln N, ln D, ln loss
+
+    def of(self, problems: Any) -> Centred:
+        """The points of some problems; `problems` indexes rows."""
+        return self if self.y.ndim == 1 else self._replace(y=self.y[problems])
 
     def outward(self, rows: Floats) -> Floats:
         """Rows (a, b, e, α, β) as rows (E, A, B, α, β) of the law in N and D."""
@@ -102,7 +106,7 @@ def descend(points: Centred, weights: Floats, starts: Floats, delta: float, limi
     parts = [slice(first, first + block) for first in range(0, len(starts), block)]
     with np.errstate(over="ignore"):  # an infinite bound, a rejected step
         pieces = [
-            _descend(points, weights if len(weights) == 1 else weights[part], starts[part], delta, limit)
+            _descend(points.of(part), weights if len(weights) == 1 else weights[part], starts[part], delta, limit)
             for part in parts
         ]
     return Descent(*(np.concatenate(parts) for parts in zip(*pieces)))
@@ -136,7 +140,7 @@ def _descend(points: Centred, weights: Floats, starts: Floats, delta: float, lim
             final.rows[ended], final.objective[ended], final.converged[ended] = rows[done], objective[done], True
             keep = ~done
             rows, objective, damping, left, floor = (x[keep] for x in (rows, objective, damping, left, floor))
-            weights, now = weights[keep], Values(*(x[keep] for x in now))
+            weights, now, points = weights[keep], Values(*(x[keep] for x in now)), points.of(keep)
             if not len(left):
                 return final
         np.clip(damping, 1e-9, 1e12, out=damping)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError, nearest, storage_error
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
 
+Groups = NDArray[np.int64]
+"""A number per point; points of one run have the same."""
 _SHOWN = 10
 
 
@@ -28,8 +31,12 @@ class Points:
     given_flops: Floats | None = None
     """FLOPs by the runs' own count; None: 6 N D."""
     names: tuple[str, ...] | None = None
+    given_groups: Groups | None = None
+    """Points of one run have one number, and one noise in common; None: each point is a run of its own."""
 
     def __post_init__(self) -> None:
+        if self.given_groups is not None and self.given_groups.shape != (len(self),):
+            raise UserError(f"groups have shape {self.given_groups.shape}, params {self.params.shape}; one per point")
         columns = {"params": self.params, "tokens": self.tokens, "loss": self.loss, "flops": self.given_flops}
         for name, values in columns.items():
             if values is None:
@@ -47,13 +54,32 @@ class Points:
     def flops(self) -> Floats:
         return PER_TOKEN * self.params * self.tokens if self.given_flops is None else self.given_flops
 
+    @property
+    def groups(self) -> Groups:
+        return np.arange(len(self)) if self.given_groups is None else self.given_groups
+
+    @property
+    def group_count(self) -> int:
+        return len(np.unique(self.groups))
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Least and most of "params", "tokens" and "flops"."""
+        columns = {"params": self.params, "tokens": self.tokens, "flops": self.flops}
+        return {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
+
+    def each(self) -> list[dict[str, float]]:
+        """ "params", "tokens" and "flops" of each point."""
+        columns = zip(self.params.tolist(), self.tokens.tolist(), self.flops.tolist())
+        return [dict(zip(("params", "tokens", "flops"), values)) for values in columns]
+
     def take(self, index: Any) -> Points:
         """The points at `index`, which is anything that indexes an array."""
         given = None if self.given_flops is None else self.given_flops[index]
         names = None if self.names is None else tuple(np.array(self.names, object)[index])
-        return Points(
-            params=self.params[index], tokens=self.tokens[index], loss=self.loss[index], given_flops=given, names=names
-        )
+        groups = None if self.given_groups is None else self.given_groups[index]
+        columns = {"params": self.params[index], "tokens": self.tokens[index], "loss": self.loss[index]}
+        return Points(**columns, given_flops=given, names=names, given_groups=groups)
 
 
 def read_points(
@@ -64,6 +90,7 @@ def read_points(
     loss: str,
     flops: str | None = None,
     names: str | None = None,
+    group: str | None = None,
     skip_bad: bool = False,
     where: Sequence[str] = (),
     at_least: int = 5,
@@ -71,7 +98,8 @@ def read_points(
     """The points in the named columns of a CSV file or fields of a .jsonl file, and a message per unusable number.
 
     Two of `params`, `tokens` and `flops` give the third by C = 6 N D. `where` keeps the rows in which each
-    "column=value" holds, as text or as numbers. `at_least` is the number of coefficients to fit.
+    "column=value" holds, as text or as numbers. `at_least` is the number of coefficients to fit. Rows with the same
+    text in the column `group` are of one run.
     """
     path = Path(path)
     if sum(column is not None for column in (params, tokens, flops)) < 2:
@@ -83,7 +111,8 @@ def read_points(
     labels: list[str] = []
     problems: list[str] = []
     rows = 0
-    extra = [*([names] if names else []), *(column for column, _ in conditions)]
+    runs: list[str] = []
+    extra = [*(column for column in (names, group) if column), *(column for column, _ in conditions)]
     for line, row in _rows(path, [*columns.values(), *extra]):
         if not all(_equal(row.get(column), value) for column, value in conditions):
             continue
@@ -92,8 +121,12 @@ def read_points(
         values = {role: number for role, number in numbers.items() if number is not None}
         bad = [column for role, column in columns.items() if role not in values]
         problems += [f'line {line}, column "{column}": {_shown(row.get(column))}' for column in bad]
+        if group and row.get(group) in (None, ""):
+            bad.append(group)
+            problems.append(f'line {line}, column "{group}": missing')
         if not bad:
             kept.append(values)
+            runs.append(str(row.get(group)) if group else "")
             labels.append(str(row.get(names)) if names else "")
     if problems and not skip_bad:
         more = [f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
@@ -114,7 +147,8 @@ def read_points(
     if tokens is None:
         arrays["tokens"] = arrays["flops"] / PER_TOKEN / arrays["params"]
     given = arrays.pop("flops", None)
-    return Points(**arrays, given_flops=given, names=tuple(labels) if names else None), problems
+    groups = np.unique(runs, return_inverse=True)[1].astype(np.int64) if group else None
+    return Points(**arrays, given_flops=given, names=tuple(labels) if names else None, given_groups=groups), problems
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -10,10 +10,13 @@ from shoestring.core.seeds import derive
 from shoestring.laws.descent import Floats
 
 
-def draw_counts(points: int, resamples: int, seed: int, *names: str | int) -> Floats:
-    """[resamples, points] how often each point is in a resample of as many; `names` separate draws of one seed."""
+def draw_counts(points: int, resamples: int, seed: int, *names: str | int, size: int | None = None) -> Floats:
+    """[resamples, points] how often each point is in a resample of `size`, by default of as many.
+
+    `names` separate draws of one seed.
+    """
     generator = np.random.default_rng(derive(seed, "bootstrap", *names))
-    return generator.multinomial(points, np.full(points, 1 / points), resamples).astype(np.float64)
+    return generator.multinomial(size or points, np.full(points, 1 / points), resamples).astype(np.float64)
 
 
 def interval(values: Floats, level: float = 0.95) -> tuple[float, float]:

@@ -15,6 +15,8 @@ import numpy as np
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
 from shoestring.laws.form import PER_TOKEN, Surface
+from shoestring.laws.limits import distance
+from shoestring.laws.noise import draw_noise, estimate_noise
 from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts, interval
 from shoestring.laws.starts import grid_starts
@@ -22,6 +24,8 @@ from shoestring.laws.starts import grid_starts
 Penalty = Literal["huber", "l1", "squares"]
 
 COEFFICIENTS = 5
+MANY_GROUPS = 50
+"""From so many groups on, intervals come from draws of groups; with fewer, from new noise on the fitted law."""
 _FIRST = 8  # steps from every start
 _KEPT = 10  # starts that continue to the end
 _LIMIT = 300
@@ -178,20 +182,23 @@ class SurfaceBootstrap:
 
 
 def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceBootstrap:
-    """Fit `resamples` draws of the points with replacement; about 1 s for 4,000 draws of 240 points.
+    """Fit `resamples` data sets like that of the points; about 1 s for 4,000 of 240 points.
+
+    Of `MANY_GROUPS` groups or more, each is a draw of groups with replacement, whatever the noise is like. It has fewer
+    groups than the data by the number of coefficients, since a fit hides that part of the noise. Fewer groups are all
+    kept, with new noise on the fitted law (`laws.noise`).
 
     Each fit starts at the fit of all points. To find minima elsewhere, some resamples start again from their best grid
     cell away from that fit. If one of them finds a lower minimum there, all resamples start again.
     """
-    centred = centre(points.params, points.tokens, points.loss)
-    weights = draw_counts(len(points), resamples, seed)
+    centred, weights = _resampled(points, fit, resamples, seed)
     warm = centred.inward(np.array([fit.surface]))
     found = _minima(centred, weights, np.repeat(warm, resamples, 0), fit)
     part = slice(0, _CHECKED)
-    again, moved = _elsewhere(centred, weights[part], warm, fit, found._replace(objective=found.objective[part]))
+    again, moved = _elsewhere(centred.of(part), weights[part], warm, fit, found.objective[part])
     if moved.any() and resamples > len(moved):
         part = slice(0, resamples)
-        again, moved = _elsewhere(centred, weights, warm, fit, found)
+        again, moved = _elsewhere(centred, weights, warm, fit, found.objective)
     for old, new in zip(found, again, strict=True):
         old[part][moved] = new[moved]
     rows, _ = _canonical(found.rows)
@@ -201,26 +208,54 @@ def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, se
     )
 
 
+def _resampled(points: Points, fit: SurfaceFit, resamples: int, seed: int) -> tuple[Centred, Floats]:
+    """The points, with losses of each resample's own where there are few groups, and the weights [resamples, n]."""
+    centred = centre(points.params, points.tokens, points.loss)
+    labels, which = np.unique(points.groups, return_inverse=True)
+    freedom = len(labels) - COEFFICIENTS
+    if freedom < 1:
+        raise UserError(
+            f"{len(labels)} groups for {COEFFICIENTS} coefficients leave nothing to tell the noise from, so there are "
+            "no intervals; add a run"
+        )
+    if len(labels) >= MANY_GROUPS:
+        return centred, draw_counts(len(labels), resamples, seed, size=freedom)[:, which]
+    noise = estimate_noise(fit.residuals, _jacobian(centred, fit.surface), points.groups)
+    drawn = draw_noise(noise, points.groups, freedom, resamples, seed)
+    return centred._replace(y=centred.y + fit.residuals + drawn), np.ones((resamples, len(points)))
+
+
+def _jacobian(centred: Centred, surface: Surface) -> Floats:
+    """[n, 5] derivatives of ln prediction by the centred coefficients."""
+    row = centred.inward(np.array([surface]))
+    p, q, inverse, _ = (value[0] for value in evaluate(centred, row))
+    a, b = row[0, :2]
+    return np.stack((p, q, inverse, -a * p * centred.u, -b * q * centred.v), 1)
+
+
 def _elsewhere(
-    centred: Centred, weights: Floats, warm: Floats, fit: SurfaceFit, found: Descent
+    centred: Centred, weights: Floats, warm: Floats, fit: SurfaceFit, objective: Floats
 ) -> tuple[Descent, Flags]:
-    """Minima from starts away from the `warm` row, and which of them are lower than those `found`."""
+    """Minima from starts away from the `warm` row, and which of them are lower than `objective`."""
     smooth = _smooth(fit.penalty, fit.delta)
-    cells = grid_starts(centred, smooth)
+    shared = centred if centred.y.ndim == 1 else centred._replace(y=np.median(centred.y, axis=0))
+    cells = grid_starts(shared, smooth)
     near = (np.abs(np.log(cells[:, 3:] / np.maximum(warm[:, 3:], 1e-3))) < 0.4).all(1)
     cells = cells[~near]
-    heights = penalties(evaluate(centred, cells).residuals, smooth)  # [cells, n]
-    again = _minima(centred, weights, cells[(weights @ heights.T).argmin(1)], fit)
-    slack = _SAME * found.objective + weights.sum(1) * _ROUNDING
-    return again, again.converged & (again.objective < found.objective - slack)
+    predicted = evaluate(shared, cells).residuals + shared.y  # [cells, n]
+    heights = np.stack([(weights * penalties(cell - centred.y, smooth)).sum(1) for cell in predicted], 1)
+    again = _minima(centred, weights, cells[heights.argmin(1)], fit)
+    slack = _SAME * objective + weights.sum(1) * _ROUNDING
+    return again, again.converged & (again.objective < objective - slack)
 
 
 def _minima(centred: Centred, weights: Floats, starts: Floats, fit: SurfaceFit) -> Descent:
     """Minima as by `descend`, with the fit's penalty, on two threads: NumPy releases the interpreter's lock."""
 
     def work(part: slice) -> Descent:
-        found = descend(centred, weights[part], starts[part], _smooth(fit.penalty, fit.delta))
-        return _absolute(centred, weights[part], found) if fit.penalty == "l1" else found
+        own = centred.of(part)
+        found = descend(own, weights[part], starts[part], _smooth(fit.penalty, fit.delta))
+        return _absolute(own, weights[part], found) if fit.penalty == "l1" else found
 
     parts = [slice(first, first + _PART) for first in range(0, len(weights), _PART)]
     with ThreadPoolExecutor(2) as pool:
@@ -244,6 +279,8 @@ class HeldOut(NamedTuple):
     surface: Surface
     errors: Floats
     """prediction / loss - 1 of each held-out point, by ascending FLOPs."""
+    distances: Floats
+    """ln of the factor by which each is outside the fitted points, in N, D or C."""
 
     @property
     def predicted(self) -> int:
@@ -254,7 +291,7 @@ class HeldOut(NamedTuple):
         return float(np.abs(self.errors).mean())
 
 
-def heldout_error(points: Points, share: float = 0.8, penalty: Penalty = "huber") -> HeldOut:
+def heldout_error(points: Points, share: float = 0.8, penalty: Penalty = "huber", delta: float = 1e-3) -> HeldOut:
     """Fit the `share` of the points with the least FLOPs and predict the others, as an extrapolation does."""
     if not 0 < share < 1:
         raise UserError(f"share = {share}: it must be between 0 and 1, as in 0.8")
@@ -265,6 +302,7 @@ def heldout_error(points: Points, share: float = 0.8, penalty: Penalty = "huber"
             f"{len(points)} points, {count} of them to fit: a law needs {COEFFICIENTS}, and at least one point must "
             "be left to predict"
         )
-    surface = fit_surface(points.take(order[:count]), penalty).surface
-    others = points.take(order[count:])
-    return HeldOut(surface, np.asarray(surface.loss(others.params, others.tokens) / others.loss - 1))
+    fitted, others = points.take(order[:count]), points.take(order[count:])
+    surface = fit_surface(fitted, penalty, delta).surface
+    errors = np.asarray(surface.loss(others.params, others.tokens) / others.loss - 1)
+    return HeldOut(surface, errors, np.array([distance(fitted.ranges, one) for one in others.each()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -61,19 +62,31 @@ def fit_rows(law: Law) -> list[tuple[str, str]]:
     if law.objective is not None:
         rows.append(("penalty", f"{law.penalty} of ln(law / loss), {law.objective:.6g} in total"))
     if law.starts is not None and law.failed_starts is not None:
-        rows.append(("starts", f"{law.starts}; {law.failed_starts} ended above the best minimum or were not pursued"))
+        rows.append(
+            ("starts", f"{law.starts} from a grid; the most promising are pursued, and the lowest minimum is kept")
+        )
     if law.boundary:
         rows.append(("at a bound", f"{', '.join(law.boundary)}: the data do not determine this term"))
     if law.resamples:
-        rows.append(("intervals", f"{law.resamples:,} resamples; {law.failed_resamples:,} did not converge"))
+        left_out = f"{law.failed_resamples:,} left out: they did not converge, or had too few sizes"
+        rows.append(("intervals", f"{law.resamples:,} resamples{_of_groups(law)}; {left_out}"))
     if law.heldout_error is not None:
         points = f"the {law.heldout_points} points of most compute"
-        rows.append(("held out", f"{law.heldout_error:.2%} mean relative error on {points}"))
+        far = (
+            f", on average {math.exp(law.heldout_distance):.2g} times outside the others"
+            if law.heldout_distance
+            else ""
+        )
+        rows.append(("held out", f"{law.heldout_error:.2%} mean relative error on {points}{far}"))
     for found in law.allocations:
         rows += [(f"approach {found.approach}, left out", line) for line in found.left_out[:_SHOWN]]
         if len(found.left_out) > _SHOWN:
             rows.append((f"approach {found.approach}, left out", f"… and {len(found.left_out) - _SHOWN} more"))
     return rows + [("note", line) for line in law.notes]
+
+
+def _of_groups(law: Law) -> str:
+    return "" if law.groups is None else f" of {law.groups} runs"
 
 
 def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate) -> tuple[str, str, str, str]:

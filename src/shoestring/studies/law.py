@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from shoestring.core.records import Allocation, Law
 from shoestring.laws.envelope import Curve, Envelope, Minimum, bootstrap_envelope, fit_envelope
 from shoestring.laws.form import PER_TOKEN, Surface
 from shoestring.laws.isoflop import GroupOptimum, IsoFlop, bootstrap_isoflop, fit_isoflop
+from shoestring.laws.limits import apart, clustered, together
 from shoestring.laws.points import Points, read_points
 from shoestring.laws.power import PowerBootstrap
 from shoestring.laws.surface import Penalty, SurfaceBootstrap, bootstrap_surface, fit_surface, heldout_error
@@ -38,6 +40,8 @@ class Columns:
     params: str | None = None
     tokens: str | None = None
     flops: str | None = None
+    group: str | None = None
+    """Rows with the same text there are of one run, and share its noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,9 @@ def _read_table(
     if columns.loss is None:
         raise UserError(f"{path} is a table: name its columns, as in --params N --tokens D --loss L")
     n, d, c = columns.params, columns.tokens, columns.flops
-    points, left_out = read_points(path, params=n, tokens=d, loss=columns.loss, flops=c, skip_bad=skip_bad, where=where)
+    points, left_out = read_points(
+        path, params=n, tokens=d, loss=columns.loss, flops=c, group=columns.group, skip_bad=skip_bad, where=where
+    )
     given = [letter for letter, name in zip("NDC", (n, d, c)) if name]
     per_product, counted = PER_TOKEN, f"{' and '.join(given)} are columns of {path.name}; C = 6 N D"
     if len(given) == 3:
@@ -110,7 +116,7 @@ def _flops_per_product(points: Points) -> float:
 
 def _read_runs(paths: Sequence[Path], columns: Columns, where: Sequence[str], count: Counting, skip_bad: bool) -> Given:
     if columns != Columns() or where:
-        raise UserError("--params, --tokens, --loss, --flops and --where are for a table; run folders need none")
+        raise UserError("--params, --tokens, --loss, --flops, --group and --where are for a table, not for run folders")
     runs, said = read_all(paths, count, skip_bad)
     if not runs:
         raise UserError("\n  ".join(["no run can be used", *said]))
@@ -150,20 +156,26 @@ class Asked:
 
     approaches: tuple[int, ...] = (1, 2, 3)
     penalty: Penalty = "huber"
+    delta: float = 1e-3
+    """Of Huber's penalty."""
     resamples: int = 4000
     seed: int = 0
     name: str | None = None
     """Of the law; default: its source."""
 
 
-def ask(approach: str, penalty: str, resamples: int, name: str | None) -> Asked:
-    """The options of a fit, checked."""
+def ask(approach: str, penalty: str, resamples: int, name: str | None, delta: float | None = None) -> Asked:
+    """The options of a fit, checked; `delta` is for Huber's penalty alone."""
+    if delta is not None and penalty != "huber":
+        raise UserError(f"--delta {delta:g}: is for --penalty huber, not {penalty}")
+    if delta is not None and not 0 < delta < math.inf:
+        raise UserError(f"--delta {delta:g}: must be above 0; 1e-3 is customary")
     if approach not in ("1", "2", "3", "all"):
         raise UserError(f"--approach {approach}: must be 1, 2, 3 or all")
     if penalty not in get_args(Penalty):
         raise UserError(f"--penalty {penalty}: must be one of {', '.join(get_args(Penalty))}")
     chosen = (1, 2, 3) if approach == "all" else (int(approach),)
-    return Asked(approaches=chosen, penalty=cast(Penalty, penalty), resamples=resamples, name=name)
+    return Asked(approaches=chosen, penalty=cast(Penalty, penalty), delta=delta or 1e-3, resamples=resamples, name=name)
 
 
 class Fitted(NamedTuple):
@@ -187,6 +199,8 @@ def fit_law(given: Given, asked: Asked) -> Fitted:
         tokens=_ends(points.tokens),
         flops=_ends(points.flops),
         penalty=asked.penalty,
+        delta=asked.delta if asked.penalty == "huber" else None,
+        groups=None if points.given_groups is None else points.group_count,
     )
     notes: list[str] = []
     predicted, allocations = None, {1: _envelope, 2: _parabolas}
@@ -211,9 +225,17 @@ def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
 def _with_surface(law: Law, given: Given, asked: Asked) -> tuple[Law, NDArray[np.float64]]:
     """Approach 3: the surface E + A / N^alpha + B / D^beta."""
     points = given.points
-    fit = fit_surface(points, asked.penalty)
+    fit = fit_surface(points, asked.penalty, asked.delta)
     notes = [] if fit.converged else ["the fit of the surface did not converge to the last digit"]
-    spread = bootstrap_surface(points, fit, asked.resamples, asked.seed) if asked.resamples else None
+    spread = None
+    if asked.resamples:
+        try:
+            spread = bootstrap_surface(points, fit, asked.resamples, asked.seed)
+        except UserError as cause:
+            notes.append(str(cause))
+    notes += [warning] if (warning := clustered(points, fit.residuals)) else []
+    separate = apart(points)
+    notes += together(separate)
     values = dict(zip(Surface._fields, map(float, fit.surface)))
     if min(fit.surface.A * fit.surface.alpha, fit.surface.B * fit.surface.beta) > 0:
         values["a_opt"] = fit.surface.a_opt
@@ -225,14 +247,18 @@ def _with_surface(law: Law, given: Given, asked: Asked) -> tuple[Law, NDArray[np
         starts=fit.starts,
         failed_starts=fit.failed,
         boundary=fit.boundary,
-        resamples=asked.resamples,
+        resamples=0 if spread is None else asked.resamples,
+        apart=separate,
         failed_resamples=0 if spread is None else spread.failed,
         samples=() if spread is None else kept_samples(spread),
         notes=(*law.notes, *notes),
     )
     try:
-        apart = heldout_error(points, HELDOUT_SHARE, asked.penalty)
-        law = replace(law, heldout_error=apart.mean_absolute, heldout_points=apart.predicted)
+        held = heldout_error(points, HELDOUT_SHARE, asked.penalty, asked.delta)
+        far = float(held.distances.mean())
+        law = replace(
+            law, heldout_error=held.mean_absolute, heldout_points=held.predicted, heldout_distance=far or None
+        )
     except UserError as cause:  # too few points to hold some out
         law = replace(law, notes=(*law.notes, f"held-out error: {cause}"))
     return law, np.exp(fit.residuals) * points.loss

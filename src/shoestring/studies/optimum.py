@@ -16,8 +16,10 @@ from shoestring.core.records import Estimate, Law, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Count, Flops, Interval, Seconds, rate
 from shoestring.cost.transformer import parameters
+from shoestring.laws import limits
 from shoestring.laws import optimum as laws
 from shoestring.laws.form import Surface
+from shoestring.laws.resampling import interval
 from shoestring.laws.surface import SurfaceBootstrap
 from shoestring.planning.split import choose_split
 from shoestring.report.law_page import show_estimate
@@ -25,7 +27,7 @@ from shoestring.runs.estimate import pass_seconds
 from shoestring.studies.accounting import recipe_accounting
 from shoestring.studies.run_results import Count as Counting
 from shoestring.studies.run_results import count_params, row_predictions, tokens_flops
-from shoestring.studies.sizing import counting_of, is_beyond, surface_of
+from shoestring.studies.sizing import counting_of, surface_of
 
 FACTORS = (0.5, 2.0)
 """Other sizes that are shown, relative to the best."""
@@ -171,12 +173,13 @@ def best_for_flops(law: Law, flops: float, factors: Sequence[float] = ()) -> Bes
         cost = laws.cost_of_size(surface, flops, factor, per_token)
         ends = {} if spread is None else laws.cost_interval(spread, flops, cost.params, per_token=per_token)
         off.append(_off(factor, cost.params, cost.tokens, cost.loss_difference, ends, cost.extra_compute))
-    return _best(law, flops, best, off=tuple(off), notes=tuple(_beyond(law, flops)))
+    return _best(law, flops, best, off=tuple(off), notes=tuple(_limits(law, best.params, best.tokens, flops)))
 
 
 def _best(law: Law, flops: float, found: laws.SurfaceOptimum, **others: Any) -> Best:
     names = ("params", "tokens", "loss")
     values: dict[str, Any] = {name: estimate(getattr(found, name), found.intervals.get(name)) for name in names}
+    values["loss"] = _widened(values["loss"], _extrapolation_error(law, found.params, found.tokens, flops))
     return Best(law=law.source, flops=flops, **values, **others)
 
 
@@ -202,7 +205,7 @@ def best_for_time(law: Law, seconds: float, measured: Sequence[Measured], factor
         seconds=seconds,
         tokens_per_second=float(speed(found.params)),
         off=tuple(_off_in_time(surface, seconds, speed, found, factor) for factor in factors),
-        notes=(*notes, *_beyond(law, flops)),
+        notes=(*notes, *_limits(law, found.params, found.tokens, flops)),
     )
 
 
@@ -235,14 +238,76 @@ def estimate(value: float, ends: tuple[float, float] | None) -> Estimate:
     return Estimate(value=value, low=ends[0], high=ends[1])
 
 
-def _beyond(law: Law, flops: float) -> list[str]:
-    if not is_beyond(law, flops):
-        return []
-    low, high = law.flops
-    times = flops / high if flops > high else low / flops
-    side = "more" if flops > high else "less"
-    points = f"any point of the law ({low:.3g} to {high:.3g})"
-    return [f"{flops:.3g} FLOPs is {times:,.3g} times {side} than {points}: extrapolated"]
+def _ranges(law: Law) -> dict[str, tuple[float, float]]:
+    return {"params": law.params, "tokens": law.tokens, "flops": law.flops}
+
+
+def _limits(law: Law, params: float, tokens: float, flops: float) -> list[str]:
+    """What is to be said of an answer outside the law's points, or of points that say little."""
+    asked = {"params": params, "tokens": tokens, "flops": flops}
+    lines = limits.beyond(_ranges(law), asked)
+    if lines:
+        error = _extrapolation_error(law, params, tokens, flops)
+        said = (
+            "unknown: the law has no held-out points outside the others"
+            if error is None
+            else f"± {error:.1%}, and is in its interval"
+        )
+        lines.append(f"the error of the loss from so far outside is {said}")
+    return [*lines, *limits.together(law.apart)]
+
+
+def _extrapolation_error(law: Law, params: float, tokens: float, flops: float) -> float | None:
+    far = limits.distance(_ranges(law), {"params": params, "tokens": tokens, "flops": flops})
+    return limits.extrapolation_error(far, law.heldout_error, law.heldout_distance)
+
+
+def _widened(loss: Estimate, error: float | None) -> Estimate:
+    """The interval of a loss with a relative error of its own."""
+    if not error:
+        return loss
+    low, high = (loss.value if end is None else end for end in (loss.low, loss.high))
+    more = error * loss.value
+    return Estimate(
+        value=loss.value,
+        low=max(loss.value - math.hypot(loss.value - low, more), 0.0),
+        high=loss.value + math.hypot(high - loss.value, more),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The loss of a model by a law, with its 95 % interval."""
+
+    law: str
+    params: float
+    tokens: float
+    flops: float
+    """flops_per_product · N · D."""
+    loss: Estimate
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def predict(law: Law, params: float, tokens: float) -> Prediction:
+    """The loss of a model of `params` parameters after `tokens` tokens."""
+    for name, value in (("--params", params), ("--tokens", tokens)):
+        if not 0 < value < math.inf:
+            raise UserError(f"{name} {value:g}: must be above 0")
+    surface, spread = surface_of(law), spread_of(law)
+    flops = law.flops_per_product * params * tokens
+    losses = None if spread is None else np.array([one.loss(params, tokens) for one in spread.surfaces])
+    loss = estimate(float(surface.loss(params, tokens)), None if losses is None else interval(losses))
+    return Prediction(
+        law=law.source,
+        params=params,
+        tokens=tokens,
+        flops=flops,
+        loss=_widened(loss, _extrapolation_error(law, params, tokens, flops)),
+        notes=tuple(_limits(law, params, tokens, flops)),
+    )
 
 
 def find_best(
