@@ -19,7 +19,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost
 from shoestring.core.recipe import Data, Hmm, Model, Recipe, Train
 from shoestring.cost.gpus import GPUS, find_gpu
-from shoestring.cost.memory import CHUNK_BYTES, CONTEXT_BYTES, estimate_memory, setting_of
+from shoestring.cost.memory import CHUNK_BYTES, CHUNK_ROWS, CONTEXT_BYTES, estimate_memory, setting_of
 from shoestring.cost.seconds import UTILISATION, estimate_seconds, training_flops
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
@@ -134,6 +134,7 @@ def test_a_setting_is_that_of_the_learner() -> None:
 
 def test_chunks_are_those_of_the_loss() -> None:
     assert {"cpu": cross_entropy.CHUNK_BYTES["cpu"], "cuda": cross_entropy.LARGE_CHUNK_BYTES} == CHUNK_BYTES
+    assert {"cpu": cross_entropy.LEAST_ROWS, "cuda": 1} == CHUNK_ROWS
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

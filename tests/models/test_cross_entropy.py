@@ -86,12 +86,21 @@ def agree(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-5) 
 
 @contextmanager
 def chunk_bytes(size: int) -> Iterator[None]:
-    before = cross_entropy.CHUNK_BYTES
-    cross_entropy.CHUNK_BYTES = {"cpu": size}
+    before = cross_entropy.CHUNK_BYTES, cross_entropy.LEAST_ROWS
+    cross_entropy.CHUNK_BYTES, cross_entropy.LEAST_ROWS = {"cpu": size}, 1
     try:
         yield
     finally:
-        cross_entropy.CHUNK_BYTES = before
+        cross_entropy.CHUNK_BYTES, cross_entropy.LEAST_ROWS = before
+
+
+@pytest.mark.parametrize(("ids", "chunks"), [(603, 1), (32_000, 4), (151_936, 4)])
+def test_a_large_vocabulary_has_as_few_chunks_as_a_usual_one(ids: int, chunks: int) -> None:
+    """Each chunk streams the output matrix and its gradient through memory: 27 rows at a time took twice as long."""
+    like = torch.empty(0)
+    rows = cross_entropy._chunk_rows(512, ids, like)
+    assert -(-512 // rows) == chunks
+    assert rows >= 128
 
 
 SHAPES = [(1, 1, 1), (1, 3, 5), (0, 4, 6), (7, 5, 1), (40, 8, 2), (64, 16, 603), (9, 4, 5000)]
@@ -372,7 +381,7 @@ for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
 # all of it, with padded products; rows that are ignored reach the kernel too
 cross_entropy._form = lambda device, dtype: Form(kernel.fused, kernel.columns, False)
 for n, d, v in [(9, 4, 21), (7, 3, 16), (4, 5, 1030)]:
-    cross_entropy.CHUNK_BYTES = {"cpu": 4 * kernel.columns(v) * 3}
+    cross_entropy.CHUNK_BYTES, cross_entropy.LEAST_ROWS = {"cpu": 4 * kernel.columns(v) * 3}, 1
     inputs = [torch.randn(n, d), torch.randn(v, d), torch.randn(v)]
     targets = torch.randint(v, (n,))
     targets[2] = IGNORED

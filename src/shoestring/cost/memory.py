@@ -20,6 +20,8 @@ from shoestring.cost.transformer import Setting, Work, transformer_of
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 512 << 20}
 """Logits that are made at once, as in `models.layers.cross_entropy`."""
+CHUNK_ROWS = {"cpu": 128, "cuda": 1}
+"""Positions that such a chunk has at least."""
 PROCESS_BYTES = 420 << 20
 """On a CPU: Python, torch and this package after some steps, measured with torch 2.13 on Linux."""
 WORKSPACE_BYTES = 64 << 20
@@ -158,7 +160,8 @@ def _logits(recipe: Recipe, work: Work, setting: Setting, device: str) -> dict[s
     """A chunk of logits, or those of a whole batch if fewer; the output matrix, and its gradient."""
     columns = work.output // work.width
     positions = int(recipe.batch * work.predictions)
-    chunk = min(CHUNK_BYTES[device], setting.number * columns * positions)
+    row = setting.number * columns
+    chunk = min(max(CHUNK_BYTES[device], CHUNK_ROWS[device] * row), row * positions)
     copy = 0 if setting.number == 4 else setting.number * work.output
     wide = 2 * chunk if device == "cpu" and setting.number == 2 else 0  # in float32, which a GPU's kernel does not need
     return {"logits": chunk + wide, "output matrix": copy, "output's gradient": 4 * work.output}

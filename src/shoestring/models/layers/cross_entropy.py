@@ -27,6 +27,9 @@ IGNORED = -100
 
 CHUNK_BYTES = {"cpu": 16 << 20}
 """Bytes of a chunk of logits, by type of device: on a CPU what fits a cache."""
+LEAST_ROWS = 128
+"""Of a chunk on a CPU, however many ids there are: each chunk reads the whole output matrix and adds to its gradient,
+and each of its operations waits for the slowest thread, which takes long where another process is busy."""
 LARGE_CHUNK_BYTES = 512 << 20
 """On all other devices, where large products are faster."""
 
@@ -184,7 +187,7 @@ def _padded(x: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 def _chunk_rows(n: int, columns: int, like: Tensor) -> int:
     """Rows per chunk: chunks of about equal size, and on a GPU of whole tiles."""
     size = CHUNK_BYTES.get(like.device.type, LARGE_CHUNK_BYTES)
-    most = max(1, size // (columns * like.element_size()))
+    most = max(LEAST_ROWS if like.device.type == "cpu" else 1, size // (columns * like.element_size()))
     even = -(-n // max(1, -(-n // most)))
     tile = 128 if like.is_cuda and even > 128 else 1
     return max(1, -(-even // tile) * tile)
