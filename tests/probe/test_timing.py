@@ -77,8 +77,51 @@ def test_a_batch_that_fails_ends_the_row_and_what_was_found_is_kept(
 def test_a_batch_that_is_slower_by_the_row_ends_the_row() -> None:
     work = Known(lambda batch: 0.004 if batch < 4 else 0.06)
     found = timed(work, [1, 2, 4, 8])
-    assert work.tried == [1, 2, 4]
+    assert work.tried == [1, 2, 4, 4, 4], "it was timed again: it might have been another process"
     assert "longer at batch 4" in found.stopped
+    assert len(found.trials) == 3
+
+
+class Disturbed(Known):
+    """Another process works during some trials: all of their passes take `factor` times as long, or only the first."""
+
+    def __init__(self, when: set[int], factor: float, one_pass: bool = False):
+        super().__init__(lambda batch: 0.001 * batch)
+        self._when, self._factor, self._one_pass = when, factor, one_pass
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 2, scoring: bool = False) -> Trial:
+        trial = super().trial(batch, seconds, least, scoring)
+        if len(self.tried) not in self._when:
+            return trial
+        first, *others = (self._factor * time for time in trial.times)
+        return trial._replace(times=(first, *(trial.times[1:] if self._one_pass else others)), others=1.5)
+
+
+def test_a_batch_that_was_disturbed_is_timed_again() -> None:
+    """Batch 2 was six times as slow as batch 1, and was the end of a plan: nothing fitted the time."""
+    for one_pass in (False, True):
+        work = Disturbed({2}, 6.0, one_pass)
+        found = timed(work, [1, 2, 4, 8])
+        assert work.tried == [1, 2, 2, 4, 8]
+        assert [trial.times[0] for trial in found.trials] == pytest.approx([0.001, 0.002, 0.004, 0.008])
+        assert found.unsteady() is None
+
+
+def test_what_stays_unsteady_is_known_and_so_are_others() -> None:
+    found = timed(Disturbed({2, 3, 4}, 6.0, one_pass=True), [1, 2, 4])
+    odd = found.unsteady()
+    assert odd is not None and odd.batch == 2
+    assert found.others == 1.5
+    assert timed(Known(lambda _: 0.001), [1, 2]).others is None
+
+
+def test_no_batch_is_timed_when_the_time_for_measuring_is_over() -> None:
+    """But one is always: else there is no plan."""
+    work, said = Known(lambda _: 0.001), []
+    found = time_batches(work, [1, 2, 4], 4, None, 1.0, over=lambda: len(work.tried) >= 2, say=said.append)
+    assert (work.tried, said) == ([1, 2], ["batch 1", "batch 2"])
+    assert "over before batch 4" in found.stopped
+    assert len(time_batches(Disturbed({1}, 6.0, one_pass=True), [1, 2], 2, None, 1.0, over=lambda: True).trials) == 1
 
 
 def test_beyond_the_effective_batch_only_what_still_gets_faster_is_tried() -> None:

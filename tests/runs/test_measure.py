@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -27,8 +30,10 @@ from shoestring.probe.trials import Overheads, Trial, Usage
 from shoestring.runs import measure
 from shoestring.runs.measure import (
     Measuring,
+    Telling,
     _as_in_a_run,
     _beside,
+    _busy,
     _law_with,
     _measured,
     _overlap,
@@ -38,6 +43,7 @@ from shoestring.runs.measure import (
     ensure_profile,
     keep,
     measure_together,
+    measuring_of,
     memory_limit,
     own_profile,
     read_cached,
@@ -70,6 +76,15 @@ LAW = MemoryModel(
     trial_seconds=6.2,
 )
 QUICK = Measuring(seconds=1.0)
+
+
+class Turned:
+    """A clock that stands still until it is turned."""
+
+    now = 0.0
+
+    def elapsed(self) -> float:
+        return self.now
 
 
 def recipe_in(folder: Path, **sections: dict[str, Any]) -> Recipe:
@@ -379,6 +394,74 @@ class OnCpu(Children):
         return Overheads(0.1, 0.9, 0.1, 0.1, 10, 0.1, 2.0, peak_bytes=500)
 
 
+class Crowded(OnCpu):
+    """While trials run, other processes use all processors."""
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
+        return super().trial(batch, seconds, least, scoring)._replace(others=float(os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize("children", [OnCpu, Crowded])
+def test_a_busy_machine_is_said_to_be_so_and_its_profile_is_not_kept(
+    children: type[OnCpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, task, file = children is Crowded, task_in(tmp_path, train={"batch": 4}), tmp_path / "cached.json"
+    monkeypatch.setattr(measure, "_open_trials", lambda *_: contextlib.nullcontext(children()))
+    monkeypatch.setattr(measure, "_kept", lambda *_: (None, file))
+    monkeypatch.setattr(measure, "recipe_density", lambda _: None)
+    folder = RunFolder.of(task.recipe)
+    profile = ensure_profile(task, folder, Terminal(), QUICK)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("the machine is busy: other processes used" in said) == busy == (profile.busy is not None)
+    assert file.is_file() == (not busy)
+    assert (own_profile(task, folder, QUICK) is None) == busy, "the next command measures again"
+
+
+def test_passes_that_differ_much_are_a_busy_machine_too() -> None:
+    trial = Trial(batch=2, times=(0.1, 0.9), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=None)
+    found = Timings((trial,), "", 0)
+    assert _busy(found, {"device": "cpu", "threads": 1}) == "passes at batch 2 took 100ms to 900ms"
+    assert _busy(found, {"device": "cuda", "threads": 1}) is None
+    assert _busy(Timings((trial._replace(times=(0.1, 0.15)),), "", 0), {"device": "cpu", "threads": 1}) is None
+
+
+def test_measuring_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial takes three seconds: after 18 no further batch is timed, and no further process is started."""
+    clock = Turned()
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=clock.elapsed))
+
+    class Slow(OnCpu):
+        def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
+            clock.now += 3.0
+            return super().trial(batch, seconds, least, scoring)._replace(times=(0.001,) * least)
+
+    task = task_in(tmp_path, train={"batch": 1 << 12}, budget={"time": "90s"})
+    how = measuring_of(task.recipe)
+    assert how.most == pytest.approx(18.0)
+    trials = Slow()
+    profile = _measured(cast(RemoteTrials, trials), task, how)
+    assert len(profile.points) == 7
+    assert "the time for measuring was over before batch" in profile.stopped
+    assert "close" not in trials.asked
+
+
+def test_a_person_reads_what_is_measured_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said = Turned(), []
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=clock.elapsed))
+    telling = Telling(said.append)
+    for second in range(100):
+        clock.now = float(second)
+        if second in (0, 3, 20):
+            telling({0: "the first steps", 3: "batch 1", 20: "batch 2"}[second])
+        telling.look()
+    assert said == [
+        "measuring: batch 1 (5s so far)",
+        "measuring: batch 2 (20s so far)",
+        "measuring: batch 2 (50s so far)",
+        "measuring: batch 2 (1m 20s so far)",
+    ]
+
+
 def test_memory_and_set_up_on_a_cpu_are_those_of_a_process_like_a_run(tmp_path: Path) -> None:
     """Where a heap has its holes depends on what was there before."""
     trials = OnCpu()
@@ -530,9 +613,10 @@ def test_measure_finds_a_law_within_a_budget_on_real_rows_and_keeps_it(
         assert point.fastest_seconds <= point.seconds <= point.slowest_seconds
     second = shoestring("measure", tiny, *options, "--set", "run.name=other")
     assert "measured on " in second.stderr and "again" not in second.stderr.replace("--fresh measures again", "")
-    assert str(tmp_path / "cache") in second.stderr
+    kept = profile.busy is None  # other processes may work while this test runs
+    assert (str(tmp_path / "cache") in second.stderr) == kept == ("the machine is busy" not in first.stderr)
     again = Profile.from_dict(last_json(second.stdout), "stdout")
-    assert replace(again, density=profile.density) == profile
+    assert (replace(again, density=profile.density) == profile) == kept
 
 
 def test_an_estimate_touches_nothing(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

@@ -191,6 +191,8 @@ class Profile(Record):
     """Measured on the recipe's own rows, read as in training; otherwise on random ones."""
     thorough: bool = False
     """Whether the largest batch that fits was searched."""
+    busy: str | None = None
+    """What disturbed the measurement, for people; such a profile is not kept for other runs."""
     estimated: bool = False
     """Not measured, but computed from FLOPs and bytes, or from the measurement of another model."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shoestring.core.records import MemoryModel
@@ -19,6 +20,10 @@ _BETTER = 0.98
 """Beyond the effective batch, a row must take less than this share of the best time so far, or timing ends."""
 PASSES = 3
 """Timed at each batch, at least."""
+_UNSTEADY = 2.0
+"""Passes of one batch that differ by this factor are timed again."""
+_AGAIN = 2
+"""How often a batch is timed again, at most."""
 
 
 class Timings(NamedTuple):
@@ -28,6 +33,21 @@ class Timings(NamedTuple):
     stopped: str
     """Why no larger batch was tried."""
     out_of_memory: int
+
+    def unsteady(self) -> Trial | None:
+        """The trial whose passes differ most, if they do even after others were timed."""
+        odd = [trial for trial in self.trials if _spread(trial) > _UNSTEADY]
+        return max(odd, key=_spread, default=None)
+
+    @property
+    def others(self) -> float | None:
+        """Processors that other processes used, in the mean over the trials; None: unknown."""
+        known = [trial.others for trial in self.trials if trial.others is not None]
+        return statistics.fmean(known) if known else None
+
+
+def _spread(trial: Trial) -> float:
+    return max(trial.times) / max(1e-9, min(trial.times))
 
 
 def candidate_batches(batch: int, factor: int = 2) -> list[int]:
@@ -51,8 +71,19 @@ def beyond(batch: int, largest: int, factor: int = 2) -> list[int]:
     return found
 
 
-def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: int | None, seconds: float) -> Timings:
-    """Passes at each batch, for about `seconds` in total.
+def time_batches(
+    trials: Trials,
+    batches: Sequence[int],
+    effective: int,
+    room: int | None,
+    seconds: float,
+    over: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Timings:
+    """Passes at each batch, for about `seconds` in total; none at a further batch when the time is `over`.
+
+    A batch whose passes differ much, or whose rows take longer than at a smaller batch, is timed again: most likely
+    another process was busy. The faster of its trials counts.
 
     A batch that is unlikely to fit `room`, or whose pass would take longer than `seconds`, is replaced by the largest
     divisor of the effective batch that is likely to fit; then it is considered again. A batch that runs out of memory
@@ -62,6 +93,8 @@ def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: i
     left = list(batches)
     while left:
         batch = left[0]
+        if found and over():
+            return Timings(tuple(found), f"the time for measuring was over before batch {batch:,}", 0)
         if why := _no_better(found, batch, effective):
             return Timings(tuple(found), why, 0)
         if why := _out_of_reach(found, batch, room, seconds):
@@ -70,8 +103,9 @@ def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: i
                 return Timings(tuple(found), why, 0)
         else:
             left.pop(0)
+        say(f"batch {batch:,}")
         try:
-            trial = trials.trial(batch, seconds / len(batches), PASSES)
+            trial = _timed(trials, batch, seconds / len(batches), found, over)
         except MemoryError as cause:
             detail = f" ({cause})" if str(cause) else ""
             return Timings(tuple(found), f"batch {batch:,} ran out of memory{detail}", 1)
@@ -79,6 +113,22 @@ def time_batches(trials: Trials, batches: Sequence[int], effective: int, room: i
             return Timings(tuple(found), f"batch {batch:,} ended the process ({cause})", 0)
         found.append(trial)
     return Timings(tuple(found), f"batch {batches[-1]:,} is the largest there was to try", 0)
+
+
+def _timed(trials: Trials, batch: int, seconds: float, found: Sequence[Trial], over: Callable[[], bool]) -> Trial:
+    """The fastest of up to three trials of a batch; of one, where that is as it should be."""
+    best = min((_row(trial) for trial in found), default=math.inf)
+    trial = trials.trial(batch, seconds, PASSES)
+    for _ in range(_AGAIN):
+        if over() or (_spread(trial) <= _UNSTEADY and _row(trial) <= _WORSE * best):
+            break
+        trial = min(trial, trials.trial(batch, seconds, PASSES), key=lambda each: statistics.fmean(each.times))
+    return trial
+
+
+def _row(trial: Trial) -> float:
+    """Seconds per row."""
+    return statistics.median(trial.times) / trial.batch
 
 
 def _out_of_reach(found: Sequence[Trial], batch: int, room: int | None, seconds: float) -> str | None:
@@ -108,7 +158,7 @@ def _too_large(found: Sequence[Trial], batch: int, room: int | None) -> str | No
 
 
 def _too_long(found: Sequence[Trial], batch: int, seconds: float) -> str | None:
-    if not found or (expected := statistics.median(found[-1].times) / found[-1].batch * batch) <= seconds:
+    if not found or (expected := _row(found[-1]) * batch) <= seconds:
         return None
     return f"a pass at batch {batch:,} would take {Seconds(expected).short()}, longer than the whole measurement"
 
@@ -116,7 +166,7 @@ def _too_long(found: Sequence[Trial], batch: int, seconds: float) -> str | None:
 def _no_better(found: Sequence[Trial], batch: int, effective: int) -> str | None:
     if not found:
         return None
-    rows = [statistics.median(trial.times) / trial.batch for trial in found]
+    rows = [_row(trial) for trial in found]
     if rows[-1] > _WORSE * min(rows):
         return f"a row takes longer at batch {found[-1].batch:,} than at a smaller one"
     if len(rows) > 1 and batch > effective and rows[-1] > _BETTER * min(rows[:-1]):

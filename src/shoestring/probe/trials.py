@@ -86,6 +86,8 @@ class Trial(NamedTuple):
     warmup_seconds: float
     """The extra time of the other passes before the steady ones."""
     usage: Usage | None
+    others: float | None = None
+    """Processors that other processes used meanwhile; None: unknown."""
 
     def point(self) -> Point:
         return Point(

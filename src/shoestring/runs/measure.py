@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
+import os
 import sys
 import tempfile
+import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError, StorageError
@@ -25,9 +29,11 @@ from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.core.throughput import smallest_near
+from shoestring.core.units import Seconds
 from shoestring.planning.split import margin_bytes
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, RemoteTrials
+from shoestring.probe.load import crowded
 from shoestring.probe.measure import Timings, beyond, law_of, time_batches
 from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within
 from shoestring.probe.trials import Overheads, Trial
@@ -50,7 +56,17 @@ _LATE = 2.0
 _DAYS = {"cuda": 30, "cpu": 1}
 """How long a cached profile is valid: a CPU is shared with everything else that runs."""
 _MEASURE_SHARE = 0.04
-"""Of the time budget, spent on measuring."""
+"""Of the time budget, spent on timed passes."""
+_MOST_SHARE = 0.2
+"""Of the time budget, spent on measuring in all: then nothing more is refined."""
+_LAST_SHARE = 0.5
+"""Of that: a process like a run's is not started later."""
+_SILENCE, _LONG_SILENCE = 5.0, 30.0
+"""Seconds after which a person reads what is being measured, and that it still is."""
+
+
+def _silent(_: str) -> None:
+    """Tell nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +83,45 @@ class Measuring:
     """Measure even if there is a profile."""
     here: bool = False
     """Refuse a profile of another machine or other versions."""
+    most: float = math.inf
+    """Seconds after which nothing more is refined."""
+
+
+def measuring_of(recipe: Recipe) -> Measuring:
+    """How a run measures: within a share of its time."""
+    most = math.inf if recipe.budget.time is None else _MOST_SHARE * float(recipe.budget.time)
+    return Measuring(seconds=measuring_seconds(recipe), most=most)
+
+
+class Telling:
+    """Says what is being done whenever nothing was said for some seconds."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._now, self._said, self._when = say, "", "", time.monotonic()
+        self._began, self._ended = self._when, threading.Event()
+
+    def __call__(self, text: str) -> None:
+        """Note what is done from now on."""
+        self._now = text
+        self.look()
+
+    def look(self) -> None:
+        silence = time.monotonic() - self._when
+        if silence >= (_SILENCE if self._now != self._said else _LONG_SILENCE):
+            took = Seconds(round(time.monotonic() - self._began)).short()
+            self._said, self._when = self._now, time.monotonic()
+            self._say(f"measuring: {self._now} ({took} so far)")
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            self.look()
 
 
 def measuring_seconds(recipe: Recipe) -> float:
@@ -97,26 +152,30 @@ def ensure_profile(
 
 
 def own_profile(task: Task, folder: RunFolder, how: Measuring) -> Profile | None:
-    """The profile of the run folder, if it can be read, is of this workload and as thorough as requested."""
+    """The profile of the run folder, if it is of this workload, undisturbed, and as thorough as requested."""
     if not folder.profile.is_file():
         return None
     try:
         profile = Profile.read(folder.profile)
     except RecordError:
         return None
-    same = profile.workload == task.workload and (profile.thorough or not how.thorough)
+    same = profile.workload == task.workload and profile.busy is None and (profile.thorough or not how.thorough)
     return profile if same and (profile.real or not how.real) else None
 
 
 def measure_task(task: Task, how: Measuring, reporter: Reporter) -> Profile:
     """The profile without density: from the cache, or measured now in child processes."""
-    with _open_trials(task.recipe, how.real) as trials:
+    with _open_trials(task.recipe, how.real) as trials, Telling(reporter.say) as telling:
+        telling("starting a process")
         cached, file = _kept(trials, task, how, 1)
         if cached is not None:
             reporter.say(f"measured on {cached.date}, kept in {file}; shoestring measure RECIPE --fresh measures again")
             return cached
-        profile = _measure(trials, task, how)
-    keep(profile, file)
+        profile = _measure(trials, task, how, telling)
+    if profile.busy is None:
+        keep(profile, file)
+    else:
+        reporter.say(f"the machine is busy: {profile.busy}; the plan may be off, and the profile is not kept")
     return profile
 
 
@@ -126,7 +185,8 @@ def measure_together(task: Task, how: Measuring, group: ProcessGroup) -> Profile
         cached, file = group.on_first(_kept, trials, task, how, group.world)
         if cached is not None:
             return cached
-        profile = agree(group.all_gather(group.on_all(_measure, trials, task, how)))
+        found = agree(group.all_gather(group.on_all(_measure, trials, task, how)))
+        profile = replace(found, busy=None)  # the processes of a group keep each other busy, as in the run
     if group.rank == 0:
         keep(profile, file)
     return profile
@@ -192,18 +252,25 @@ def _open_trials(recipe: Recipe, real: bool, local_rank: int = 0) -> Iterator[Re
             yield trials
 
 
-def _measure(trials: RemoteTrials, task: Task, how: Measuring) -> Profile:
+def _measure(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[str], None] = _silent) -> Profile:
     """As `_measured`, with the errors of the child as faults."""
     try:
-        return _measured(trials, task, how)
+        return _measured(trials, task, how, tell)
     except MemoryError as cause:
         raise Fault(f"measuring failed: the smallest batch does not fit the memory ({cause})") from cause
     except Died as cause:
         raise Fault(f"measuring failed: {cause}") from cause
 
 
-def _measured(trials: RemoteTrials, task: Task, how: Measuring) -> Profile:
+def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[str], None] = _silent) -> Profile:
+    """The profile; `tell` is told what is measured."""
     recipe, batch, most = task.recipe, task.batch, task.most_rows
+    began = time.monotonic()
+
+    def over(share: float = 1.0) -> bool:
+        return time.monotonic() - began > share * how.most
+
+    tell(f"the first steps, at batch {task.trial_rows(2)[0]:,}")
     compiles = trials.begin(task.trial_rows(2)[0])
     limit, margin = memory_limit(recipe, compiles)
     factor = 2 if compiles["compile_seconds"] is None else _COMPILED_FACTOR[how.thorough]
@@ -212,12 +279,13 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring) -> Profile:
         batches = [rows for rows in batches if rows <= most]
     found = None
     if search := how.thorough and limit is not None and compiles["peak_bytes"] is not None:
+        tell("the largest batch that fits")
         found = _search(trials, task, compiles, how.seconds)
         trials.close()  # so that the largest batch is not in the memory of the others
         if found.law.largest is not None and recipe.train.per_device is None:
             batches += beyond(batch, found.law.largest, factor)
     room = None if limit is None else limit - margin
-    timings = time_batches(trials, batches, batch, room, how.seconds)
+    timings = time_batches(trials, batches, batch, room, how.seconds, over, tell)
     if not timings.trials:
         raise Fault(f"measuring failed: {timings.stopped}")
     # the batch that a plan chooses; those beyond the effective batch are for people
@@ -225,7 +293,8 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring) -> Profile:
     scoring = _search(trials, task, compiles, how.seconds, scoring=True) if search else None
     passes = 1 if best >= most else 2  # passes after the second are like it
     heaped = compiles["machine"]["device"] == "cpu" and recipe.kind != "hmm"  # a CPU's heap depends on earlier work
-    again = how.thorough or heaped or compiles["first_seconds"] > _LATE
+    again = (how.thorough or heaped or compiles["first_seconds"] > _LATE) and not over(_LAST_SHARE)
+    tell(f"steps, evaluation and a checkpoint at batch {best:,}")
     if again:  # in a process like a run's: it reuses what others compiled, and has seen no other batch
         trials.close()
     ready = trials.begin(best, passes)
@@ -258,8 +327,22 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring) -> Profile:
         "date": datetime.date.today().isoformat(),
         "real": how.real,
         "thorough": how.thorough,
+        "busy": _busy(timings, compiles["machine"]),
     }
     return Profile.from_dict(values, "the measurement")
+
+
+def _busy(timings: Timings, machine: dict[str, Any]) -> str | None:
+    """What disturbed the timing on a CPU, for people; None: nothing."""
+    if machine["device"] != "cpu":
+        return None
+    cores = os.cpu_count() or 1
+    if timings.others is not None and crowded(timings.others, machine["threads"], cores):
+        return f"other processes used {timings.others:.1f} of its {cores} processors"
+    if (odd := timings.unsteady()) is not None:
+        fastest, slowest = (Seconds(seconds).short() for seconds in (min(odd.times), max(odd.times)))
+        return f"passes at batch {odd.batch:,} took {fastest} to {slowest}"
+    return None
 
 
 def _beside(timings: Timings, batch: int, around: Overheads) -> int:

@@ -13,6 +13,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.registry import load_added
 from shoestring.core.schema import encode
 from shoestring.probe.child import Answer, Request, answer, serve
+from shoestring.probe.load import load, used_by_others
 from shoestring.probe.machine import available_bytes, describe_machine, pick_device
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import LocalTrials, Trial, Workload
@@ -33,7 +34,9 @@ class Server:
         trials = LocalTrials(self._built())
         if "begin" in request:
             return self._begin(trials.begin(request["begin"], request["passes"]))
-        return answer(trials, request)
+        before = load()
+        found = answer(trials, request)
+        return found | {"others": used_by_others(before, load())} if "trial" in request else found
 
     def _built(self) -> Workload:
         if self._workload is None:

@@ -16,7 +16,7 @@ from shoestring.core.errors import RunError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Evaluation, Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
-from shoestring.runs.measure import Measuring, ensure_profile, measure_together, measuring_seconds, own_profile
+from shoestring.runs.measure import ensure_profile, measure_together, measuring_of, own_profile
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task, task_of
@@ -105,7 +105,7 @@ def _run(
 
 def _measured_by_all(task: Task, folder: RunFolder, plan_file: Path | None, group: ProcessGroup) -> Profile | None:
     """The profile that the devices of a group agree on; None where it is not needed."""
-    how = Measuring(seconds=measuring_seconds(task.recipe))
+    how = measuring_of(task.recipe)
 
     def needed() -> bool:
         task.check(group.world)
@@ -134,7 +134,7 @@ def ensure_plan(
         return plan
     if given is None:
         task.before_measuring()
-        profile = ensure_profile(task, folder, reporter, Measuring(seconds=measuring_seconds(task.recipe)), measured)
+        profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured)
         given = plan_task(task, profile, clock.elapsed(), devices)
     given.write(folder.plan)
     return given
