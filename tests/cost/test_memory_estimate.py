@@ -169,11 +169,12 @@ def test_recomputing_needs_less_memory_and_more_time(family: Any) -> None:
     assert found[2][1] < exact * 4 / 3
 
 
-def test_what_cannot_be_estimated_is_said() -> None:
+def test_what_cannot_be_estimated_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="measured, not estimated"):
         estimate_memory(replace(SMALL, hmm=Hmm()), 50)
-    with pytest.raises(UserError, match=r'model\.family = "hf"'):
-        estimate_memory(replace(SMALL, model=Model(family="hf", name="gpt2")), 50)
+    (tmp_path / "own.py").write_text("class Net: ...\n")
+    with pytest.raises(UserError, match=r"model\.family = .*own\.py:Net.*must be measured"):
+        estimate_memory(replace(SMALL, model=Model(family=f"{tmp_path}/own.py:Net")), 50)
     assert find_gpu("A gpu of tomorrow") is None
     assert estimate_seconds(SMALL, 50, "A gpu of tomorrow", 8) is None
     bf16 = replace(SMALL, train=Train(batch=8, precision="bf16"))

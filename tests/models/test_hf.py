@@ -15,14 +15,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from shoestring.core import recipe_file
 from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.family import network_cost as cost
 from shoestring.core.recipe import Model, Train
+from shoestring.cost.memory import estimate_memory
 from shoestring.models.batch import Batch
-from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX
+from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX, hf_saved_bytes
 from shoestring.models.language_model import build
 from shoestring.models.layers.cross_entropy import IGNORED
 from shoestring.models.transformers_format import save_transformers
+from shoestring.runs.estimate import plan_on_gpu
 from shoestring.training.learner import Learner
 
 transformers = pytest.importorskip("transformers")
@@ -345,3 +348,49 @@ def test_without_transformers_the_install_line_is_shown(monkeypatch: pytest.Monk
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingExtra, match=r"pip install 'shoestring\[hf\]'"):
         build(Model(family="hf", name="gpt2"), VOCABULARY, LENGTH, 0)
+
+
+# --- by counting alone
+
+
+@pytest.mark.parametrize(("kind", "bf16"), [("llama", False), ("llama", True), ("gpt2", True), ("bert", True)])
+def test_saved_activations_are_those_that_torch_saves(kind: str, bf16: bool, tmp_path: Path) -> None:
+    """Of a real pass on a CPU; what is left of copies of weights drops out of the difference of two batches."""
+    model, network = saved(tmp_path, kind)
+    found = []
+    for rows in (2, 4):
+        storages = {}
+
+        def keep(x: Tensor, storages: dict[int, Any] = storages) -> Tensor:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+            return x
+
+        ids = torch.zeros(rows, LENGTH, dtype=torch.long)
+        half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
+        with half, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            last = network.train().base_model(input_ids=ids).last_hidden_state
+        found.append(sum(storage.nbytes() for storage in storages.values()) + last.untyped_storage().nbytes())
+    counted = hf_saved_bytes(model, VOCABULARY, LENGTH, 2 if bf16 else 4)["activations"]
+    assert counted == pytest.approx((found[1] - found[0]) / 2, rel=0.15)
+
+
+def test_memory_that_depends_on_numbers_is_measured(tmp_path: Path) -> None:
+    model, _ = saved(tmp_path, "opt")
+    with pytest.raises(UserError, match="its memory cannot be counted from shapes alone"):
+        hf_saved_bytes(model, VOCABULARY, LENGTH, 4)
+
+
+def test_a_model_of_transformers_is_planned_on_a_gpu_by_name(tmp_path: Path) -> None:
+    place = saved(tmp_path, "llama")[0].name
+    values = {"budget": {"time": "1h"}, "data": {"length": LENGTH, "stream": "markov:40"}, "train": {"batch": 8}}
+    recipe = recipe_file.build(values | {"model": {"family": "hf", "name": place}}, "test")
+    plan = plan_on_gpu(recipe, VOCABULARY, "NVIDIA H200")
+    known = cost(recipe.model, VOCABULARY, LENGTH)
+    assert plan.flops == pytest.approx((plan.tokens or 0) * known.train_flops_per_token)
+    assert plan.peak_bytes is not None and plan.peak_bytes > 16 * known.total_parameters
+    assert any("estimated for NVIDIA H200" in line.reason for line in plan.lines)
+    ours = {"family": "llama", "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 48, "tied": False}
+    same = estimate_memory(recipe_file.build(values | {"model": ours}, "test"), 45, "cuda")
+    theirs = estimate_memory(recipe, VOCABULARY, "cuda")
+    assert theirs.at(1 << 16) == pytest.approx(same.at(1 << 16), rel=1.25), "eager passes save about twice as much"
+    assert theirs.at(1 << 16) > same.at(1 << 16)

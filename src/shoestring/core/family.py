@@ -54,6 +54,10 @@ class Family(ABC):
     def build(self, model: Model, vocabulary: int, length: int, seed: int) -> Any:
         """The network for rows of `length` predictions: a `LanguageModel` on the CPU with initial weights."""
 
+    def saved_row_bytes(self, model: Model, vocabulary: int, length: int, number: int) -> dict[str, int] | None:  # noqa: ARG002
+        """Saved activations and logits of one row, by part, in passes of `number` bytes; None: to be measured."""
+        return None
+
     def decisive(self, model: Model) -> dict[str, object]:  # noqa: ARG002
         """The fields that the weights depend on: weights of a model with other values cannot be loaded."""
         return {}

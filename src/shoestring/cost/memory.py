@@ -13,10 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shoestring.core.errors import UserError
+from shoestring.core.family import family_of
 from shoestring.core.numeric import last_that_holds
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
-from shoestring.cost.transformer import Setting, Work, transformer_of
+from shoestring.cost.transformer import Setting, Transformer, Work, transformer_of
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 512 << 20}
 """Logits that are made at once, as in `models.layers.cross_entropy`."""
@@ -96,9 +98,11 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """The peak of training a recipe; with `accumulate`, gradients of earlier passes are kept during a pass.
 
-    For the transformers whose shape the recipe gives; other models must be measured.
+    For transformers whose shape the recipe gives, and networks that count their own activations; others are measured.
     """
     recipe.need_network("[hmm]: the memory of an HMM is measured, not estimated; run shoestring measure")
+    if not isinstance(family_of(recipe.model), Transformer):
+        return _estimate_by_passes(recipe, vocabulary, device, accumulate)
     model, train, length = recipe.model, recipe.train, recipe.data.length
     family, setting = transformer_of(model), setting_of(recipe, device)
     work = family.work(model, vocabulary, length, recipe.data.masked)
@@ -116,6 +120,38 @@ def estimate_memory(
         "loss": Moment(fixed=during | _logits(recipe, work, setting, device), per_row=kept | read),
         "backward": Moment(fixed=during | {"output's gradient": 8 * work.output}, per_row=kept | passing),
         "update": Moment(fixed=always | gradients | mean, per_row={}),
+    }
+    return MemoryEstimate(device=device, moments=moments)
+
+
+def _estimate_by_passes(
+    recipe: Recipe, vocabulary: int, device: Literal["cpu", "cuda"], accumulate: bool
+) -> MemoryEstimate:
+    """As `estimate_memory`, for a network whose passes are counted as a whole."""
+    model, length, setting = recipe.model, recipe.data.length, setting_of(recipe, device)
+    saved = family_of(model).saved_row_bytes(model, vocabulary, length, setting.number)
+    if saved is None:
+        transformer_of(model)  # raises the error that it must be measured
+        raise AssertionError("a transformer counts its own bytes")
+    if recipe.train.recompute == "full":
+        raise UserError('train.recompute = "full": the memory of this network is measured; run shoestring measure')
+    groups = family_of(model).cost(model, vocabulary, length, recipe.data.masked).parameters
+    count, layers = sum(groups.values()), groups["attention"] + groups["mlp"]
+    state = registry("optimizer")[recipe.train.optimizer].state_numbers(count, layers)
+    always = {"weights": 4 * count, "optimizer": 4 * state}
+    always |= {"running mean": 4 * count} if recipe.train.ema else {}
+    always |= {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
+    gradients = {"gradients": 4 * count}
+    copies = {"copies of weights": 2 * count if setting.number == 2 else 0}
+    chunk = {} if "logits" in saved else {"logits": CHUNK_BYTES[device]}
+    # gradients exist layer by layer while the activations of earlier layers are still saved
+    during = always | copies | gradients | chunk
+    mean = gradients | ({"changes of the running mean": 4 * count} if recipe.train.ema else {})
+    early = during if accumulate else {name: size for name, size in during.items() if name != "gradients"}
+    moments = {
+        "loss": Moment(fixed=early, per_row=saved),
+        "backward": Moment(fixed=during, per_row=saved),
+        "update": Moment(fixed=always | mean, per_row={}),
     }
     return MemoryEstimate(device=device, moments=moments)
 

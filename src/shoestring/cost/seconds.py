@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from shoestring.core.family import family_of
 from shoestring.core.recipe import Precision, Recipe
 from shoestring.core.units import Interval
 from shoestring.cost.gpus import find_gpu
-from shoestring.cost.transformer import transformer_of
+from shoestring.cost.transformer import Transformer
 
 UTILISATION = Interval(low=0.340, expected=0.489, high=0.539)
 """Share of a vendor's bf16 peak that our training reached: least, median and most in results/train-h200.json.
@@ -17,7 +18,10 @@ larger models were not measured.
 
 def training_flops(recipe: Recipe, vocabulary: int) -> float:
     """FLOPs of a forward–backward pass over one row, with what the backward pass recomputes."""
-    model, family = recipe.model, transformer_of(recipe.model)
+    model, family = recipe.model, family_of(recipe.model)
+    if not isinstance(family, Transformer):
+        row = family.cost(model, vocabulary, recipe.data.length, recipe.data.masked).forward_flops_per_token
+        return (4 if recipe.train.recompute == "full" else 3) * row * recipe.data.length
     work = family.work(model, vocabulary, recipe.data.length, recipe.data.masked)
     again = 0.0
     if recipe.train.recompute == "full":

@@ -94,5 +94,5 @@ def _least(recipe: Recipe, limit: str, attempt: Attempt) -> int | None:
 
 def _rounded_up(count: int) -> int:
     """The least number of four digits and zeros that is at least `count`."""
-    scale = 10 ** max(0, len(str(count)) - 4)
+    scale = int(10 ** max(0, len(str(count)) - 4))
     return -(-count // scale) * scale

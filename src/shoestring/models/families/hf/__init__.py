@@ -32,5 +32,10 @@ class HFFamily(InFolder, Family):
 
         return hf_cost(model, vocabulary, length)
 
+    def saved_row_bytes(self, model: Model, vocabulary: int, length: int, number: int) -> dict[str, int] | None:
+        from shoestring.models.families.hf.network import hf_saved_bytes
+
+        return hf_saved_bytes(model, vocabulary, length, number)
+
 
 FAMILY = HFFamily()
