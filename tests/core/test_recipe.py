@@ -498,6 +498,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "precision": "fp32",
         "checkpoint_every": "1m",
         "keep": 9,
+        "save_every": 9,
+        "save_steps": "1,2,...",
     },
     "evaluate": {"rows": 9, "every": 0.5},
 }

@@ -34,7 +34,7 @@ def with_setting(recipe: dict[str, dict[str, Any]], setting: str) -> Recipe:
     path, _, value = setting.partition("=")
     section, _, name = path.partition(".")
     number: Any = value
-    if name in ("keep", "per_device"):
+    if name in ("keep", "per_device", "save_every"):
         number = int(value)
     elif name == "epochs":
         number = float(value)
@@ -104,6 +104,43 @@ def test_fewer_checkpoints_are_the_least_change_for_a_small_disk() -> None:
     """Of a megabyte each: four do not fit five megabytes less the text, three do."""
     refusal = refused(values({"steps": 10, "disk": "3.9MB"}), with_documents(1000))
     assert refusal.setting == "train.keep=1"
+
+
+def test_chosen_steps_that_do_not_fit_the_disk_are_refused_with_numbers() -> None:
+    """Of a megabyte each: a hundred of them, beside the three that any run keeps."""
+    recipe = values({"steps": 1000, "disk": "30MB"}, keep=1, save_every=10)
+    refusal = refused(recipe, with_documents(1000))
+    assert "30 MB (budget.disk = 30MB)" in str(refusal)
+    assert "(100 MB of them for 100 steps of train.save_every)" in str(refusal)
+    assert refusal.setting == "train.save_every=40"
+    plan = make_plan(with_setting(recipe, refusal.setting), with_documents(1000), store_bytes)
+    assert plan.disk_bytes is not None and 28_000_000 < plan.disk_bytes < 30_000_000
+    listed = values({"steps": 1000, "disk": "10MB"}, keep=1, save_steps="1,2,4,...")
+    ready = Ready(450, 3_000, "there")
+    assert "(10 MB of them for 10 steps of train.save_steps)" in str(refused(listed, PROFILE, ready=ready))
+
+
+def test_the_plan_counts_chosen_steps_and_says_which_the_run_does_not_reach() -> None:
+    def plan(**train: Any) -> Plan:
+        return make_plan(build(values({"steps": 100}, **train), "test"), with_documents(1000), store_bytes)
+
+    without, saved = plan(), plan(save_steps="1,2,4,300")
+    (line,) = (line for line in saved.lines if line.quantity == "kept steps")
+    assert (line.value, line.reason) == ("3", "train.save_steps = 1,2,4,300; beyond the 100 steps of the run: 300")
+    assert (saved.disk_bytes or 0) - (without.disk_bytes or 0) == 3 * PROFILE.checkpoint_bytes
+    assert saved.parts["checkpoints"] > without.parts["checkpoints"]
+    assert plan(save_every=1).parts["checkpoints"] > plan(save_every=10).parts["checkpoints"]
+    assert not any(line.quantity == "kept steps" for line in without.lines)
+
+
+@pytest.mark.parametrize("saved", [{"save_every": 1}, {"save_every": 2}, {"save_steps": "1,2,..."}])
+def test_chosen_steps_take_their_time_from_the_budget(saved: dict[str, Any]) -> None:
+    plans = [
+        make_plan(build(values({"time": "60s"}, **train), "test"), with_documents(1000), store_bytes)
+        for train in ({}, saved)
+    ]
+    assert all((plan.seconds or 0) <= 60 for plan in plans)
+    assert (plans[1].steps or 0) < (plans[0].steps or 0)
 
 
 def test_no_budget_makes_a_full_disk_or_a_full_memory_larger() -> None:

@@ -15,6 +15,7 @@ from shoestring.core.specs import (
     RotaryScaling,
     SourceSpec,
     Spec,
+    StepsSpec,
     StreamSpec,
     TokenizerSpec,
     is_code,
@@ -198,7 +199,26 @@ class Train:
     checkpoint_every: Annotated[
         Seconds | None, MoreThan(0), "time between checkpoints; default: a twentieth of the time budget, 1 s to 10 min"
     ] = None
-    keep: Annotated[int, AtLeast(1), "checkpoints kept, besides the best"] = 2
+    keep: Annotated[int, AtLeast(1), "checkpoints kept, besides the best and those of save_every and save_steps"] = 2
+    save_every: Annotated[int | None, AtLeast(1), "steps between checkpoints that are all kept"] = None
+    save_steps: Annotated[
+        StepsSpec | None,
+        'steps whose checkpoints are all kept: "1,10,100", or "1,2,4,...", which continues to the end with that ratio',
+    ] = None
+
+    def __post_init__(self) -> None:
+        _as_specs(self, save_steps=StepsSpec)
+
+    def saved_steps(self, total: int) -> list[int]:
+        """Steps of a run of `total` steps whose checkpoints are all kept."""
+        every = [] if self.save_every is None else range(self.save_every, total + 1, self.save_every)
+        listed = [] if self.save_steps is None else self.save_steps.up_to(total)
+        return sorted({*every, *listed})
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the checkpoint of a step is kept to the end."""
+        every = self.save_every is not None and step % self.save_every == 0
+        return every or (self.save_steps is not None and step in self.save_steps.up_to(step))
 
     def products(self, device: str, has_bf16: bool) -> Precision:
         """The precision of products on a device of this type, which computes in bf16 or not."""

@@ -6,6 +6,7 @@ another form. What a spec names (a file, a folder, a hub name) is looked up wher
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import ClassVar, Self
 
@@ -172,3 +173,36 @@ class CheckpointSpec(Spec):
     def step(self) -> int | None:
         """The step; None of "last" and "best"."""
         return int(self) if self.isdecimal() else None
+
+
+class StepsSpec(Spec):
+    """Steps of a run in rising order; "..." continues with the ratio of the last two."""
+
+    form = r"\d+(,\s*\d+)*(,\s*(\.\.\.|…))?"
+    allowed = 'steps such as "1,10,100" or "1,2,4,..."'
+
+    def problem(self) -> str | None:
+        if (problem := super().problem()) is not None:
+            return problem
+        given = self.given
+        if given[0] < 1 or any(a >= b for a, b in itertools.pairwise(given)) or (self._continues and len(given) < 2):
+            return f"must be {self.allowed}, from 1 on and rising"
+        return None
+
+    @property
+    def given(self) -> list[int]:
+        """The steps that it names."""
+        return [int(part) for part in self.split(",") if part.strip().isdecimal()]
+
+    @property
+    def _continues(self) -> bool:
+        return self.endswith(("...", "…"))
+
+    def up_to(self, last: int) -> list[int]:
+        """All of its steps, none beyond `last`."""
+        found = self.given
+        if self._continues:
+            ratio = found[-1] / found[-2]
+            while found[-1] < last:
+                found.append(max(found[-1] + 1, round(found[-1] * ratio)))
+        return [step for step in found if step <= last]

@@ -110,6 +110,8 @@ def _hmm_problems(recipe: Recipe) -> list[str]:
     found += [f"budget.{n} = {v}: the budget of an HMM is time or epochs" for n, v in given.items() if v is not None]
     if data.source == "stories" and data.documents is None:
         found.append('data.source = "stories" is endless, and an HMM reads a fixed set; give data.documents')
+    saved = {name: getattr(recipe.train, name) for name in ("save_every", "save_steps")}
+    found += [f"train.{n} = {v}: is for networks; train.keep is for both" for n, v in saved.items() if v is not None]
     if data.length < 2:
         found.append(f"data.length = {data.length}: a row of an HMM holds at least 2 tokens")
     return found

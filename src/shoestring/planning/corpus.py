@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shoestring.core.errors import Refusal
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Density, Profile
+from shoestring.core.records import Density
 from shoestring.core.units import Bytes
 
 _PREPARE_SHARE = 0.10
@@ -119,13 +119,19 @@ def document_limit(recipe: Recipe, density: Density) -> float:
     return max(in_time, least_documents(recipe, density))
 
 
-def kept_bytes(recipe: Recipe, profile: Profile) -> int:
-    """Most bytes of checkpoints on disk: those kept, the best, and the one being written."""
-    return (recipe.train.keep + 2) * profile.checkpoint_bytes
+def kept_checkpoints(recipe: Recipe, steps: int) -> int:
+    """Most checkpoints on disk: those kept, the best, the one being written, and those of chosen steps."""
+    return recipe.train.keep + 2 + len(recipe.train.saved_steps(steps))
 
 
 def corpus_to_read(
-    recipe: Recipe, density: Density, store_bytes: StoreBytes, profile: Profile, steps: int, free_disk: int | None
+    recipe: Recipe,
+    density: Density,
+    store_bytes: StoreBytes,
+    checkpoints: int,
+    checkpoint_bytes: int,
+    steps: int,
+    free_disk: int | None,
 ) -> Corpus:
     needed = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
     limit = document_limit(recipe, density)
@@ -144,13 +150,14 @@ def corpus_to_read(
     for disk, name in limits:
         if disk is None:
             continue
-        room = int(disk) - kept_bytes(recipe, profile)
+        kept = checkpoints * checkpoint_bytes
+        room = int(disk) - kept
         least = min(documents, least_documents(recipe, density))
         if size(least) > room:
             raise Refusal(
                 f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and the checkpoints take "
-                f"{Bytes(kept_bytes(recipe, profile)).short()} and the least text {Bytes(size(least)).short()}; "
-                f"make room, or choose a smaller model or train.keep",
+                f"{Bytes(kept).short()}{_chosen(recipe, checkpoints, checkpoint_bytes)} and the least text "
+                f"{Bytes(size(least)).short()}; make room, or choose a smaller model or train.keep",
                 "disk",
             )
         if size(documents) > room:
@@ -172,16 +179,27 @@ def corpus_to_read(
     )
 
 
-def corpus_that_is_ready(recipe: Recipe, ready: Ready, profile: Profile, free_disk: int | None) -> Corpus:
+def _chosen(recipe: Recipe, checkpoints: int, checkpoint_bytes: int) -> str:
+    """The share of train.save_every and train.save_steps in the checkpoints, for people."""
+    if not (count := checkpoints - recipe.train.keep - 2):
+        return ""
+    fields = [name for name in ("save_every", "save_steps") if getattr(recipe.train, name) is not None]
+    taken = Bytes(count * checkpoint_bytes).short()
+    return f" ({taken} of them for {count:,} steps of train.{' and '.join(fields)})"
+
+
+def corpus_that_is_ready(
+    recipe: Recipe, ready: Ready, checkpoints: int, checkpoint_bytes: int, free_disk: int | None
+) -> Corpus:
     """The ready rows, where only checkpoints are written."""
-    needed = kept_bytes(recipe, profile)
+    needed = checkpoints * checkpoint_bytes
     budget = (recipe.budget.disk, f"budget.disk = {recipe.budget.disk}", needed + ready.bytes)
     for disk, name, taken in (budget, (free_disk, "free", needed)):
         if disk is not None and taken > int(disk):
             what = "the checkpoints" if taken == needed else "the store and the checkpoints"
             raise Refusal(
-                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and {what} take {Bytes(taken).short()}; "
-                f"make room, or choose a smaller model or train.keep",
+                f"nothing fits the disk: {Bytes(int(disk)).short()} ({name}), and {what} take {Bytes(taken).short()}"
+                f"{_chosen(recipe, checkpoints, checkpoint_bytes)}; make room, or choose a smaller model or train.keep",
                 "disk",
             )
     return Corpus(reason=ready.what, rows=ready.rows, bytes=ready.bytes)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Recipe, Train
 from shoestring.core.records import Density, Line, Plan, Profile
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate
 from shoestring.planning.corpus import Corpus, full_passes
@@ -36,6 +36,8 @@ def plan_lines(
     spread = split.point.slowest_seconds / split.point.seconds - 1
     slowest = f"the slowest pass {'may take' if profile.estimated else 'took'} {spread:.0%} longer"
     kept = f"{'store, ' if corpus.bytes else ''}{recipe.train.keep} last checkpoints, the best, and one being written"
+    saved = _saved_line(recipe.train, plan.steps)
+    kept += ", and those of chosen steps" if saved else ""
     memory = "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short()
     groups = ", ".join(f"{name} {Count(number).short()}" for name, number in profile.cost.parameters.items() if number)
     split_shown = f"{split.per_device} × {split.accumulate} × {split.devices}"
@@ -52,6 +54,7 @@ def plan_lines(
         *_corpus_lines(recipe, corpus, plan, profile.density),
         ("seconds", shown(plan, "seconds", plan.seconds), parts_reason(plan.parts)),
         ("disk", Bytes(plan.disk_bytes or 0).short(), f"at most: {kept}"),
+        *saved,
         ("memory", memory, _memory_reason(recipe, profile, split)),
         ("parameters", Count(profile.cost.total_parameters).short(), groups),
     ]
@@ -135,6 +138,18 @@ def _predictions(recipe: Recipe, plan: Plan) -> tuple[str, str]:
     else:
         why = "not of padding" if recipe.data.packing == "pad" else "not across documents"
     return Count(plan.predictions).short(), f"{share}: {why}; this is the D of a scaling law"
+
+
+def _saved_line(train: Train, steps: int) -> list[tuple[str, str, str]]:
+    """The steps whose checkpoints are all kept, and those that the run does not reach."""
+    if train.save_every is None and train.save_steps is None:
+        return []
+    given = {"save_every": train.save_every, "save_steps": train.save_steps}
+    reason = " and ".join(f"train.{name} = {value}" for name, value in given.items() if value is not None)
+    named = [] if train.save_steps is None else train.save_steps.given
+    beyond = [f"{step:,}" for step in (*named, train.save_every or 0) if step > steps]
+    reason += f"; beyond the {steps:,} steps of the run: {', '.join(beyond)}" if beyond else ""
+    return [("kept steps", f"{len(train.saved_steps(steps)):,}", reason)]
 
 
 def devices_note(devices: int, profile: Profile) -> list[str]:

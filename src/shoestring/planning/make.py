@@ -21,7 +21,7 @@ from shoestring.planning.corpus import (
     corpus_to_read,
     document_limit,
     documents_for,
-    kept_bytes,
+    kept_checkpoints,
     least_documents,
     predictions_per_row,
 )
@@ -53,12 +53,23 @@ def checkpoint_interval(recipe: Recipe) -> float:
     return min(600.0, max(1.0, float(recipe.budget.time or 12000) / 20))
 
 
-def saving_seconds(recipe: Recipe, profile: Profile) -> float:
+def saved_interval(recipe: Recipe, step_seconds: float) -> float:
+    """Seconds between the checkpoints of train.save_every."""
+    return math.inf if recipe.train.save_every is None else recipe.train.save_every * step_seconds
+
+
+def saving_seconds(profile: Profile, interval: float) -> float:
     """How long one checkpoint delays a run, including the wait for the previous one to be written.
 
     Checkpoints are at least half the interval apart: that of an evaluation may fall between two others.
     """
-    return max(profile.checkpoint_seconds, (profile.write_seconds or 0.0) - checkpoint_interval(recipe) / 2)
+    return max(profile.checkpoint_seconds, (profile.write_seconds or 0.0) - interval / 2)
+
+
+def _listed_seconds(recipe: Recipe, profile: Profile, steps: int) -> float:
+    """Seconds of the checkpoints of train.save_steps; the first ones follow each other at once, and are waited for."""
+    count = 0 if recipe.train.save_steps is None else len(recipe.train.save_steps.up_to(steps))
+    return count * max(profile.checkpoint_seconds, profile.write_seconds or 0.0)
 
 
 def counting_seconds(tokens: float) -> float:
@@ -98,19 +109,21 @@ def make_plan(
     tokens_per_step = recipe.batch * recipe.data.length
     fixed = _fixed_seconds(recipe, profile, spent)
     steps, binding, most = _steps(recipe, profile, supply, split, fixed)
+    kept = kept_checkpoints(recipe, most or steps)
     if isinstance(supply, Ready):
-        corpus = corpus_that_is_ready(recipe, supply, profile, free_disk)
+        corpus = corpus_that_is_ready(recipe, supply, kept, profile.checkpoint_bytes, free_disk)
         counted = float((supply.rows or 0) * recipe.data.length)
     else:
-        corpus = corpus_to_read(recipe, supply, store_bytes, profile, steps, free_disk)
+        corpus = corpus_to_read(recipe, supply, store_bytes, kept, profile.checkpoint_bytes, steps, free_disk)
         counted = (corpus.documents or 0) * _counted_per_document(recipe, supply)
     tokens = steps * tokens_per_step
-    saves = steps * split.step_seconds / checkpoint_interval(recipe) + evaluation_count(recipe)
+    interval = min(checkpoint_interval(recipe), saved_interval(recipe, split.step_seconds))
+    saves = steps * split.step_seconds / interval + evaluation_count(recipe)
     parts = fixed | {
         "baselines": counting_seconds(counted),
         "prepare": corpus.seconds,
         "train": steps * split.step_seconds,
-        "checkpoints": saves * saving_seconds(recipe, profile),
+        "checkpoints": saves * saving_seconds(profile, interval) + _listed_seconds(recipe, profile, steps),
     }
     during = sum(parts[name] for name in ("train", "evaluations", "checkpoints"))
     wanted = None if isinstance(supply, Ready) else _wanted(recipe, profile, supply, split, fixed, steps, binding)
@@ -137,7 +150,7 @@ def make_plan(
         step_seconds=split.step_seconds,
         tokens_per_second=tokens_per_step / split.step_seconds,
         overall_tokens_per_second=tokens / during,
-        disk_bytes=corpus.bytes + kept_bytes(recipe, profile),
+        disk_bytes=corpus.bytes + kept * profile.checkpoint_bytes,
         peak_bytes=split.peak_bytes,
         evaluations=evaluation_count(recipe),
         most_steps=most,
@@ -277,9 +290,11 @@ def _wanted(
 def _time_for_steps(recipe: Recipe, profile: Profile, split: Split, fixed: dict[str, float]) -> tuple[float, float]:
     """Seconds of the time budget for steps and text, and seconds of a step with its share of the checkpoints."""
     time = float(recipe.budget.time or 0)
-    save = saving_seconds(recipe, profile)
+    interval = min(checkpoint_interval(recipe), saved_interval(recipe, split.step_seconds))
+    save = saving_seconds(profile, interval)
     left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
-    return left, split.step_seconds * (1 + save / checkpoint_interval(recipe))
+    step = split.step_seconds * (1 + save / interval)
+    return left - _listed_seconds(recipe, profile, int(max(0.0, left) / step)), step
 
 
 def _counting(recipe: Recipe, density: Density) -> list[tuple[float, float]]:

@@ -60,6 +60,9 @@ def _changes(recipe: Recipe, limit: str, attempt: Attempt, most_memory: int | No
     """Recipes that may fit, the smallest change first; no budget of memory above `most_memory`."""
     if limit == "disk" and recipe.train.keep > 1:
         yield "train.keep=1", replace(recipe, train=replace(recipe.train, keep=1))
+    if limit == "disk" and (every := recipe.train.save_every) is not None:
+        for doubled in (every << shift for shift in range(1, 32)):
+            yield f"train.save_every={doubled}", replace(recipe, train=replace(recipe.train, save_every=doubled))
     if limit == "memory" and recipe.train.per_device is not None:
         for rows in range(recipe.train.per_device - 1, 0, -1):
             yield f"train.per_device={rows}", replace(recipe, train=replace(recipe.train, per_device=rows))

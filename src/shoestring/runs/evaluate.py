@@ -126,7 +126,7 @@ def evaluate_run(folder: RunFolder, checkpoint: CheckpointSpec) -> Evaluation:
     recipe, plan = folder.read_recipe(), Plan.read(folder.plan)
     trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
     trainee.build(fresh=False)
-    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep)
+    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
     found = checkpoints.find(checkpoint, folder.path)
     state = checkpoints.restore(found.state.step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.put_values(state.task)

@@ -17,7 +17,7 @@ from shoestring.core.records import Evaluation, Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Seconds
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval
+from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval, saved_interval
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
@@ -79,7 +79,7 @@ def train(
     """
     recipe, writes = task.recipe, group.rank == 0
     trainee = task.open(plan, group)
-    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep)
+    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
     step, damaged = group.on_first(checkpoints.latest)
     for line in damaged:
         reporter.say(f"left out: {line}")
@@ -247,7 +247,8 @@ class _Finish(NamedTuple):
 def _deadline(recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float) -> Deadline:
     """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit."""
     budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
-    train, every, evaluations = parts.get("train", 0.0), checkpoint_interval(recipe), plan.evaluations or 0
+    train, evaluations = parts.get("train", 0.0), plan.evaluations or 0
+    every = min(checkpoint_interval(recipe), saved_interval(recipe, plan.step_seconds or math.inf))
     return Deadline(
         clock,
         budget - finish - RESERVE_SECONDS,
@@ -287,7 +288,14 @@ def _hooks(session: _Session, state: State) -> Sequence[loop.AnyHook]:
         _keep_deadline(session),
         *logged,
         hooks.Evaluate(trainee.score, metrics, deadline, trainee.evaluates(state), trainee.label),
-        hooks.Save(write, requests, deadline, checkpoint_interval(trainee.recipe), partial(_out_of_time, session)),
+        hooks.Save(
+            write,
+            requests,
+            deadline,
+            checkpoint_interval(trainee.recipe),
+            partial(_out_of_time, session),
+            trainee.recipe.train.is_saved,
+        ),
         show,
     )
 

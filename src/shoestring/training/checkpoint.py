@@ -83,11 +83,11 @@ class Saveable(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep`, and the best."""
+    """The checkpoints of one run: the last `keep`, the best, and those of steps that are always kept."""
 
-    def __init__(self, folder: Path, keep: int):
+    def __init__(self, folder: Path, keep: int, always: Callable[[int], bool] = lambda _: False):
         self.folder = folder
-        self.keep = keep
+        self.keep, self._always = keep, always
         self.peak_bytes = 0
         """Most bytes on disk that checkpoints took at once."""
         self.slowest = 0.0
@@ -165,7 +165,7 @@ class Checkpoints:
         self.peak_bytes = max(self.peak_bytes, folder_bytes(self.folder))
         kept = {*self._steps()[: self.keep], state.best_step}
         for step in self._steps():
-            if step not in kept:
+            if step not in kept and not self._always(step):
                 remove(self.path(step))
                 remove(self.parts(step))
 
@@ -257,9 +257,12 @@ def _state(note: str, path: Path) -> State:
 
 
 def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies in host memory, so that the run may continue while they are written."""
+    """Copies in host memory, so that the run may continue while they are written.
+
+    They are in the order of their names, so that a resumed run writes the same bytes.
+    """
     found = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         found[name] = here.copy_(tensor, non_blocking=True)
     if device.type == "cuda":

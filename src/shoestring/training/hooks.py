@@ -208,7 +208,8 @@ class Stopped(Fault):
 
 @dataclass
 class Save:
-    """A checkpoint every `every` seconds, at each new best, at the end, and before the session stops."""
+    """A checkpoint every `every` seconds, after some steps, at each new best, at the end, and before the session
+    stops."""
 
     save: Callable[[State, bool], None]
     """Takes the state, and whether to wait until it is on disk."""
@@ -217,18 +218,20 @@ class Save:
     every: float
     limit: Callable[[], bool] = lambda: False
     """Whether the time is up."""
+    is_saved: Callable[[int], bool] = lambda _: False
+    """Whether a step has a checkpoint in any case."""
     _stop: str | None = field(default=None, init=False)
     _pending: bool = field(default=False, init=False)
     _last: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def due(self, step: int, schedule: Schedule) -> bool:
-        return self._pending or step == schedule.total
+        return self._pending or step == schedule.total or self.is_saved(step)
 
     def __call__(self, state: State, report: Report) -> State:
         self._listen(report)
         last = state.step >= state.schedule.total
         settled = report.begun == state.step  # the weights are those after this step
-        if settled and (self._pending or last or state.step == state.best_step):
+        if settled and (self._pending or last or state.step == state.best_step or self.is_saved(state.step)):
             started = time.perf_counter()
             self.save(state, last or self._stop is not None)
             self.deadline.took_overhead(time.perf_counter() - started, "checkpoint")
