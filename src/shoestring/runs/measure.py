@@ -60,7 +60,7 @@ _MEASURE_SHARE = 0.04
 _MOST_SHARE = 0.2
 """Of the time budget, spent on measuring in all: then nothing more is refined."""
 _LAST_SHARE = 0.5
-"""Of that: a process like a run's is not started later."""
+"""Of that, when the last batch is begun, and the process like a run's: what follows takes time too."""
 _SILENCE, _LONG_SILENCE = 5.0, 30.0
 """Seconds after which a person reads what is being measured, and that it still is."""
 
@@ -267,8 +267,8 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
     recipe, batch, most = task.recipe, task.batch, task.most_rows
     began = time.monotonic()
 
-    def over(share: float = 1.0) -> bool:
-        return time.monotonic() - began > share * how.most
+    def over() -> bool:
+        return time.monotonic() - began > _LAST_SHARE * how.most
 
     tell(f"the first steps, at batch {task.trial_rows(2)[0]:,}")
     compiles = trials.begin(task.trial_rows(2)[0])
@@ -293,7 +293,7 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
     scoring = _search(trials, task, compiles, how.seconds, scoring=True) if search else None
     passes = 1 if best >= most else 2  # passes after the second are like it
     heaped = compiles["machine"]["device"] == "cpu" and recipe.kind != "hmm"  # a CPU's heap depends on earlier work
-    again = (how.thorough or heaped or compiles["first_seconds"] > _LATE) and not over(_LAST_SHARE)
+    again = (how.thorough or heaped or compiles["first_seconds"] > _LATE) and not over()
     tell(f"steps, evaluation and a checkpoint at batch {best:,}")
     if again:  # in a process like a run's: it reuses what others compiled, and has seen no other batch
         trials.close()
