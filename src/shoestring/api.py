@@ -111,11 +111,12 @@ def train(
     return open_run(RunFolder.of(loaded).path)
 
 
-def evaluate(run: Run | str | Path, checkpoint: str | int = "last") -> Evaluation:
-    """Score a run's checkpoint ("last", "best" or a step) on its held-out rows, beside the baselines."""
+def evaluate(run: Run | str | Path, checkpoint: str | int = "last", data: str | None = None) -> Evaluation:
+    """Score a run's checkpoint ("last", "best" or a step) beside the baselines, on its held-out rows or on the text
+    `data`, as "text:PATH"."""
     from shoestring.runs.evaluate import evaluate_run
 
-    return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)))
+    return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)), data)
 
 
 def generate(

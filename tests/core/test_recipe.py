@@ -481,6 +481,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "length": 128,
         "documents": 5,
         "heldout": 0.1,
+        "validation": "text:b",
         "folder": "other",
     },
     "model": {"width": 128, "layers": 1, "heads": 4, "hidden": 8, "tied": False, "rotary_base": 1.0},

@@ -16,6 +16,7 @@ from shoestring.baselines.streams import COUNTED_ROWS, WATCHED_ROWS, Baselines, 
 from shoestring.data.tokenize.special_tokens import SpecialTokens
 from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus
 from shoestring.datasets.labelled import LabelledCorpus
+from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
 from shoestring.streams.source import TRAIN
 
@@ -25,19 +26,27 @@ Classes = NDArray[np.int64]
 def baselines_of(corpus: Corpus) -> Baselines:
     """The losses of the baselines on the held-out rows."""
     match corpus:
+        case OtherText(base=StoreCorpus() as base):
+            return _of_store(base, corpus.heldout())
+        case OtherText(class_counts=counts) if counts is not None:
+            return _of_classes(corpus.heldout().targets()[:, 0].numpy(), counts)
         case StoreCorpus():
-            return _of_store(corpus)
+            return _of_store(corpus, corpus.heldout())
         case StreamCorpus():
             return _of_stream(corpus)
         case LabelledCorpus():
             assert corpus.class_counts is not None, "its rows have classes"
-            uniform, majority = uniform_and_frequency(corpus.heldout_classes, corpus.class_counts)
-            return Baselines({"uniform": uniform, "majority class": majority})
+            return _of_classes(corpus.heldout_classes, corpus.class_counts)
     return Baselines({})
 
 
-def _of_store(corpus: StoreCorpus) -> Baselines:
-    counts, batch = count(corpus.training_tokens(), corpus.vocab_size), corpus.heldout()
+def _of_classes(truth: Classes, counts: NDArray[np.int64]) -> Baselines:
+    uniform, majority = uniform_and_frequency(truth, counts)
+    return Baselines({"uniform": uniform, "majority class": majority})
+
+
+def _of_store(corpus: StoreCorpus, batch: Batch) -> Baselines:
+    counts = count(corpus.training_tokens(), corpus.vocab_size)
     if corpus.masks is not None:
         return Baselines(hidden_losses(batch, counts.tokens, corpus.masks["heldout"].special))
     return Baselines(baseline_losses(batch.ids.numpy(), counts, batch.predicted().numpy()))
@@ -69,6 +78,7 @@ def baseline_seconds(corpus: Corpus) -> float | None:
 
     The first tokens are counted twice, since the first time includes reading files and allocating memory.
     """
+    corpus = corpus.base if isinstance(corpus, OtherText) else corpus
     if not isinstance(corpus, StoreCorpus):
         return None
     times = [time.perf_counter()]

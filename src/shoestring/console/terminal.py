@@ -139,7 +139,7 @@ class Terminal(Reporter):
         losses = evaluation.baselines | {"this model": evaluation.loss}
         rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
         rows[-1] = (rows[-1][0], with_error(evaluation.loss, evaluation.loss_error), rows[-1][2])
-        title = f"\nHeld out: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
+        title = f"\n{evaluation.text or 'Held out'}: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
         what = "nats per token" if evaluation.macro_f1 is None else "nats per row"
         self.table(title, ("baseline", what, "perplexity"), rows)
         if evaluation.loss_error is not None:

@@ -101,10 +101,15 @@ class Data:
     ] = None
     documents: Annotated[Count | None, AtLeast(1), "most documents to read; default: as the plan needs"] = None
     heldout: Annotated[float, Between(0, 0.5, open_low=True), "fraction of the documents kept for evaluation"] = 0.02
+    validation: Annotated[
+        SourceSpec | None,
+        "text to score in place of held-out rows: files or a hub data set, read as the source is; data.heldout of the "
+        "source is kept out of training all the same",
+    ] = None
     folder: Annotated[str, "folder that holds token stores"] = "stores"
 
     def __post_init__(self) -> None:
-        _as_specs(self, source=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
+        _as_specs(self, source=SourceSpec, validation=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

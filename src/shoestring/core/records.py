@@ -315,6 +315,8 @@ class Evaluation(Record):
     majority_accuracy: float | None = None
     """Of always choosing the most frequent class in training."""
     majority_macro_f1: float | None = None
+    text: str | None = None
+    """The source that was scored; None: held-out rows of the training source."""
     loss_error: float | None = None
     """Standard error of the loss."""
     bits_per_byte_error: float | None = None

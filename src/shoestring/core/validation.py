@@ -100,6 +100,8 @@ def given_fields(section: Model | Data) -> list[str]:
 
 def _hmm_problems(recipe: Recipe) -> list[str]:
     found, data = [], recipe.data
+    if data.validation is not None:
+        found.append(f'data.validation = "{data.validation}": an HMM is scored on held-out sentences of its source')
     for name in ("packing", "document_mask", "random_offset", "unique"):
         if name in given_fields(data):
             more = "; hmm.unique leaves out repeated sentences" if name == "unique" else ""
@@ -140,6 +142,8 @@ def _stream_problems(recipe: Recipe, fits_hmm: bool) -> list[str]:
     found = []
     if fits_hmm:
         found.append(f'data.stream = "{data.stream}": an HMM is fitted to a source; a network is trained on a stream')
+    if data.validation is not None:
+        found.append(f'data.validation = "{data.validation}": a stream is scored on rows of its own')
     if data.source != "stories":
         found.append(f'data.source = "{data.source}" and data.stream = "{data.stream}": give one of the two')
     if data.documents is not None:

@@ -22,6 +22,7 @@ from shoestring.data.store.store import Store
 from shoestring.data.tokenize.special_tokens import special_tokens
 from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
 from shoestring.datasets.labelled import LabelledCorpus
+from shoestring.datasets.other_text import OtherText
 from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, RowsOfStore, RowsOfStream, TokenSource
 from shoestring.datasets.streams import hmm_of, open_stream, symbol_names
 from shoestring.models.batch import Batch
@@ -159,7 +160,19 @@ def _heldout(source: TokenSource, rows: Index) -> Batch:
     return batch
 
 
-def open_corpus(recipe: Recipe, plan: Plan, store: Store | None = None) -> Corpus:
+def open_corpus(recipe: Recipe, plan: Plan, store: Store | None = None, scored: str | None = None) -> Corpus:
+    """As `training_corpus`, scored on the text `scored`, or `data.validation`, where one is given."""
+    corpus, other = training_corpus(recipe, plan, store), scored or recipe.data.validation
+    if other is None:
+        return corpus
+    if isinstance(corpus, StreamCorpus):
+        raise DataError(f'"{other}", to be scored: this run reads a stream, which has no text')
+    return OtherText(corpus, recipe, other)
+
+
+def training_corpus(
+    recipe: Recipe, plan: Plan, store: Store | None = None
+) -> StoreCorpus | StreamCorpus | LabelledCorpus:
     """What a run of this plan reads: a stream, documents with a class, or a store, prepared or named by the recipe."""
     if recipe.data.stream is not None:
         return StreamCorpus(recipe)

@@ -132,6 +132,7 @@ def _scores(evaluation: Evaluation) -> str:
     if evaluation.bits_per_byte is not None:
         bits = f", {with_error(evaluation.bits_per_byte, evaluation.bits_per_byte_error)} bits per byte"
     about = (
+        f"{escape(evaluation.text or 'held out')}: "
         f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
         f"perplexity {evaluation.perplexity:.2f}{bits}"
     )

@@ -25,7 +25,8 @@ from shoestring.baselines.streams import Baselines
 from shoestring.core.records import Evaluation, Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
-from shoestring.datasets.corpus import Corpus
+from shoestring.datasets.corpus import Corpus, open_corpus
+from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.machine import pick_device
@@ -60,6 +61,7 @@ def evaluate_learner(learner: Learner, step: int, per_device: int, corpus: Corpu
     batch = corpus.heldout()
     losses, predicted = learner.score(batch, per_device).numpy(), batch.predicted().numpy()
     made = make_evaluation(losses, step, corpus.bytes_per_token, baselines_of(corpus), predicted)
+    made = replace(made, text=corpus.source if isinstance(corpus, OtherText) else None)
     if corpus.class_counts is None:
         return made
     majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
@@ -121,13 +123,20 @@ def make_evaluation(
     )
 
 
-def evaluate_run(folder: RunFolder, checkpoint: CheckpointSpec) -> Evaluation:
-    """Score a checkpoint of a run, finished or not."""
+def evaluate_run(folder: RunFolder, checkpoint: CheckpointSpec, text: str | None = None) -> Evaluation:
+    """Score a checkpoint of a run, finished or not: on the rows that the run scores, or on another text."""
+    from shoestring.runs.network_trainee import NetworkTrainee  # imports this module
+
     recipe, plan = folder.read_recipe(), Plan.read(folder.plan)
+    if text is not None:
+        recipe.need_network("--data: an HMM is scored on held-out sentences of its source")
     trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
     trainee.build(fresh=False)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
     found = checkpoints.find(checkpoint, folder.path)
     state = checkpoints.restore(found.state.step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.put_values(state.task)
+    if text is not None:
+        assert isinstance(trainee, NetworkTrainee), "an HMM was refused"
+        trainee.corpus = open_corpus(recipe, plan, scored=text)
     return trainee.evaluate(state)

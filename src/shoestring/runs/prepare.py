@@ -111,6 +111,10 @@ def check_source(recipe: Recipe) -> None:
 
     if given_store(recipe.data) is None:
         open_source(recipe.data, recipe.run.seed)
+    if recipe.data.validation is not None:
+        from shoestring.data.read.other_text import open_other
+
+        open_other(recipe.data, recipe.data.validation)
 
 
 def prepare_recipe(recipe: Recipe, plan: Plan | None, reporter: Reporter) -> Store:

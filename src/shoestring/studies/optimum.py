@@ -88,7 +88,7 @@ def speed_by_size(measured: Sequence[Measured]) -> Callable[[Any], Any]:
 
 def describe(measured: Sequence[Measured]) -> str:
     """Where and at which sizes the speed was measured, for people."""
-    sizes = ", ".join(f"{Count(m.params).short()}: {rate(m.tokens_per_second, 'tokens/s')}" for m in measured)
+    sizes = ", ".join(f"{Count(m.params).short()}: {rate(m.tokens_per_second, 'predictions/s')}" for m in measured)
     return f"measured on {measured[0].machine.rpartition(' (')[0]}: {sizes}"
 
 

@@ -114,6 +114,8 @@ def _heldout(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> str:
     seed = recipe.run.seed if data.stream is not None or data.source.kind == "stories" else None
     fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, seed)
     counted = plan.entries if data.tokenizer.words is not None else None
+    if data.validation is not None:
+        return repr((data.validation, data.tokenizer, data.length, data.packing, counted, evaluation.tokens))
     return repr((*fields, counted, evaluation.rows, evaluation.tokens))
 
 

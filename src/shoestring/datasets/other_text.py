@@ -1,0 +1,134 @@
+"""A corpus whose scored rows come from another text, which is read into memory with the corpus' own tokenizer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoestring.core.errors import DataError
+from shoestring.core.family import family_of
+from shoestring.core.recipe import Recipe
+from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
+from shoestring.data.read.corpora import texts
+from shoestring.data.read.labels import read_labelled
+from shoestring.data.read.other_text import open_other, other_data
+from shoestring.data.store.map_stage import with_ends
+from shoestring.data.tokenize.tokenizers import Tokenizer, spelled_bytes
+from shoestring.datasets.labelled import Documents, LabelledCorpus
+from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, TokenSource
+from shoestring.models.batch import Batch
+
+if TYPE_CHECKING:
+    from shoestring.datasets.corpus import StoreCorpus
+
+
+class TextRows:
+    """Documents in memory as rows of `length + 1` tokens, packed as those of a store."""
+
+    def __init__(self, ids: NDArray[np.int64], sizes: Index, length: int, packing: str, document_mask: bool):
+        self._ids, self._length, self._document_mask = ids, length, document_mask
+        self._ends, self._packing = np.cumsum(sizes), None
+        self._count = max(0, (len(ids) - 1) // length)
+        if packing != "concat":
+            from shoestring.data.pack import packing as packings  # imports Numba
+
+            self._packing = {"best_fit": packings.best_fit, "pad": packings.pad}[packing](sizes, length + 1)
+            self._count = self._packing.rows
+
+    def __len__(self) -> int:
+        return self._count
+
+    def order(self, seed: int, step: int, batch: int) -> RowIndex:
+        return step_rows(seed, len(self), step, batch)
+
+    def batch(self, index: RowIndex) -> Batch:
+        if self._packing is not None:
+            return self._packed(index.rows)
+        places = index.rows[:, None] * self._length + np.arange(self._length + 1)
+        ids = torch.from_numpy(self._ids[places])
+        if not self._document_mask:
+            return Batch(ids)
+        documents = np.searchsorted(self._ends, places, side="right")
+        return Batch(ids, torch.from_numpy(documents - documents[:, :1] + 1), True)
+
+    def _packed(self, rows: Index) -> Batch:
+        assert self._packing is not None
+        starts, at, size = self._packing.row_starts, self._packing.piece_at, self._packing.piece_size
+        ids, segments = np.zeros((2, len(rows), self._length + 1), dtype=np.int64)
+        for place, row in enumerate(rows.tolist()):
+            filled = 0
+            for number, piece in enumerate(range(starts[row], starts[row + 1]), start=1):
+                here = slice(filled, filled + int(size[piece]))
+                ids[place, here] = self._ids[at[piece] : at[piece] + size[piece]]
+                segments[place, here] = number
+                filled = here.stop
+        return Batch(torch.from_numpy(ids), torch.from_numpy(segments), self._document_mask)
+
+
+def text_batch(recipe: Recipe, tokenizer: Tokenizer, source: str) -> Batch:
+    """The rows of another text that a run scores: `evaluate.rows` of them, drawn over all of it."""
+    data, family = recipe.data, family_of(recipe.model)
+    corpus = open_other(data, source)
+    if data.label is not None:
+        assert recipe.model.classes is not None, "checked when the recipe was read"
+        labelled = read_labelled(other_data(data, source), recipe.run.seed, recipe.model.classes)
+        documents = Documents(labelled, tokenizer, data.length)
+        _check(len(documents.labels), source)
+        return documents.batch(drawn_rows(recipe.evaluate.rows, len(documents.labels)))
+    assert tokenizer.end is not None, "a tokenizer of text has one"
+    ids, sizes = tokenizer.encode_batch(list(texts(corpus)))
+    _check(len(sizes), source)
+    hides = family.predicts_hidden(recipe.model)
+    masking = Masking.of(recipe, tokenizer, "heldout") if hides else None
+    length = data.length if masking is None else masking.special.room(data.length)
+    stream = with_ends(ids, sizes, tokenizer.end).astype(np.int64)
+    rows = TextRows(stream, sizes + 1, length, data.packing, data.document_mask)
+    if not len(rows):
+        raise DataError(f'"{source}", to be scored: its {len(stream):,} tokens make no row of {length + 1:,}')
+    return _predicted(rows, masking, family.last_predictions(recipe.model), recipe.evaluate.rows, source)
+
+
+def _predicted(rows: TextRows, masking: Masking | None, last: int | None, most: int, source: str) -> Batch:
+    made: TokenSource = rows if last is None else LastPredictions(rows, last)
+    if masking is not None:
+        made = MaskedRows(rows, masking)
+    batch = made.batch(RowIndex.first(drawn_rows(most, len(rows))))
+    if not batch.predictions():
+        raise DataError(f'"{source}", to be scored: nothing is predicted in its {len(rows):,} rows; use more text')
+    return batch
+
+
+def _check(documents: int, source: str) -> None:
+    if not documents:
+        raise DataError(f'"{source}", to be scored: it holds no document')
+
+
+class OtherText:
+    """A corpus to train on, scored on the rows of another text."""
+
+    def __init__(self, base: StoreCorpus | LabelledCorpus, recipe: Recipe, source: str):
+        self.base, self.source = base, source
+        self.tokenizer, self.vocab_size, self.bytes = base.tokenizer, base.vocab_size, base.bytes
+        self.class_counts: NDArray[np.int64] | None = base.class_counts
+        self.fingerprint = base.fingerprint
+        self._batch = text_batch(recipe, base.tokenizer, source)
+        self._keeps_bytes = base.bytes_per_token is not None
+
+    def training(self, device: torch.device) -> TokenSource:
+        return self.base.training(device)
+
+    def heldout(self) -> Batch:
+        return self._batch
+
+    @cached_property
+    def bytes_per_token(self) -> float | None:
+        """From the bytes that the predicted tokens spell."""
+        if not self._keeps_bytes:
+            return None
+        targets, scored = self._batch.targets().numpy(), self._batch.predicted().numpy()
+        size = sum(spelled_bytes(self.tokenizer, row[there]) for row, there in zip(targets, scored, strict=True))
+        return size / max(1, self._batch.predictions())
