@@ -1,18 +1,27 @@
 """The E-step of a categorical HMM: ours beside the peers, on the same tokens, in one run.
 
-    python bench/hmm_em.py [--peers FOLDER] [--out FOLDER]
+    python bench/hmm_em.py [--peers FOLDER] [--cutlass FOLDER] [--only NAME …] [--shape N …] [--out FOLDER]
+    python bench/hmm_em.py --merge RECORD … [--out FOLDER]
 
 On a CPU the peer is hmmlearn (`implementation="scaling"`, float64, one thread; ours is float32, all threads). On a GPU
 they are pomegranate and PyJuice, from the environment or unpacked in FOLDER. A peer that is missing is null.
 
+PyJuice compiles its CUDA kernels with nvcc and the headers of CUTLASS: those of the package nvidia-cutlass, or of
+--cutlass, a folder that holds include/cute. The record says for each shape whether they were used, and why not.
+
+The batch of a peer is doubled until it gets slower twice or memory runs out, and its fastest one counts; ours takes all
+sequences and chooses its own chunks. With --only and --shape a part is measured, and --merge joins the records of parts
+that were measured on one machine with one commit.
+
 Not all is equal. hmmlearn and pomegranate start from our tables; PyJuice draws its own, and runs with the next power of
-two of states, so it does more work per token (1,024 states for our 600). Batches of the peers are fixed numbers that
-fit, not searched for: a peer may be faster at another. Accuracy is ours against float64.
+two of states, so it does more work per token (1,024 states for our 600). Accuracy is ours against float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import sys
 import time
@@ -30,16 +39,19 @@ from shoestring.hmm.expect import expect
 from shoestring.hmm.parameters import Parameters, random_parameters
 from shoestring.hmm.sampling import sample
 
-CPU_SHAPES = ((100, 100, 100, 2000, 40), (200, 100, 300, 400, 4))
-"""States, symbols, length, our sequences, hmmlearn's sequences."""
+CPU_SHAPES = ((100, 100, 100, 2000), (200, 100, 300, 400))
 GPU_SHAPES = (
-    (100, 100, 100, 67584, 1024, 8192),
-    (200, 100, 300, 16896, 256, 4096),
-    (400, 100, 300, 16896, 128, 2048),
-    (500, 200, 100, 16896, 256, 4096),
-    (600, 100, 100, 16896, 128, 2048),
+    (100, 100, 100, 67584),
+    (200, 100, 300, 16896),
+    (400, 100, 300, 16896),
+    (500, 200, 100, 16896),
+    (600, 100, 100, 16896),
 )
-"""States, symbols, length, our sequences, pomegranate's, PyJuice's."""
+"""States, symbols, length, sequences."""
+FIRST_BATCH = {"hmmlearn": 4, "pomegranate": 32, "pyjuice": 32}
+"""The batch that a search begins with."""
+LONGEST = 20.0
+"""Seconds of one E-step after which no larger batch is tried."""
 GIB = 2**30
 
 
@@ -77,12 +89,11 @@ def accuracy(parameters: Parameters, tokens: torch.Tensor) -> dict[str, float]:
     return found
 
 
-def hmmlearn_seconds(parameters: Parameters, tokens: torch.Tensor) -> float | None:
+def hmmlearn_seconds(parameters: Parameters, tokens: torch.Tensor) -> float:
     """One EM iteration; its M-step is a thousandth of it."""
-    try:
-        from hmmlearn.hmm import CategoricalHMM
-    except ImportError:
-        return None
+    from hmmlearn.hmm import CategoricalHMM
+
+    parameters = parameters.to(dtype=torch.float64)
     model = CategoricalHMM(
         parameters.states, implementation="scaling", n_iter=1, tol=0.0, init_params="", n_features=parameters.symbols
     )
@@ -100,12 +111,10 @@ def hmmlearn_seconds(parameters: Parameters, tokens: torch.Tensor) -> float | No
     return median_seconds(work, torch.device("cpu"), 3)
 
 
-def pomegranate_seconds(parameters: Parameters, tokens: torch.Tensor) -> float | None:
-    try:
-        from pomegranate.distributions import Categorical
-        from pomegranate.hmm import DenseHMM
-    except ImportError:
-        return None
+def pomegranate_seconds(parameters: Parameters, tokens: torch.Tensor) -> float:
+    from pomegranate.distributions import Categorical
+    from pomegranate.hmm import DenseHMM
+
     emissions = [Categorical(parameters.emission[i : i + 1].tolist()) for i in range(parameters.states)]
     ends = [1.0 / parameters.states] * parameters.states
     model = DenseHMM(emissions, edges=parameters.transition.tolist(), starts=parameters.start.tolist(), ends=ends)
@@ -114,13 +123,11 @@ def pomegranate_seconds(parameters: Parameters, tokens: torch.Tensor) -> float |
     return median_seconds(lambda: model.summarize(x), tokens.device, 2)
 
 
-def pyjuice_seconds(states: int, symbols: int, tokens: torch.Tensor) -> float | None:
+def pyjuice_seconds(parameters: Parameters, tokens: torch.Tensor) -> float:
     """Forward and backward of PyJuice's homogeneous HMM with the next power of two of states."""
-    try:
-        import pyjuice
-    except ImportError:
-        return None
-    size = 1 << (states - 1).bit_length()
+    import pyjuice
+
+    size, symbols = 1 << (parameters.states - 1).bit_length(), parameters.symbols
     root = pyjuice.structures.HMM(seq_length=tokens.shape[1], num_latents=size, num_emits=symbols, homogeneous=True)
     circuit = pyjuice.compile(root)
     circuit.to(tokens.device)
@@ -133,40 +140,126 @@ def pyjuice_seconds(states: int, symbols: int, tokens: torch.Tensor) -> float | 
     return median_seconds(work, tokens.device, 3)
 
 
-def attempt(work: Callable[[], float | None]) -> tuple[float | None, str | None]:
+SECONDS = {"hmmlearn": hmmlearn_seconds, "pomegranate": pomegranate_seconds, "pyjuice": pyjuice_seconds}
+
+
+def search(work: Callable[[int], float], first: int, most: int) -> dict[str, Any]:
+    """Double the batch from `first` until it gets slower twice in a row, takes too long, fails, or exceeds `most`.
+
+    `work` takes a batch and returns its seconds. Returns the fastest batch, all rates (sequences per second),
+    and the error that ended the search, if one did.
+    """
+    tried: dict[int, float] = {}
+    error, batch = None, first
+    while batch <= most:
+        try:
+            seconds = work(batch)
+        except Exception as cause:  # memory, or whatever else a peer raises
+            error = f"batch {batch}: {type(cause).__name__}: {str(cause)[:160]}"
+            break
+        tried[batch] = batch / seconds
+        rates = list(tried.values())
+        if seconds > LONGEST or (len(rates) > 2 and max(rates[-2:]) < rates[-3]):
+            break
+        batch *= 2
+    best = max(tried, key=lambda size: tried[size], default=None)
+    return {"batch": best, "sequences_per_second": tried.get(best or 0), "tried": tried, "error": error}
+
+
+def peer_values(name: str, parameters: Parameters, tokens: torch.Tensor) -> dict[str, Any]:
+    """The fields of a peer in the record of a shape."""
+
+    def work(batch: int) -> float:
+        if tokens.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return SECONDS[name](parameters, tokens[:batch])
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = search(work, FIRST_BATCH[name], len(tokens))
+    rate = found["sequences_per_second"]
+    values = {
+        f"{name}_tokens_per_second": rate * tokens.shape[1] if rate else None,
+        f"{name}_batch": found["batch"],
+        f"{name}_tried": found["tried"],
+        f"{name}_error": found["error"],
+    }
+    if name == "pyjuice":
+        values["pyjuice_cuda_kernels"] = pyjuice_kernels([str(one.message) for one in heard])
+    return values
+
+
+def pyjuice_kernels(heard: list[str]) -> str:
+    """Whether PyJuice's CUDA kernels can be used, or the reason that it gave in a warning."""
     try:
-        return work(), None
+        from pyjuice.layer.kernels import c as kernels
+
+        usable = kernels.is_available()
     except Exception as cause:
-        torch.cuda.empty_cache()
-        return None, f"{type(cause).__name__}: {str(cause)[:160]}"
+        return f"unknown: {type(cause).__name__}: {cause}"
+    reasons = [text for text in heard if "CUDA" in text]
+    return "used" if usable else f"not used: {reasons[0][:300] if reasons else 'it gave no reason'}"
 
 
-def on_gpu(device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for states, symbols, length, ours, poms, juices in GPU_SHAPES:
-        parameters, tokens = data_for(states, symbols, length, ours, device)
-        count = engine(device)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        seconds = median_seconds(lambda: count(parameters, tokens), device, 5)
-        peak = torch.cuda.max_memory_allocated() - before
-        plain = median_seconds(lambda: expect(parameters, tokens), device, 3)
-        pom, pom_error = attempt(lambda: pomegranate_seconds(parameters, tokens[:poms]))
-        juice, juice_error = attempt(lambda: pyjuice_seconds(states, symbols, tokens[:juices]))
-        rows.append(
-            {
-                "states": states, "symbols": symbols, "length": length, "sequences": ours,
-                "ours_tokens_per_second": ours * length / seconds,
-                "plain_tokens_per_second": ours * length / plain,
-                "pomegranate_tokens_per_second": poms * length / pom if pom else None, "pomegranate_error": pom_error,
-                "pyjuice_tokens_per_second": juices * length / juice if juice else None, "pyjuice_error": juice_error,
-                "bytes_per_sequence": peak / ours,
-                "accuracy": accuracy(parameters, tokens[:2048]),
-            }
-        )  # fmt: skip
-        print(rows[-1], flush=True)
-        torch.cuda.empty_cache()
+def find_cutlass(folders: list[Path | None]) -> Path | None:
+    """The first folder whose include/, or the one of nvidia-cutlass in it, has the headers that PyJuice looks for."""
+    for folder in filter(None, folders):
+        for place in (folder, folder / "cutlass_library" / "source", folder / "cutlass"):
+            if (place / "include" / "cute" / "tensor.hpp").is_file():
+                return place.resolve()
+    return None
+
+
+def our_values(parameters: Parameters, tokens: torch.Tensor) -> dict[str, Any]:
+    """Our fields in the record of a shape."""
+    device, predictions = tokens.device, tokens.numel()
+    if device.type == "cpu":
+        seconds = median_seconds(lambda: expect(parameters, tokens), device, 5)
+        return {"ours_tokens_per_second": predictions / seconds, "accuracy": accuracy(parameters, tokens[:200])}
+    count = engine(device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    seconds = median_seconds(lambda: count(parameters, tokens), device, 5)
+    peak = torch.cuda.max_memory_allocated() - before
+    plain = median_seconds(lambda: expect(parameters, tokens), device, 3)
+    return {
+        "ours_tokens_per_second": predictions / seconds,
+        "plain_tokens_per_second": predictions / plain,
+        "bytes_per_sequence": peak / len(tokens),
+        "accuracy": accuracy(parameters, tokens[:2048]),
+    }
+
+
+def measure(device: torch.device, only: list[str], chosen: list[int]) -> list[dict[str, Any]]:
+    """A record for each shape of `chosen`, with ours and the peers in `only`."""
+    shapes, rows = GPU_SHAPES if device.type == "cuda" else CPU_SHAPES, []
+    for number in chosen or range(len(shapes)):
+        states, symbols, length, sequences = shapes[number]
+        parameters, tokens = data_for(states, symbols, length, sequences, device)
+        row: dict[str, Any] = {"states": states, "symbols": symbols, "length": length, "sequences": sequences}
+        for name in only:
+            row |= our_values(parameters, tokens) if name == "ours" else peer_values(name, parameters, tokens)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        rows.append(row)
+        print(row, flush=True)
     return rows
+
+
+def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several parts; raises SystemExit where they are of different machines or commits."""
+    for name in ("schema", "machine", "commit"):
+        if any(one[name] != records[0][name] for one in records):
+            raise SystemExit(f"the records differ in {name}: {', '.join(str(one[name]) for one in records)}")
+    shapes: dict[tuple[int, ...], dict[str, Any]] = {}
+    memory: dict[str, Any] = {}
+    for one in records:
+        for row in one["shapes"]:
+            key = tuple(row[field] for field in ("states", "symbols", "length", "sequences"))
+            shapes[key] = shapes.get(key, {}) | row
+        memory |= one.get("memory", {})
+    merged = {"commands": [one["command"] for one in records], "shapes": list(shapes.values())}
+    return merged | ({"memory": memory} if memory else {})
 
 
 def gpu_memory(device: torch.device) -> dict[str, Any]:
@@ -185,34 +278,29 @@ def gpu_memory(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def on_cpu(device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for states, symbols, length, ours, theirs in CPU_SHAPES:
-        parameters, tokens = data_for(states, symbols, length, ours, device)
-        peer = hmmlearn_seconds(parameters.to(dtype=torch.float64), tokens[:theirs])
-        seconds = median_seconds(lambda: expect(parameters, tokens), device, 5)
-        rows.append(
-            {
-                "states": states, "symbols": symbols, "length": length, "sequences": ours,
-                "ours_tokens_per_second": ours * length / seconds,
-                "hmmlearn_tokens_per_second": theirs * length / peer if peer else None,
-                "accuracy": accuracy(parameters, tokens[:200]),
-            }
-        )  # fmt: skip
-        print(rows[-1], flush=True)
-    return rows
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=None, help="a folder with unpacked packages of peers")
+    parser.add_argument("--cutlass", type=Path, default=None, help="a folder that holds include/cute; see above")
+    parser.add_argument("--only", nargs="+", choices=["ours", "memory", *SECONDS], default=None)
+    parser.add_argument("--shape", nargs="+", type=int, default=[], help="numbers of shapes, from 0")
+    parser.add_argument("--merge", nargs="+", type=Path, default=None, help="records of parts, to join")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
     options = parser.parse_args()
+    if options.merge:
+        record.write("hmm_em", merge([json.loads(path.read_text()) for path in options.merge]), options.out)
+        return
     if options.peers:
         sys.path.insert(0, str(options.peers.resolve()))
+    headers = find_cutlass([options.cutlass, options.peers])
+    if headers is not None:
+        os.environ["PYJUICE_CUTLASS_PATH"] = str(headers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    values: dict[str, Any] = {"shapes": on_gpu(device) if device.type == "cuda" else on_cpu(device)}
-    if device.type == "cuda":
+    peers = ["pomegranate", "pyjuice"] if device.type == "cuda" else ["hmmlearn"]
+    only = options.only or ["ours", *peers, *(["memory"] if device.type == "cuda" else [])]
+    shaped = [name for name in only if name != "memory"]
+    values: dict[str, Any] = {"shapes": measure(device, shaped, options.shape) if shaped else []}
+    if "memory" in only:
         values["memory"] = gpu_memory(device)
     record.write("hmm_em", values, options.out)
 
