@@ -8,7 +8,7 @@ from enumeration import best
 
 from shoestring.core.schema import encode
 from shoestring.hmm.parameters import HmmError, Parameters, random_parameters
-from shoestring.hmm.sampling import sample, stationary
+from shoestring.hmm.sampling import from_sentence_start, sample, stationary
 from shoestring.hmm.show import Move, Word, describe, explain, explanation_lines, find_words
 
 WORDS = ("the", "dog", "cat", "ran", ".")
@@ -71,11 +71,32 @@ def test_with_an_end_the_time_is_that_of_sequence_after_sequence() -> None:
     assert drawn.count("a") / len(drawn) == pytest.approx(2 / 3, abs=0.03)
 
 
-def test_sentences_are_those_of_sample() -> None:
-    model = story_model()
+def test_sentences_begin_with_their_first_word_though_rows_begin_anywhere() -> None:
+    middle = torch.tensor([0, 0, 1, 0], dtype=torch.float64)  # every row begins with a verb
+    found = describe(story_model()._replace(start=middle), WORDS, sentences=400, length=12, seed=5).sentences
+    assert set(found) == {f"the {animal} {rest}" for animal in ("dog", "cat") for rest in ("ran .", ".")}
+    assert describe(story_model(), WORDS, sentences=1, length=2, seed=5).sentences[0].split()[0] == "the"
+
+
+def test_a_sentence_begins_as_often_with_a_word_as_in_a_long_text() -> None:
+    words, closing = ("he", "she", '"', ".", "!"), '".!'
+    model = random_parameters(4, 5, 3, concentration=0.5)
+    text = [words[token] for token in sample(model, 1, 40_000, seed=1).tokens[0].tolist()]
+    firsts, ended = [], False
+    for word in text:
+        if ended and word not in closing:
+            firsts.append(word)
+        ended = word in ".!" or (ended and word in closing)
+    drawn = [row[0] for row in from_sentence_start(model, words, 20_000, 1, seed=2)]
+    assert set(drawn) == {0, 1}
+    assert drawn.count(0) / len(drawn) == pytest.approx(firsts.count("he") / len(firsts), abs=0.02)
+
+
+def test_without_a_mark_that_ends_sentences_rows_are_those_of_sample() -> None:
+    model, words = random_parameters(3, 5, 2), tuple("abcde")
     drawn = sample(model, 3, 12, seed=5).tokens.tolist()
-    found = describe(model, WORDS, sentences=3, length=12, seed=5).sentences
-    assert [*found] == [" ".join(WORDS[token] for token in row) for row in drawn]
+    found = describe(model, words, sentences=3, length=12, seed=5).sentences
+    assert [*found] == [" ".join(words[token] for token in row) for row in drawn]
     for text in describe(story_model(end=True), WORDS, sentences=20, length=40).sentences:
         assert text.endswith(".") or len(text.split()) == 40
 
@@ -89,6 +110,12 @@ def test_the_path_of_a_sentence() -> None:
     ids = [0, 3, 3, 1, 4, 2]
     path = explain(model.to(dtype=torch.float32), WORDS, ids)
     assert tuple(step.state for step in path) == best(model, ids)[0]
+
+
+def test_a_part_of_the_states_is_not_said_to_be_all() -> None:
+    lines = describe(story_model(), WORDS, top=2, sentences=0).lines(1)
+    assert lines[0].startswith("4 states")
+    assert len(lines) == 3
 
 
 def test_lines_say_it_in_text() -> None:

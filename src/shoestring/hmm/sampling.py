@@ -15,6 +15,9 @@ from torch import Tensor
 from shoestring.core.seeds import derive
 from shoestring.hmm.parameters import HmmError, Parameters
 
+_MOST_CLOSING = 16
+"""Tokens drawn in excess: marks that still belong to the sentence before."""
+
 
 class Samples(NamedTuple):
     tokens: Int[Tensor, "N L"]
@@ -54,6 +57,43 @@ def sample(parameters: Parameters, sequences: int, length: int, seed: int) -> Sa
         state = draw(moves[state])
     device = parameters.device
     return Samples(tokens.to(device), states.to(device), None if ends is None else lengths.to(device))
+
+
+SENTENCE_ENDS = frozenset(".!?")
+"""The marks that end a sentence."""
+CLOSING = SENTENCE_ENDS | frozenset("\"'”’")
+"""Marks that may follow the end, and still belong to it."""
+
+
+def sentence_start(parameters: Parameters, alphabet: Sequence[str]) -> Float[Tensor, " H"] | None:
+    """The distribution of states right after the end of a sentence, in float64, in a long text of the model.
+
+    None where the model has end probabilities, whose rows begin at a start of their own, or no mark ends a sentence.
+    """
+    ends = [index for index, word in enumerate(alphabet) if word in SENTENCE_ENDS]
+    if parameters.end is not None or not ends:
+        return None
+    exact = parameters.to("cpu", torch.float64)
+    ending = stationary(exact.transition) * exact.emission[:, ends].sum(1)
+    return ending / ending.sum() @ exact.transition if ending.sum() > 0 else None
+
+
+def from_sentence_start(
+    parameters: Parameters, alphabet: Sequence[str], sequences: int, length: int, seed: int
+) -> list[list[int]]:
+    """Sequences of at most `length` tokens, from the first word of a sentence on where the model knows sentences.
+
+    A row of a fit may begin anywhere in a sentence, so the model's own start is mostly in the middle of one.
+    """
+    start = sentence_start(parameters, alphabet)
+    if start is None:
+        drawn = sample(parameters, sequences, length, seed)
+        sizes = [length] * sequences if drawn.lengths is None else drawn.lengths.tolist()
+        return [row[:size] for row, size in zip(drawn.tokens.tolist(), sizes)]
+    more = length + _MOST_CLOSING
+    rows = sample(parameters.to("cpu", torch.float64)._replace(start=start), sequences, more, seed).tokens.tolist()
+    firsts = [next((at for at, token in enumerate(row) if alphabet[token] not in CLOSING), 0) for row in rows]
+    return [row[first : first + length] for row, first in zip(rows, firsts)]
 
 
 def continue_rows(

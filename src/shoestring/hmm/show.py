@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoestring.hmm.inference import token_log_probs, viterbi
 from shoestring.hmm.parameters import HmmError, Parameters
-from shoestring.hmm.sampling import sample, stationary
+from shoestring.hmm.sampling import CLOSING, SENTENCE_ENDS, from_sentence_start, stationary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,12 @@ class Description:
     sentences: tuple[str, ...]
     """Drawn from the model, words separated by spaces."""
 
-    def lines(self) -> list[str]:
-        """The description as text: for every state a line of words and a line of moves, then the sentences."""
+    def lines(self, most: int | None = None) -> list[str]:
+        """The description as text: for each of the `most` first states, or for all, a line of words and a line of
+        moves; then the sentences."""
         wide = len(str(max(state.state for state in self.states)))
         found = [f"{len(self.states)} states over {self.symbols} words, the most visited first"]
-        for state in self.states:
+        for state in self.states[:most]:
             share, words = f"{state.stationary:6.2%}", _words(state.words)
             moves = ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves)
             found.append(f"state {state.state:>{wide}}  {share}  {words}")
@@ -88,6 +89,8 @@ def describe(
 ) -> Description:
     """The states with their `top` words and moves, and some sampled sentences of at most `length` words.
 
+    A sentence is drawn from its first word to its end, where marks of the alphabet end sentences.
+
     For a model with end probabilities, the stationary distribution is that of one sequence after another, each from a
     new start.
     """
@@ -106,10 +109,18 @@ def describe(
         )
         for i in shares.sort(descending=True, stable=True).indices.tolist()
     )
-    drawn = sample(exact, sentences, length, seed)
-    sizes = [length] * sentences if drawn.lengths is None else drawn.lengths.tolist()
-    texts = (" ".join(alphabet[token] for token in row[:size]) for row, size in zip(drawn.tokens.tolist(), sizes))
-    return Description(symbols=parameters.symbols, states=states, sentences=tuple(texts))
+    rows = from_sentence_start(exact, alphabet, sentences, length, seed)
+    named = [[alphabet[token] for token in row] for row in rows]
+    if exact.end is None:
+        named = [_first_sentence(words) for words in named]
+    return Description(symbols=parameters.symbols, states=states, sentences=tuple(map(" ".join, named)))
+
+
+def _first_sentence(words: list[str]) -> list[str]:
+    """The words to the first mark that ends a sentence, with the marks that follow it; all where none does."""
+    end = next((at for at, word in enumerate(words) if word in SENTENCE_ENDS), len(words))
+    past = next((at for at, word in enumerate(words[end:], start=end) if word not in CLOSING), len(words))
+    return words[:past]
 
 
 def find_words(words: Sequence[str], alphabet: Sequence[str]) -> list[int]:
