@@ -18,6 +18,7 @@ from shoestring.hmm.parameters import load
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
+from shoestring.track import read_lines
 
 RECIPE = """
 [run]
@@ -66,6 +67,12 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
     scores = last_json(scored.stdout)
     assert scores["impossible"] == 0
     assert scores["baselines"]["bigram_corpus"]["kl_of_model"] > 0  # type: ignore[index]
+    metrics = read_lines(RunFolder(folder).metrics)
+    compared = next(line for line in reversed(metrics) if "heldout_loss" in line)
+    for name, losses in told["evaluation"]["baselines"].items():  # type: ignore[index]
+        assert compared[f"loss_of_{name}"] == losses
+        assert min(compared[f"kl_of_{name}"], compared[f"kl_to_{name}"]) > 0
+    assert sum("kl_of_uniform" in line for line in metrics) == 4, "at every evaluation"
     shown = shoestring("hmm", "show", folder, "--sentence", "She was very happy.")
     assert shown.returncode == 0, shown.stderr
     assert "sentences drawn from the model" in shown.stdout
@@ -77,6 +84,20 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
     assert unknown.returncode == 2
     assert '"dgo"' in unknown.stderr
     assert "nearest" in unknown.stderr
+    model = RunFolder(folder).model
+    assert shoestring("hmm", "show", model).stdout.splitlines()[0] == shown.stdout.splitlines()[0]
+    (tmp_path / "other.txt").write_text("She was very happy. He was xyzzy.")
+    for place in (folder, model):
+        other = shoestring("hmm", "score", place, "--data", f"text:{tmp_path / 'other.txt'}")
+        assert other.returncode == 0, other.stderr
+        assert "1 of 2 sentences use only the 300 words" in other.stdout
+        assert ("bigram corpus" in other.stdout) == (place == folder)
+    assert "--data SOURCE" in shoestring("hmm", "score", model).stderr
+    (store,) = (tmp_path / "stores").iterdir()
+    rows = last_json(shoestring("data", "show", store, "--rows", "2", "--json").stdout)
+    assert [len(row["documents"][0].split()) for row in rows["rows"]] == [20, 20]  # type: ignore[union-attr]
+    assert "sentences use only the" in shoestring("data", "check", store).stdout
+    assert "sentences use only the" in fitted.stderr
 
 
 @pytest.mark.slow
@@ -108,6 +129,7 @@ def test_a_grid_says_its_time_first_and_skips_what_is_done(tiny_hmm: Path, tmp_p
     result = shoestring("hmm", "fit", tiny_hmm, *options)
     assert result.returncode == 0, result.stderr
     assert "2 fits" in result.stderr
+    assert "Grid: plan against actual" in result.stderr
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"tiny-hmm-states4", "tiny-hmm-states6"}
     again = shoestring("hmm", "fit", tiny_hmm, *options)
     assert again.stderr.count("is finished") == 2

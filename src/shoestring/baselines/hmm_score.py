@@ -98,33 +98,55 @@ def score(
     few for that corpus. Rows are scored in chunks of about `limit_bytes`; tokens may lie on another device. In float32,
     rows that underflow are scored again in float64, so that `impossible` does not depend on the type's range.
     """
-    check_tokens(tokens, parameters.symbols, lengths)
-    rows, positions = tokens.shape
-    if not rows:
-        raise HmmError("there are no sequences to score")
-    baselines = in_context(parameters.symbols, alpha, parameters.device)
-    if corpus_counts is not None:
-        bigram_prior = best_prior(corpus_counts) if bigram_prior is None else bigram_prior
-        baselines |= from_corpus(corpus_counts, parameters, bigram_prior)
-    elif bigram_prior is not None:
-        raise HmmError(f"bigram_prior = {bigram_prior}: it needs corpus_counts")
-    sizes = torch.full((rows,), positions) if lengths is None else lengths.cpu().long()
-    values = torch.zeros(1 + 3 * len(baselines), int(sizes.max()), dtype=torch.float64, device=parameters.device)
-    sums = _Sums(
-        values, torch.zeros_like(values[:, 0]), torch.zeros_like(values[0], dtype=torch.int64), values.new_zeros(3)
-    )
-    impossible = 0
-    # rows of similar length together, so that little work is spent beyond their ends
-    order = torch.arange(rows) if lengths is None else sizes.argsort(descending=True, stable=True)
-    for picked in order.split(_rows_within(limit_bytes, parameters, positions)):
-        doubtful = picked[_add_rows(sums, parameters, tokens, sizes, picked, baselines)]
-        if len(doubtful) and parameters.dtype != torch.float64:
-            exact = parameters.to(dtype=torch.float64)
-            # half as many rows, because a float64 takes twice the bytes
-            parts = doubtful.split(-(-len(picked) // 2))
-            doubtful = torch.cat([some[_add_rows(sums, exact, tokens, sizes, some, baselines)] for some in parts])
-        impossible += len(doubtful)
-    return _scores(sums, list(baselines), rows - impossible, impossible, alpha, bigram_prior)
+    return Scorer(parameters, corpus_counts, alpha, bigram_prior)(parameters, tokens, lengths, limit_bytes)
+
+
+class Scorer:
+    """The baselines, made once for many scorings; arguments as for `score`.
+
+    `like` is a model of the same alphabet, on the device of all that are scored.
+    """
+
+    def __init__(
+        self,
+        like: Parameters,
+        corpus_counts: Counts | None = None,
+        alpha: float = 1.0,
+        bigram_prior: float | None = None,
+    ):
+        self._baselines, self._alpha = in_context(like.symbols, alpha, like.device), alpha
+        if corpus_counts is not None:
+            bigram_prior = best_prior(corpus_counts) if bigram_prior is None else bigram_prior
+            self._baselines |= from_corpus(corpus_counts, like, bigram_prior)
+        elif bigram_prior is not None:
+            raise HmmError(f"bigram_prior = {bigram_prior}: it needs corpus_counts")
+        self._prior = bigram_prior
+
+    def __call__(
+        self, parameters: Parameters, tokens: Tokens, lengths: Lengths = None, limit_bytes: int = LIMIT_BYTES
+    ) -> Scores:
+        check_tokens(tokens, parameters.symbols, lengths)
+        rows, positions = tokens.shape
+        if not rows:
+            raise HmmError("there are no sequences to score")
+        baselines = self._baselines
+        sizes = torch.full((rows,), positions) if lengths is None else lengths.cpu().long()
+        values = torch.zeros(1 + 3 * len(baselines), int(sizes.max()), dtype=torch.float64, device=parameters.device)
+        sums = _Sums(
+            values, torch.zeros_like(values[:, 0]), torch.zeros_like(values[0], dtype=torch.int64), values.new_zeros(3)
+        )
+        impossible = 0
+        # rows of similar length together, so that little work is spent beyond their ends
+        order = torch.arange(rows) if lengths is None else sizes.argsort(descending=True, stable=True)
+        for picked in order.split(_rows_within(limit_bytes, parameters, positions)):
+            doubtful = picked[_add_rows(sums, parameters, tokens, sizes, picked, baselines)]
+            if len(doubtful) and parameters.dtype != torch.float64:
+                exact = parameters.to(dtype=torch.float64)
+                # half as many rows, because a float64 takes twice the bytes
+                parts = doubtful.split(-(-len(picked) // 2))
+                doubtful = torch.cat([some[_add_rows(sums, exact, tokens, sizes, some, baselines)] for some in parts])
+            impossible += len(doubtful)
+        return _scores(sums, list(baselines), rows - impossible, impossible, self._alpha, self._prior)
 
 
 class _Sums(NamedTuple):

@@ -26,8 +26,11 @@ def data() -> None:
 def check(store: Path, terminal: options.Terminal) -> options.Result:
     """Read a whole store and verify its checksums."""
     from shoestring.core.units import Bytes, Count
+    from shoestring.data.store.sentence_store import find_rows
     from shoestring.data.store.store import Store
 
+    if (file := find_rows(store)) is not None:
+        return _check_sentences(file, terminal)
     opened = Store(store)
     opened.verify()
     manifest = opened.manifest
@@ -39,6 +42,22 @@ def check(store: Path, terminal: options.Terminal) -> options.Result:
     terminal.left_out(manifest.ledger)
     terminal.say(f"{Bytes(manifest.bytes).short()}, tokenizer {manifest.tokenizer}, {manifest.vocab_size:,} ids")
     return {"store": str(store), **manifest.to_dict()}
+
+
+def _check_sentences(file: Path, terminal: options.Terminal) -> options.Result:
+    """Read the rows of an HMM, whose checksum covers every byte."""
+    from shoestring.core.units import Bytes
+    from shoestring.data.store.sentence_store import read_rows
+
+    rows = read_rows(file)
+    lines = [
+        (name, f"{ledger['sentences']:,}", f"{ledger['kept']:,}", f"{ledger['tokens']:,}", f"{len(split):,}")
+        for name, split in (("train", rows.train), ("heldout", rows.heldout))
+        for ledger in [rows.ledger[name]]
+    ]
+    terminal.table(f"{file} is whole", ("split", "sentences", "kept", "tokens", "rows"), lines)
+    terminal.say(f"{rows.reason}\n{Bytes(file.stat().st_size).short()}, {len(rows.alphabet):,} words")
+    return {"store": str(file), "alphabet": list(rows.alphabet), "ledger": rows.ledger}
 
 
 def _per_token(split: SplitEntry) -> str:
@@ -61,8 +80,13 @@ def show(
 
     from shoestring.core.errors import DataError
     from shoestring.data.pack.packed import PackedSource
+    from shoestring.data.store.sentence_store import find_rows
     from shoestring.data.store.store import Store
 
+    if (file := find_rows(store)) is not None:
+        if length is not None or packing != "concat":
+            raise DataError("--length, --packing: the rows of an HMM are shown as they were made; leave them out")
+        return _show_sentences(file, split, first, rows, terminal)
     opened = Store(store)
     length = length or (opened.manifest.row - 1 if opened.manifest.row else 128)
     source = opened.split(split, length) if packing == "concat" else PackedSource(opened, split, length, packing)
@@ -80,3 +104,24 @@ def show(
         shown.append({"row": number, "documents": texts})
         terminal.say("\n".join([f"row {number}", *(f"  {text!r}" for text in texts)]))
     return {"store": str(store), "split": split, "length": length, "rows": shown}
+
+
+def _show_sentences(file: Path, split: str, first: int, rows: int, terminal: options.Terminal) -> options.Result:
+    """Print rows of an HMM as words; a sentence may continue in the next row."""
+    from shoestring.core.errors import DataError
+    from shoestring.data.store.sentence_store import read_rows
+
+    opened = read_rows(file)
+    splits = {"train": opened.train, "heldout": opened.heldout}
+    if split not in splits:
+        raise DataError(f"--split {split}: {file} has train and heldout")
+    kept = splits[split]
+    if first >= len(kept):
+        raise DataError(f"--first {first}: {file} has {len(kept):,} {split} rows, numbered from 0")
+    shown = [
+        {"row": number, "documents": [" ".join(opened.alphabet[token] for token in kept[number].tolist())]}
+        for number in range(first, min(first + rows, len(kept)))
+    ]
+    for row in shown:
+        terminal.say(f"row {row['row']}\n  {row['documents'][0]!r}")  # type: ignore[index]
+    return {"store": str(file), "split": split, "length": int(kept.shape[1]), "rows": shown}

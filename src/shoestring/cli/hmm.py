@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shoestring.cli import options
+
+model_path = click.argument("model", type=options.PATH, metavar="MODEL")
 
 
 @click.group()
@@ -45,40 +49,84 @@ def fit(
         raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
     if over and plan is not None:
         raise UserError("--plan and --over: a plan is of one fit; leave one of them out")
+    if over and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--over: a grid runs in one process; give each fit to torchrun alone, or run without torchrun")
     if over:
         total, lines = plan_grid(recipes, terminal)
         terminal.table("Grid", ("run", "epochs", "per epoch", "seconds"), lines)
         terminal.say(f"{len(recipes)} fits, {total} in all\n")
-    one = len(recipes) == 1
-    results = [run_in_terminal(loaded, terminal, plan, time, Clock() if one else Clock(0.0)) for loaded in recipes]
+    results = [run_in_terminal(loaded, terminal, plan, time, Clock(0.0) if over else Clock()) for loaded in recipes]
     reported = [result for result in results if result is not None]
+    if over:
+        _grid_table(reported, terminal)
     return {"runs": reported} if len(reported) > 1 else next(iter(reported), None)
 
 
+def _grid_table(runs: Sequence[dict[str, Any]], terminal: options.Terminal) -> None:
+    """The plan of each fit of a grid against what happened."""
+    from shoestring.core.records import Outcome, Plan
+    from shoestring.core.run_folder import RunFolder
+    from shoestring.studies.sweep import grid_against_plan
+
+    folders = [RunFolder(run["run"]) for run in runs]
+    finished = [(folder.path.name, Plan.read(folder.plan), Outcome.read(folder.done)) for folder in folders]
+    head = ("run", "epochs", "planned", "actual", "difference", "held-out loss")
+    terminal.table("Grid: plan against actual", head, grid_against_plan(finished))
+
+
 @hmm.command()
-@options.run_path
+@model_path
+@click.option(
+    "--data", metavar="SOURCE", help="Score this instead, named as in data.source: text:PATH, store:FOLDER, …"
+)
+@click.option("--split", help="Of a store: train or heldout; default: heldout where it has one.")
+@click.option("--rows", type=click.IntRange(min=1), default=16384, show_default=True, help="The most rows of --data.")
+@click.option("--length", type=click.IntRange(min=1), help="Tokens per row of a text; default: as the run, or 100.")
+@click.option("--unique", is_flag=True, help="Score each distinct sentence of a text once.")
 @options.output
-def score(run: Path, terminal: options.Terminal) -> options.Result:
-    """Score a fitted model on its held-out rows, causally.
+def score(
+    model: Path,
+    data: str | None,
+    split: str | None,
+    rows: int,
+    length: int | None,
+    unique: bool,
+    terminal: options.Terminal,
+) -> options.Result:
+    """Score a fitted model causally, on its held-out rows or on any other text or store.
 
-    Shows the baselines that only count, in context and from the corpus, and the divergence of the model from each.
+    MODEL is the run folder of an HMM, or its model file. Of a text, the sentences are scored that use only the model's
+    words. Shows the baselines that only count, in context and from the training rows, and the divergence of the model
+    from each.
     """
+    from shoestring.core.errors import UserError
+    from shoestring.core.specs import SourceSpec
     from shoestring.report.scores import with_error
-    from shoestring.runs.hmm_trainee import score_run
+    from shoestring.runs.hmm_scoring import Other, score_model
 
-    scores = score_run(run)
+    other = None
+    if data is not None:
+        source = SourceSpec(data)
+        if problem := source.problem():
+            raise UserError(f'--data "{data}": {problem}')
+        other = Other(source=source, split=split, rows=rows, length=length, unique=unique)
+    elif split or length or unique:
+        raise UserError("--split, --length and --unique are of --data; leave them out, or name a source")
+    scores, what, notes = score_model(model, other)
     columns = ("loss", "last_token_loss", "kl_of_model", "kl_of_baseline")
     loss = "infinite" if scores.loss is None else with_error(scores.loss, scores.loss_error)
-    rows: list[tuple[str, ...]] = [("this model", loss, _three(scores.last_token_loss), "", "")]
-    rows += [
+    lines: list[tuple[str, ...]] = [("this model", loss, _three(scores.last_token_loss), "", "")]
+    lines += [
         (name.replace("_", " "), *(_three(getattr(losses, column)) for column in columns))
         for name, losses in scores.baselines.items()
     ]
     head = ("baseline", "nats per token", "last token", "KL(model ‖ it)", "KL(it ‖ model)")
-    terminal.table(f"Held out: {scores.sequences:,} rows, {scores.tokens:,} predictions", head, rows)
+    terminal.table(f"{what}: {scores.sequences:,} rows, {scores.tokens:,} predictions", head, lines)
     if scores.impossible:
         terminal.say(f"{scores.impossible:,} rows have probability zero and are left out")
-    return scores.to_dict()
+    for note in notes:
+        terminal.say(note)
+    return {"scored": what, "notes": notes, **scores.to_dict()}
 
 
 def _three(value: float | None) -> str:
@@ -86,7 +134,7 @@ def _three(value: float | None) -> str:
 
 
 @hmm.command()
-@click.argument("model", type=options.PATH, metavar="MODEL")
+@model_path
 @click.option("--rows", required=True, metavar="COUNT", help="Training rows, such as 2B.")
 @click.option("--length", required=True, type=click.IntRange(min=1), help="Tokens per row.")
 @click.option("--out", required=True, type=options.PATH, metavar="FOLDER", help="Folder of the store.")
@@ -131,30 +179,28 @@ def sample(
 
 
 @hmm.command()
-@options.run_path
+@model_path
 @click.option("--states", type=click.IntRange(min=1), default=20, help="How many states, the most visited first.")
 @click.option("--sentence", help="Explain this sentence by its most likely path of states.")
 @options.output
-def show(run: Path, states: int, sentence: str | None, terminal: options.Terminal) -> options.Result:
+def show(model: Path, states: int, sentence: str | None, terminal: options.Terminal) -> options.Result:
     """Show what the states of a fitted model mean.
 
+    MODEL is the run folder of an HMM, or its model file.
     Prints top words, likely moves, the share of time in each state, sampled sentences, and the path of a sentence.
     """
-    from dataclasses import replace
-
-    from shoestring.core.run_folder import RunFolder
     from shoestring.core.schema import encode
     from shoestring.data.tokenize.tokenizers import words_of
     from shoestring.hmm.show import describe, explain, explanation_lines, find_words
-    from shoestring.runs.trained_model import load_hmm
+    from shoestring.runs.trained_model import alphabet_of, read_hmm
 
-    model = load_hmm(RunFolder.open(run))
-    alphabet = model.alphabet or ()
-    description = describe(model.parameters, alphabet)
+    saved = read_hmm(model)
+    alphabet = alphabet_of(saved)
+    description = describe(saved.parameters, alphabet)
     result: dict[str, Any] = {"states": encode(description)}
-    lines = replace(description, states=description.states[:states]).lines()
+    lines = description.lines(states)
     if sentence is not None:
-        steps = explain(model.parameters, alphabet, find_words(words_of(sentence), alphabet))
+        steps = explain(saved.parameters, alphabet, find_words(words_of(sentence), alphabet))
         result["sentence"] = [encode(step) for step in steps]
         lines += explanation_lines(steps)
     terminal.say("\n".join(lines))

@@ -86,5 +86,6 @@ def _prepare_rows(task: HmmTask, terminal: options.Terminal) -> options.Result:
         for (name, ledger), split in zip(sorted(store.ledger.items()), (store.heldout, store.train))
     ]
     terminal.table("Rows", ("split", "sentences", "kept", "tokens", "rows"), rows)
+    terminal.say(store.reason)
     terminal.say(f"rows: {store.path}")
     return {"rows": str(store.path), "alphabet": list(store.alphabet), "ledger": store.ledger}

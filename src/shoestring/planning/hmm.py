@@ -36,6 +36,7 @@ def plan_hmm(
     spent: float = 0.0,
     correction: Correction = NO_HISTORY,
     devices: int = 1,
+    rows_reason: str = "",
 ) -> Plan:
     """The plan for `rows` training rows; `spent` seconds of the time budget are gone.
 
@@ -88,7 +89,7 @@ def plan_hmm(
             "disk",
         )
     table = [
-        ("rows", Count(rows).short(), f"of {length} tokens"),
+        ("rows", Count(rows).short(), "; ".join(filter(None, (f"of {length} tokens", rows_reason)))),
         ("micro-batch", f"at most {split.per_device:,} rows", split.reason),
         *(("devices", str(devices), note) for note in devices_note(devices, profile)),
         ("updates", f"{updates:,} per epoch", f'hmm.update = "{hmm.update}"'),

@@ -97,13 +97,15 @@ def divergence_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     """Divergence of the model from each baseline during training; None where the metrics have none."""
     tokens = _tokens_by_step(metrics)
     compared = [line for line in metrics if any(name.startswith("kl_of_") for name in line)]
-    names = [name.removeprefix("kl_of_") for name in (compared[0] if compared else ()) if name.startswith("kl_of_")]
+    found = [name for line in compared for name in line if name.startswith("kl_of_")]
+    names = [name.removeprefix("kl_of_") for name in dict.fromkeys(found)]
     if not names or not any("tokens" in line for line in metrics):
         return None
     values = [
         {"tokens": tokens(line["step"]), "loss": max(line[f"kl_of_{name}"], 1e-4), "what": name}
         for line in compared
         for name in names
+        if f"kl_of_{name}" in line
     ]
     last = max(v["tokens"] for v in values)
     x, colour = _token_axis(last), _colour(names)

@@ -78,11 +78,13 @@ class HmmTask(Task):
     def make_plan(
         self, profile: Profile, spent: float = 0.0, devices: int = 1, correction: Correction = NO_HISTORY
     ) -> Plan:
-        return plan_hmm(self.recipe, profile, len(self.rows().train), spent, correction, devices)
+        rows = self.rows()
+        return plan_hmm(self.recipe, profile, len(rows.train), spent, correction, devices, rows.reason)
 
     def prepare(self, plan: Plan, reporter: Reporter) -> None:  # noqa: ARG002
         rows, length = self.rows(), self.recipe.data.length
         reporter.say(f"{len(rows.train):,} rows of {length} tokens, {len(rows.heldout):,} held out: {rows.path}")
+        reporter.say(rows.reason)
 
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:
         from shoestring.runs.hmm_trainee import HmmTrainee

@@ -5,31 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from shoestring.baselines.hmm_score import Scores, score
+from shoestring.baselines.hmm_score import Scorer, Scores
 from shoestring.baselines.ngram import count
 from shoestring.core.clock import Clock
-from shoestring.core.errors import RunError
 from shoestring.core.records import Evaluation, Plan, StateRow, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
-from shoestring.data.store.sentence_store import SentenceStore
 from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.fit import Epoch, Fit, FitSettings
-from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, save
 from shoestring.hmm.progress import Tally, Trial, load_progress, save_progress
 from shoestring.hmm.show import describe
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.probe.machine import pick_device
 from shoestring.runs.hmm_task import HmmTask
-from shoestring.runs.task import task_of
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training.checkpoint import State
@@ -85,6 +79,7 @@ class HmmTrainee(Trainee):
         self.per_device, self.scored_rows = plan.per_device, task.recipe.evaluate.rows
         self._heldout = torch.from_numpy(self.rows.scored(self.scored_rows).astype("int64"))
         self._scores: Scores | None = None
+        self._scorer: Scorer | None = None
 
     def build(self, fresh: bool) -> None:  # noqa: ARG002
         self.fit = Fit(
@@ -173,12 +168,17 @@ class HmmTrainee(Trainee):
         return EpochEnds(every, per_epoch, self._compared, self._settings.restarts - 1)
 
     def score(self) -> dict[str, float]:
-        log_p = token_log_probs(self.fit.parameters, self._heldout).log_probabilities
-        return {"heldout_loss": -float(log_p.double().mean())}
+        return metrics_of(self._score())
 
     def evaluate(self, state: State) -> Evaluation:
-        self._scores = score_rows(self.fit.parameters, self.rows, self.scored_rows)
+        self._scores = self._score()
         return as_evaluation(self._scores, self.label(state))
+
+    def _score(self) -> Scores:
+        parameters = self.fit.parameters
+        if self._scorer is None:
+            self._scorer = Scorer(parameters, count([self.rows.train], len(self.rows.alphabet)))
+        return self._scorer(parameters, self._heldout)
 
     def write_results(self, folder: RunFolder) -> int:
         assert self._scores is not None, "it was evaluated"
@@ -244,23 +244,21 @@ def state_table(parameters: Parameters, alphabet: Sequence[str], most: int = 30)
     return StateTable(rows=rows, sentences=description.sentences)
 
 
-def score_rows(parameters: Parameters, rows: SentenceStore, most: int | None = None) -> Scores:
-    """Scores on held-out rows, causally, beside the baselines in context and from the training rows."""
-    counts = count([rows.train], len(rows.alphabet))
-    return score(parameters, torch.from_numpy(rows.scored(most).astype("int64")), corpus_counts=counts)
+def metrics_of(scores: Scores) -> dict[str, float]:
+    """The metrics of a scoring: the model's losses, and each baseline's loss with its divergences from the model.
 
-
-def score_run(run: Path) -> Scores:
-    """Score a fitted run's model on all its held-out rows."""
-    from shoestring.runs.trained_model import load_hmm  # loads what networks need
-
-    folder = RunFolder.open(run)
-    model, task = load_hmm(folder), task_of(folder.read_recipe())
-    assert isinstance(task, HmmTask), "its run holds a fitted HMM"
-    rows = task.rows()
-    if rows.alphabet != model.alphabet:
-        raise RunError(f"{folder.model} has another alphabet than {rows.path}")
-    return score_rows(model.parameters.to(pick_device(), torch.float32), rows)
+    `kl_of_X` is KL(X ‖ model), as in the metrics of a network, and `kl_to_X` is KL(model ‖ X). A divergence that is
+    infinite is left out.
+    """
+    named: dict[str, float | None] = {
+        "heldout_loss": math.inf if scores.impossible else scores.loss,
+        "heldout_last_token_loss": scores.last_token_loss,
+    }
+    for name, baseline in scores.baselines.items():
+        named[f"loss_of_{name}"] = baseline.loss
+        named[f"kl_of_{name}"] = baseline.kl_of_baseline
+        named[f"kl_to_{name}"] = baseline.kl_of_model
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def as_evaluation(scores: Scores, epochs: int) -> Evaluation:

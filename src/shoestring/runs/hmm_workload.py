@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from shoestring.baselines.hmm_score import Scorer
+from shoestring.baselines.ngram import count
 from shoestring.core.files import make_folder
 from shoestring.core.seeds import derive
 from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.expect import Counts
 from shoestring.hmm.fit import learn
-from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.parameters import random_parameters
 from shoestring.hmm.progress import Progress, Trial, save_progress
 from shoestring.probe.meter import Meter, memory_errors
@@ -45,6 +46,7 @@ class HmmWorkload:
         """The share of the running statistics that an update replaces."""
         self._counts: Counts | None = None
         self._statistics: Counts | None = None
+        self._scorer: Scorer | None = None
         self._made = torch.empty((0, self._length), dtype=torch.int32)
         self._order = torch.arange(0)
 
@@ -79,13 +81,17 @@ class HmmWorkload:
             self.update()
 
     def validate(self, batch: int) -> None:
+        """As in a fit: beside all baselines, which are made once."""
         with memory_errors():
-            token_log_probs(self._parameters, self._rows(batch))
+            rows = self._rows(batch).long()
+            if self._scorer is None:
+                self._scorer = Scorer(self._parameters, count([rows.numpy()], self._symbols))
+            self._scorer(self._parameters, rows)
             self._meter.wait()
 
     def forget(self) -> None:
         """Drop also what the engine has recorded."""
-        self._counts = self._statistics = None
+        self._counts = self._statistics = self._scorer = None
         self._count = engine_of_updates(self._meter.device)
 
     def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:

@@ -96,6 +96,8 @@ def load_hmm(folder: RunFolder) -> Saved:
     """The fitted model of an HMM's run."""
     from shoestring.hmm.parameters import load
 
+    if folder.read_recipe().kind != "hmm":
+        raise RunError(f"{folder.path} holds no fitted HMM: it is the run of a network")
     if not folder.model.is_file():
         raise RunError(f"{folder.path} holds no fitted HMM yet: it has no {folder.model.name}")
     return load(folder.model)
@@ -144,11 +146,27 @@ def _text(tokenizer: Tokenizer, ids: list[int], prompt: int) -> str:
 
 
 def _generate_hmm(folder: RunFolder, prompt: str, tokens: int, count: int, seed: int) -> list[str]:
-    from shoestring.hmm.sampling import continue_rows
+    from shoestring.hmm.sampling import continue_rows, from_sentence_start
     from shoestring.hmm.show import find_words
 
     saved = load_hmm(folder)
-    alphabet = saved.alphabet or tuple(map(str, range(saved.parameters.symbols)))
-    begun = find_words(words_of(prompt), alphabet) if prompt else []
-    rows = continue_rows(saved.parameters, begun, count, tokens, seed)
-    return [" ".join(alphabet[symbol] for symbol in row) for row in rows.tolist()]
+    alphabet = alphabet_of(saved)
+    if prompt:
+        rows = continue_rows(saved.parameters, find_words(words_of(prompt), alphabet), count, tokens, seed).tolist()
+    else:
+        rows = from_sentence_start(saved.parameters, alphabet, count, tokens, seed)
+    return [" ".join(alphabet[symbol] for symbol in row) for row in rows]
+
+
+def alphabet_of(saved: Saved) -> tuple[str, ...]:
+    """The words of a model's symbols, or their numbers where it names none."""
+    return saved.alphabet or tuple(map(str, range(saved.parameters.symbols)))
+
+
+def read_hmm(path: Path) -> Saved:
+    """The HMM of a run folder, or of a model file."""
+    from shoestring.hmm.parameters import load
+
+    if path.is_dir() or not path.exists():
+        return load_hmm(RunFolder.open(path))
+    return load(path)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.clock import Clock
 from shoestring.core.errors import PlanError, RecipeError, ShoestringError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Plan, Profile
+from shoestring.core.records import Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Count, Seconds
 from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile
 from shoestring.planning.lines import devices_note
-from shoestring.runs.plan import plan_task
+from shoestring.runs.measure import Measuring, ensure_profile, measuring_seconds
+from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.prepare import with_own_density
 from shoestring.runs.reporter import Reporter
-from shoestring.runs.runner import ensure_plan
-from shoestring.runs.task import task_of
+from shoestring.runs.task import Task, task_of
 
 
 def grid(file: Path, overrides: Sequence[str], over: Sequence[str]) -> list[Recipe]:
@@ -46,21 +45,56 @@ def grid(file: Path, overrides: Sequence[str], over: Sequence[str]) -> list[Reci
 
 
 def plan_grid(recipes: Sequence[Recipe], reporter: Reporter) -> tuple[str, list[tuple[str, str, str, str]]]:
-    """The total time of all fits that are not done yet, and a line for each fit."""
-    total, lines = 0.0, []
+    """The total time of all fits that are not done yet, and a line for each fit.
+
+    All fits are measured here, before the first one starts, so no plan counts that. The fits run one after another in
+    one process, so only the first one that is not done waits for the process to start and for torch to load.
+    """
+    total, lines, loaded = 0.0, [], False
     for recipe in recipes:
         folder = RunFolder.of(recipe)
         if folder.done.is_file():
             lines.append((recipe.run.name, "", "", "done"))
             continue
-        with folder.lock():
-            folder.claim(recipe)
-            plan = ensure_plan(task_of(recipe), folder, reporter, Clock(0.0))
+        with folder.lock(), folder.claiming(recipe):
+            plan = _fit_plan(task_of(recipe), folder, reporter, loaded)
+        loaded = True
         assert plan.epochs is not None and plan.seconds is not None
         epoch = plan.parts["train"] / plan.epochs
         total += plan.seconds
         lines.append((recipe.run.name, f"{plan.epochs:.0f}", Seconds(epoch).short(), Seconds(plan.seconds).short()))
     return Seconds(total).short(), lines
+
+
+def _fit_plan(task: Task, folder: RunFolder, reporter: Reporter, loaded: bool) -> Plan:
+    """The plan of one fit of a grid; `loaded` where another fit of this process comes before it."""
+    if folder.plan.is_file():
+        return read_plan(task.recipe, folder.plan)
+    task.before_measuring()
+    profile = ensure_profile(task, folder, reporter, Measuring(seconds=measuring_seconds(task.recipe)))
+    if loaded:
+        first_step = (profile.compile_seconds or 0.0) + (profile.warmup_seconds or 0.0)
+        profile = replace(profile, setup_seconds=min(profile.setup_seconds, first_step))
+    plan = plan_task(task, profile)
+    plan.write(folder.plan)
+    return plan
+
+
+def grid_against_plan(finished: Sequence[tuple[str, Plan, Outcome]]) -> list[tuple[str, ...]]:
+    """For each fit (run, epochs, planned and actual seconds, difference, held-out loss), then a line of their sums."""
+    lines = [
+        (name, f"{plan.epochs or 0:.0f}", *_seconds_against(plan.seconds, outcome.seconds), f"{outcome.loss:.3f}")
+        for name, plan, outcome in finished
+    ]
+    known = [plan.seconds for _, plan, _ in finished if plan.seconds is not None]
+    planned = sum(known) if len(known) == len(finished) else None
+    return [*lines, ("all", "", *_seconds_against(planned, sum(outcome.seconds for *_, outcome in finished)), "")]
+
+
+def _seconds_against(planned: float | None, actual: float) -> tuple[str, str, str]:
+    if not planned:
+        return "unknown", Seconds(actual).short(), "unknown"
+    return Seconds(planned).short(), Seconds(actual).short(), f"{actual / planned - 1:+.1%}"
 
 
 @dataclass(frozen=True, kw_only=True)

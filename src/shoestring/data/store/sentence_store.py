@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,9 @@ from shoestring.data.tokenize.tokenizers import WordTokenizer, words_of
 from shoestring.storage.tensor_file import read_tensors, write_tensors
 
 _FORMAT = 4
+FILE = "rows.safetensors"
+LARGER = (2, 4, 8)
+"""The larger alphabets whose rows are counted too, as multiples of the one that is used."""
 _SENTENCE = re.compile(r"""([^.!?]*)([.!?]+["'”’]*)?""")
 _PLAIN = re.compile(r"[a-zA-Z ,.]*")
 _END_OF_TEXT = "<|endoftext|>"
@@ -55,6 +59,18 @@ class SentenceStore(NamedTuple):
         return self.heldout[drawn_rows(len(self.heldout) if most is None else most, len(self.heldout))]
 
     @property
+    def reason(self) -> str:
+        """Why there are as many training rows as there are, and how many other alphabets would leave."""
+        ledger, words = self.ledger["train"], len(self.alphabet)
+        if not ledger["sentences"]:
+            return f"of {self.train.shape[1]} tokens"
+        share = ledger["kept"] / ledger["sentences"]
+        text = f"{share:.1%} of {ledger['sentences']:,} sentences use only the {words:,} most frequent words"
+        if others := ledger.get("rows_by_words"):
+            text += "; " + ", ".join(f"{int(size):,} words leave {count:,} rows" for size, count in others.items())
+        return text
+
+    @property
     def fingerprint(self) -> str:
         """Identifies everything that the rows are made from, and their content."""
         check = 0
@@ -70,9 +86,9 @@ def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
     assert words is not None, "checked when the recipe was read"
     options = [words, data.length, data.documents, data.heldout, hmm.unique, hmm.plain]
     identity = [_FORMAT, source.identity(), *options]
-    path = Path(data.folder) / f"sentences-{words}-{fingerprint(encode(identity))[:8]}" / "rows.safetensors"
+    path = Path(data.folder) / f"sentences-{words}-{fingerprint(encode(identity))[:8]}" / FILE
     if path.is_file():
-        return _read(path)
+        return read_rows(path)
     limit = None if data.documents is None else int(data.documents)
     held_out = is_heldout(derive(0, "heldout"), data.heldout)
 
@@ -81,18 +97,26 @@ def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
         return (text for index, text in numbered if held_out(index) is held)
 
     with locked(path.parent / ".lock", f"the rows {path.parent}"):
-        alphabet = top_words(documents(False), words, hmm.plain)
+        ranked = ranked_words(documents(False), hmm.plain)
+        alphabet = ranked[:words]
         splits = {
-            name: rows_of(documents(name == "heldout"), alphabet, data.length, hmm.unique, hmm.plain)
-            for name in ("train", "heldout")
+            name: rows_of(documents(name == "heldout"), alphabet, data.length, hmm.unique, hmm.plain, others)
+            for name, others in (("train", ranked[words:]), ("heldout", ()))
         }
         arrays = {name: np.ascontiguousarray(split.rows) for name, split in splits.items()}
         about = {"alphabet": list(alphabet), "ledger": {name: encode(split.ledger) for name, split in splits.items()}}
         write_tensors(path, arrays, json.dumps(about))
-    return _read(path)
+    return read_rows(path)
 
 
-def _read(path: Path) -> SentenceStore:
+def find_rows(path: Path) -> Path | None:
+    """The file of a store of sentences, where `path` is one or its folder; None where it is neither."""
+    file = path / FILE if path.is_dir() else path
+    return file if file.name == FILE and file.is_file() else None
+
+
+def read_rows(path: Path) -> SentenceStore:
+    """The store in the file `path`; every byte is checked."""
     try:
         arrays, note = read_tensors(path)
         content = json.loads(note)
@@ -119,6 +143,8 @@ class Ledger:
     """Tokens of the sentences that were joined: all kept, or the distinct ones."""
     dropped: int
     """Tokens at the end that do not fill a row."""
+    rows_by_words: dict[str, int] = field(default_factory=dict)
+    """Rows that alphabets of other sizes would leave, by the number of words; of the training text only."""
 
 
 class SentenceRows(NamedTuple):
@@ -133,43 +159,92 @@ def top_words(documents: Iterable[str], words: int, plain: bool = False) -> tupl
     """The most frequent words and marks, at most `words` of them; ties in alphabetical order."""
     if words < 1:
         raise DataError(f"words = {words}: must be at least 1")
-    return WordTokenizer.fit(words, (piece for text in documents for piece in _pieces(text, plain)[0])).words
+    return ranked_words(documents, plain)[:words]
+
+
+def ranked_words(documents: Iterable[str], plain: bool = False) -> tuple[str, ...]:
+    """All words and marks, the most frequent first; ties in alphabetical order."""
+    return WordTokenizer.fit(sys.maxsize, (piece for text in documents for piece in _pieces(text, plain)[0])).words
 
 
 def rows_of(
-    documents: Iterable[str], alphabet: Sequence[str], length: int, unique: bool = False, plain: bool = False
+    documents: Iterable[str],
+    alphabet: Sequence[str],
+    length: int,
+    unique: bool = False,
+    plain: bool = False,
+    others: Sequence[str] = (),
 ) -> SentenceRows:
-    """The rows over a given alphabet; for held-out text, use that of the training text."""
+    """The rows over a given alphabet; for held-out text, use that of the training text.
+
+    `others` are the words that follow the alphabet in frequency: with them, the rows of larger alphabets are counted.
+    """
     if length < 1:
         raise DataError(f"length = {length}: must be at least 1")
-    ids = {word: index for index, word in enumerate(alphabet)}
-    dtype = dtype_for(len(ids))
+    joined = join_sentences(documents, alphabet, unique, plain, others)
+    stream, ledger = joined.stream, joined.ledger
+    count = len(stream) // length
+    if not count:
+        raise DataError(
+            f"no row of {length:,} tokens: of {ledger.sentences:,} sentences, {ledger.kept:,} use only the "
+            f"{len(alphabet):,} words, {len(stream):,} tokens in all; use more text, more words or a smaller length"
+        )
+    by_words = {str(size): tokens // length for size, tokens in joined.tokens_by_words.items()}
+    ledger = replace(ledger, dropped=len(stream) - count * length, rows_by_words=by_words)
+    rows = np.frombuffer(stream, dtype=dtype_for(len(alphabet)))[: count * length].reshape(count, length).copy()
+    return SentenceRows(rows, tuple(alphabet), ledger)
+
+
+class Joined(NamedTuple):
+    """The sentences over an alphabet, one after another."""
+
+    stream: array[int]
+    ledger: Ledger
+    tokens_by_words: dict[int, int]
+    """Tokens that larger alphabets would leave."""
+
+
+def join_sentences(
+    documents: Iterable[str],
+    alphabet: Sequence[str],
+    unique: bool = False,
+    plain: bool = False,
+    others: Sequence[str] = (),
+    most: int | None = None,
+) -> Joined:
+    """Join the sentences whose words are all in the alphabet, until there are at least `most` tokens."""
+    ids = {word: index for index, word in enumerate((*alphabet, *others))}
+    size = len(alphabet)
+    larger = {size * factor: 0 for factor in LARGER if size < size * factor < len(ids)}
+    elsewhere: set[int] = set()
+    dtype = dtype_for(size)
     stream = array(dtype.char)
     different: set[bytes] = set()
     left_out = sentences = unfinished = kept = 0
     for text in documents:
-        pieces, others = _pieces(text, plain)
-        left_out += others
+        if most is not None and len(stream) >= most:
+            break
+        pieces, refused = _pieces(text, plain)
+        left_out += refused
         for sentence, finished in (pair for piece in pieces for pair in _sentences(piece.lower())):
             if not finished:
                 unfinished += 1
                 continue
             sentences += 1
-            try:
-                tokens = array(dtype.char, [ids[word] for word in words_of(sentence)])
-            except KeyError:  # a word that is not in the alphabet; most sentences have one
+            ranks = [ids.get(word, sys.maxsize) for word in words_of(sentence)]
+            rarest = max(ranks)
+            if larger and (not unique or hash(tuple(ranks)) not in elsewhere):
+                elsewhere.update([hash(tuple(ranks))] if unique else [])
+                for words in larger:
+                    larger[words] += len(ranks) if rarest < words else 0
+            if rarest >= size:
                 continue
+            tokens = array(dtype.char, ranks)
             kept += 1
             before = len(different)
             different.add(tokens.tobytes())
             if not unique or len(different) > before:
                 stream.extend(tokens)
-    count = len(stream) // length
-    if not count:
-        raise DataError(
-            f"no row of {length:,} tokens: of {sentences:,} sentences, {kept:,} use only the {len(ids):,} words, "
-            f"{len(stream):,} tokens in all; use more text, more words or a smaller length"
-        )
     ledger = Ledger(
         lines_left_out=left_out,
         sentences=sentences,
@@ -177,10 +252,9 @@ def rows_of(
         kept=kept,
         unique=len(different),
         tokens=len(stream),
-        dropped=len(stream) - count * length,
+        dropped=0,
     )
-    rows = np.frombuffer(stream, dtype=dtype)[: count * length].reshape(count, length).copy()
-    return SentenceRows(rows, tuple(alphabet), ledger)
+    return Joined(stream, ledger, larger)
 
 
 def _pieces(text: str, plain: bool) -> tuple[list[str], int]:
