@@ -8,6 +8,7 @@ from shoestring.core.errors import PlanError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build
 from shoestring.core.records import Cost, Machine, Plan, Point, Profile
+from shoestring.core.units import Bytes
 from shoestring.planning import hmm as planning
 from shoestring.planning.make import RESERVE_SECONDS, RESERVE_SHARE
 
@@ -112,4 +113,4 @@ def test_a_disk_that_is_too_small_is_refused_with_the_least_that_is_not() -> Non
         plan_hmm(_recipe(epochs=3, disk="1B"), _profile(), rows=1000)
     least = str(caught.value).split("--set budget.disk=")[1].split()[0]
     plan = plan_hmm(_recipe(epochs=3, disk=least), _profile(), rows=1000)
-    assert plan.disk_bytes is not None and str(plan.disk_bytes) in least
+    assert plan.disk_bytes == int(Bytes.parse(least))
