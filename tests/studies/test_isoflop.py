@@ -202,6 +202,8 @@ def test_written_recipes_extend_the_base_and_say_what_was_designed(tmp_path: Pat
     made = design(recipe, 257, sizes, [own_flops(recipe, 257, "exact"), 1e12])
     files = write_recipes(base, made, tmp_path / "out")
     assert len(files) == 4 and len(set(files)) == 4
+    (alone,) = design(recipe, 257, sizes[:1], [1e12])
+    assert alone.recipe.run.name == "a-64x2-1e+12"  # another budget does not overwrite it
     for file, one in zip(files, made):
         assert recipe_file.load(file) == one.recipe
         assert file.read_text().startswith('extends = "../base.toml"')
@@ -227,6 +229,7 @@ def test_every_convention_is_listed_with_its_share_of_the_exact_count() -> None:
     rows = {row.convention: row for row in count_all(shipped("1_1"), 32000)}
     assert rows["exact"].against_exact == 1.0
     assert rows["article"].params == rows["6N, all parameters"].params == 45796096
+    assert (rows["article, cross"].params, rows["article, cross"].per_prediction) == (786432, 7096320)  # as published
     for row in rows.values():
         assert row.per_prediction == pytest.approx(4 * row.per_token)
         assert row.against_exact == pytest.approx(row.per_token / rows["exact"].per_token)

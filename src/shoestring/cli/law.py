@@ -45,6 +45,10 @@ def law() -> None:
 )  # fmt: skip
 @click.option("--penalty", default="huber", show_default=True, help="Of log residuals: huber, l1 or squares.")
 @click.option("--delta", type=float, metavar="NUMBER", help="Where Huber's penalty turns straight; default: 0.001.")
+@click.option(
+    "--window", type=float, default=5.0, show_default=True, metavar="FACTOR",
+    help="Parabolas: sizes within this factor of the lowest loss; inf: all.",
+)  # fmt: skip
 @click.option("--drop-largest", type=click.IntRange(min=0), default=0, help="Leave out this many largest losses.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows and runs out, and name them.")
 @click.option("--bootstraps", type=click.IntRange(min=0), default=4000, show_default=True, help="Resamples, for 95 %.")
@@ -60,6 +64,7 @@ def fit(
     approach: str,
     penalty: str,
     delta: float | None,
+    window: float,
     drop_largest: int,
     skip_bad: bool,
     bootstraps: int,
@@ -78,7 +83,7 @@ def fit(
     from shoestring.studies.law import Columns, ask, fit_law, read_given
     from shoestring.studies.law_report import optimum_rows, write_report
 
-    asked = ask(approach, penalty, bootstraps, name, delta)
+    asked = ask(approach, penalty, bootstraps, name, delta, window)
     given = read_given(sources, Columns(**columns), where, count, skip_bad, drop_largest)
     fitted = fit_law(given, asked)
     page = out.with_suffix(".html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,10 +10,13 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import Floats
+from shoestring.laws.noise import draw_noise, estimate_noise
 from shoestring.laws.points import Points
 from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, fit_rows
-from shoestring.laws.resampling import draw_counts
 
+WINDOW = 5.0
+"""Largest factor between the sizes of a parabola and the one with the lowest loss."""
+_LEAST_SIZES = 5
 _TOLERANCE = 0.1  # of ln C within a group
 
 
@@ -51,10 +55,17 @@ class IsoFlop:
     tokens_law: PowerLaw
 
 
-def fit_isoflop(points: Points) -> IsoFlop:
-    """The optimum of each group of points whose FLOPs differ by at most 10 %, and the laws through the optima."""
+def fit_isoflop(points: Points, window: float = WINDOW) -> IsoFlop:
+    """The optimum of each group of points whose FLOPs differ by at most 10 %, and the laws through the optima.
+
+    Far from its minimum the loss is no parabola. One is fitted to the sizes within a factor of `window` of the one with
+    the lowest loss, and to the five nearest at least; infinity takes all.
+    """
+    if not window > 1:
+        raise UserError(f"window = {window:g}: must be above 1; 5 takes sizes from a fifth to 5 times the best")
     kept, optima, left_out = [], [], []
     for group in _groups(points):
+        group = _within(group, window)
         found = _optimum(group)
         if isinstance(found, str):
             left_out.append(f"{group.flops:.3g} FLOP, {len(group.points)} points: {found}")
@@ -75,14 +86,24 @@ def fit_isoflop(points: Points) -> IsoFlop:
 
 
 def bootstrap_isoflop(fit: IsoFlop, resamples: int = 1000, seed: int = 0) -> tuple[PowerBootstrap, PowerBootstrap]:
-    """The laws of N and of D when the points of each group are drawn with replacement.
+    """The laws of N and of D when new noise, as large as the residuals show, is put on the parabolas of all groups.
 
-    A resample leaves out the groups in which it has no optimum, and fails with fewer than two groups.
+    A budget has few sizes, so a draw of them with replacement would lose its minimum. The noise is estimated over all
+    groups, as in `laws.noise`. A resample leaves out the groups in which it has no optimum, and fails with fewer than
+    two groups; all fail where the parabolas leave nothing to tell the noise from.
     """
-    logs = np.empty((resamples, len(fit.groups)))
-    for index, group in enumerate(fit.groups):
-        weights = draw_counts(len(group.points), resamples, seed, index)
-        logs[:, index], _ = _minima(np.log(group.points.params), group.points.loss, weights)
+    fitted, slopes = _curves(fit.groups)
+    loss, runs = (np.concatenate(parts) for parts in zip(*((g.points.loss, g.points.groups) for g in fit.groups)))
+    if all(group.points.given_groups is None for group in fit.groups):
+        runs = np.arange(len(loss))
+    logs = np.full((resamples, len(fit.groups)), np.nan)
+    if (freedom := min(len(loss), len(np.unique(runs)) * len(fit.groups)) - slopes.shape[1]) >= 1:
+        noise = estimate_noise(loss - fitted, slopes, runs)
+        drawn = fitted + draw_noise(noise, runs, freedom, resamples, seed)
+        ends = np.cumsum([len(group.points) for group in fit.groups])
+        for index, (group, end) in enumerate(zip(fit.groups, ends)):
+            one = np.ones((resamples, len(group.points)))
+            logs[:, index], _ = _minima(np.log(group.points.params), drawn[:, end - len(group.points) : end], one)
     usable = np.isfinite(logs)
     log_flops = np.log(np.array([group.flops for group in fit.groups]))
     products = np.array([group.log_product for group in fit.groups])
@@ -91,6 +112,22 @@ def bootstrap_isoflop(fit: IsoFlop, resamples: int = 1000, seed: int = 0) -> tup
         fit_rows(log_flops, values, weights) for values in (log_params, products - log_params)
     )
     return PowerBootstrap(k=k_params, a=a_params), PowerBootstrap(k=k_tokens, a=a_tokens)
+
+
+def _curves(groups: Sequence[Group]) -> tuple[Floats, Floats]:
+    """The parabolas of all groups at their points [n], and their slopes [n, 3 · groups]."""
+    fitted, blocks = [], []
+    for group in groups:
+        logs = np.log(group.points.params)
+        powers = np.vander((logs - logs.mean()) / np.ptp(logs), 3)
+        fitted.append(powers @ np.linalg.lstsq(powers, group.points.loss, rcond=None)[0])
+        blocks.append(powers)
+    slopes = np.zeros((sum(map(len, blocks)), 3 * len(blocks)))
+    start = 0
+    for index, block in enumerate(blocks):
+        slopes[start : start + len(block), 3 * index : 3 * index + 3] = block
+        start += len(block)
+    return np.concatenate(fitted), slopes
 
 
 def _groups(points: Points) -> list[Group]:
@@ -102,6 +139,15 @@ def _groups(points: Points) -> list[Group]:
             starts.append(place)
     parts = np.split(order, starts[1:])
     return [Group(float(np.exp(logs[part].mean())), points.take(np.sort(part))) for part in parts]
+
+
+def _within(group: Group, window: float) -> Group:
+    """The points of the sizes nearest to the one with the lowest loss."""
+    params = group.points.params
+    lowest = params[group.points.loss.argmin()]
+    fifth = np.sort(np.abs(np.log(np.unique(params) / lowest)))[:_LEAST_SIZES][-1]
+    reach = max(float(np.log(window)), float(fifth)) + 1e-9
+    return Group(group.flops, group.points.take(np.abs(np.log(params / lowest)) <= reach))
 
 
 def _optimum(group: Group) -> GroupOptimum | str:
@@ -125,6 +171,8 @@ def _optimum(group: Group) -> GroupOptimum | str:
 def _minima(logs: Floats, loss: Floats, weights: Floats, inside: bool = True) -> tuple[Floats, Floats]:
     """ln N [R] at the minimum of the parabola under each row of weights [R, n], and its height; NaN without a minimum.
 
+    The loss is [n], or [R, n] with a row for each.
+
     With `inside`, a minimum outside the range of the weighted sizes does not count.
     """
     middle, reach = logs.mean(), max(float(np.ptp(logs)), 1e-12)
@@ -132,7 +180,7 @@ def _minima(logs: Floats, loss: Floats, weights: Floats, inside: bool = True) ->
     powers = np.stack([x**power for power in range(5)], 1)
     moments = weights @ powers  # [R, 5]
     gram = np.stack([moments[:, power : power + 3] for power in range(3)], 1)
-    right = weights @ (powers[:, :3] * loss[:, None])
+    right = (weights * loss) @ powers[:, :3]
     sizes = np.unique(logs)
     present = np.stack([weights[:, logs == size].sum(1) > 0 for size in sizes], 1)
     solvable = present.sum(1) >= 3

@@ -58,6 +58,10 @@ def count_all(recipe: Recipe, vocabulary: int) -> list[Counted]:
             flops, counts = cost.self_flops, _ARTICLE_COUNTS[name]
             per_token = flops * cost.latents / recipe.data.length
             rows.append(Counted(name, cost.parameters, per_token, flops, flops / exact, counts))
+            cross = cost.cross_flops
+            per_token = cross * cost.latents / recipe.data.length
+            about = "what the prefix adds: its learned positions, and cross-attention"
+            rows.append(Counted(f"{name}, cross", cost.cross_parameters, per_token, cross, cross / exact, about))
     return rows
 
 

@@ -15,7 +15,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.records import Allocation, Law
 from shoestring.laws.envelope import Curve, Envelope, Minimum, bootstrap_envelope, fit_envelope
 from shoestring.laws.form import PER_TOKEN, Surface
-from shoestring.laws.isoflop import GroupOptimum, IsoFlop, bootstrap_isoflop, fit_isoflop
+from shoestring.laws.isoflop import WINDOW, GroupOptimum, IsoFlop, bootstrap_isoflop, fit_isoflop
 from shoestring.laws.limits import apart, clustered, together
 from shoestring.laws.points import Points, read_points
 from shoestring.laws.power import PowerBootstrap
@@ -158,13 +158,22 @@ class Asked:
     penalty: Penalty = "huber"
     delta: float = 1e-3
     """Of Huber's penalty."""
+    window: float = WINDOW
+    """Of parabolas: the largest factor between a size and the one with the lowest loss."""
     resamples: int = 4000
     seed: int = 0
     name: str | None = None
     """Of the law; default: its source."""
 
 
-def ask(approach: str, penalty: str, resamples: int, name: str | None, delta: float | None = None) -> Asked:
+def ask(
+    approach: str,
+    penalty: str,
+    resamples: int,
+    name: str | None,
+    delta: float | None = None,
+    window: float = WINDOW,
+) -> Asked:
     """The options of a fit, checked; `delta` is for Huber's penalty alone."""
     if delta is not None and penalty != "huber":
         raise UserError(f"--delta {delta:g}: is for --penalty huber, not {penalty}")
@@ -174,8 +183,17 @@ def ask(approach: str, penalty: str, resamples: int, name: str | None, delta: fl
         raise UserError(f"--approach {approach}: must be 1, 2, 3 or all")
     if penalty not in get_args(Penalty):
         raise UserError(f"--penalty {penalty}: must be one of {', '.join(get_args(Penalty))}")
+    if not window > 1:
+        raise UserError(f"--window {window:g}: must be above 1; 5 takes sizes from a fifth to 5 times the best")
     chosen = (1, 2, 3) if approach == "all" else (int(approach),)
-    return Asked(approaches=chosen, penalty=cast(Penalty, penalty), delta=delta or 1e-3, resamples=resamples, name=name)
+    return Asked(
+        approaches=chosen,
+        penalty=cast(Penalty, penalty),
+        delta=delta or 1e-3,
+        window=window,
+        resamples=resamples,
+        name=name,
+    )
 
 
 class Fitted(NamedTuple):
@@ -289,7 +307,7 @@ def _envelope(given: Given, asked: Asked) -> Allocation:
 
 def _parabolas(given: Given, asked: Asked) -> Allocation:
     """Approach 2: parabolas at equal FLOPs."""
-    found = fit_isoflop(given.points)
+    found = fit_isoflop(given.points, asked.window)
     resampled = bootstrap_isoflop(found, asked.resamples, asked.seed) if asked.resamples else None
     return _allocation(2, found, found.optima, resampled, found.left_out)
 
