@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 from shoestring.laws.descent import Floats, penalties
 from shoestring.laws.points import Points, read_points
 from shoestring.laws.resampling import draw_counts
-from shoestring.laws.surface import bootstrap_surface, fit_surface
+from shoestring.laws.surface import COEFFICIENTS, bootstrap_surface, fit_surface
 
 TABLE = record.ROOT.parent / "shared/data/scaling/chinchilla_epoch_svg_extracted.csv"
 DELTA, RESAMPLES = 1e-3, 4000
@@ -116,7 +116,7 @@ def main() -> None:
     peers = peer_fits(points, len(grid()) if arguments.whole else STARTS_RUN)
     print(peers, flush=True)
     E, A, B, alpha, beta = fit.surface
-    counts = draw_counts(len(points), RESAMPLES, 0)[:RESAMPLES_RUN]
+    counts = draw_counts(len(points), RESAMPLES, 0, size=len(points) - COEFFICIENTS)[:RESAMPLES_RUN]
     warm = np.array([np.log(A), np.log(B), np.log(E), alpha, beta])
     peer, values = peer_bootstrap(points, warm, counts)
     ours = []
