@@ -641,3 +641,17 @@ def test_an_override_without_a_value_clears_the_field(tmp_path: Path) -> None:
     assert load(path, ["model.hidden="]).model.hidden is None
     with pytest.raises(RecipeError, match=r"train\.lr"):
         load(path, ["train.lr="])
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "expected"),
+    [
+        ("1.5GB", "100264KiB", "d67a100b4e8e9b47"),
+        ("3.9MB", "1GiB", "5541cf69547a30a3"),
+        ("1KiB", "1MB", "8f56b95bab1e8b5b"),
+    ],
+)
+def test_the_fingerprint_of_a_budget_is_that_of_earlier_runs(disk: str, memory: str, expected: str) -> None:
+    """A run resumes by it, however sizes are printed."""
+    values = {"budget": {"steps": 10, "disk": disk, "memory": memory}, "train": {"batch": 4}}
+    assert build(values, "test").fingerprint == expected

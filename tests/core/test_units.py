@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.units import Bytes, Count, Flops, Seconds, rate
+from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate, with_name
 
 unhurried = settings(deadline=None)
 
@@ -308,3 +308,21 @@ def test_short_text_looks_as_documented(value: Seconds | Bytes | Count | Flops, 
 
 def test_a_rate_is_shown_with_three_digits() -> None:
     assert rate(15_234, "tokens/s") == "15.2k tokens/s"
+
+
+@pytest.mark.parametrize(
+    ("number", "names", "shown"),
+    [("1", "epochs", "1 epoch"), ("1.5", "epochs", "1.5 epochs"), ("1", "passes", "1 pass"), ("0", "rows", "0 rows"),
+     ("1", "rows per micro-batch", "1 row per micro-batch"), ("1", "entries", "1 entry"), ("3", "", "3")],
+)  # fmt: skip
+def test_one_is_singular(number: str, names: str, shown: str) -> None:
+    assert with_name(number, names) == shown
+    assert [counted(n, "entry", "entries") for n in (0, 1, 2048)] == ["0 entries", "1 entry", "2,048 entries"]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(100264 * 1024, "102.670336MB"), (2**29, "512MiB"), (103 * 10**6, "103MB")]
+)
+def test_a_size_is_printed_as_people_write_it_and_read_back(number: int, shown: str) -> None:
+    assert str(Bytes(number)) == shown
+    assert Bytes.parse(shown) == number

@@ -160,7 +160,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_refused(ready: Ready) -> None:
         make({"steps": 10, "disk": "3.9MB"}, ready)
     for part in (
         "nothing fits the disk",
-        "budget.disk = 3900kB",
+        "budget.disk = 3.9MB",
         f"the checkpoints take {4 + ready.bytes // 10**6} MB",
         "train.keep",
     ):

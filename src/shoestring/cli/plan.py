@@ -14,7 +14,7 @@ import click
 from shoestring.cli import options
 from shoestring.core.errors import PlanError
 from shoestring.core.records import Plan, Profile
-from shoestring.core.units import Interval, Seconds
+from shoestring.core.units import Interval, Seconds, counted
 from shoestring.planning.by_hand import option, plan_by_hand
 from shoestring.planning.figures import BUDGETS, FIGURES, MARGIN, OPTIONS, Option
 from shoestring.planning.lines import with_margin
@@ -259,7 +259,9 @@ def _configurations(terminal: options.Terminal, recipe: Recipe, profile: Profile
 
     recipe.need_network("--configurations: an HMM has no effective batch to split; its micro-batch is in the plan")
     rows, rules = (make(profile, recipe.batch, devices) for make in (configurations, beside_the_rule))
-    terminal.table(f"Effective batch of {recipe.batch} rows on {profile.machine.device_name}", SPLIT_HEAD, rows)
+    terminal.table(
+        f"Effective batch of {counted(recipe.batch, 'row')} on {profile.machine.device_name}", SPLIT_HEAD, rows
+    )
     terminal.table("By free memory", RULE_HEAD, rules)
     return {
         "configurations": [dict(zip(SPLIT_HEAD, row)) for row in rows],
@@ -284,7 +286,7 @@ def _grid(
         epochs = "" if line.plan.epochs is None else f"{line.plan.epochs:.3g}"
         rows.append((line.name, epochs, _shown(seconds), "estimate" if line.is_estimate else "measured"))
     terminal.table("Runs", ("run", "epochs", "seconds", "from"), rows)
-    terminal.say(f"{len(lines)} runs, one after the other: {_shown(total)}")
+    terminal.say(f"{counted(len(lines), 'run')}, one after the other: {_shown(total)}")
     if any(line.is_estimate for line in lines):
         terminal.say(
             "an estimate is the nearest measured run scaled by FLOPs; shoestring measure makes it a measurement"

@@ -44,11 +44,19 @@ class Terminal(Reporter):
         self.console.print(Text(text))
 
     def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table; a last column without room for its words is printed below it, line by line."""
+        """Print a table; a last column without room for its words is printed below it, line by line.
+
+        Where the other columns have no room either, every row is printed as a list.
+        """
         rows = list(rows)
         *widths, last = (max(map(len, column)) for column in zip(head, *rows))
-        below = len(head) > 2 and last > _NARROW > self.console.width - sum(widths) - 3 * len(head)
+        room = self.console.width - sum(widths) - 3 * len(head)
+        below = len(head) > 2 and last > _NARROW > room
         shown = len(head) - below
+        word = max((len(word) for row in (head, *rows) for word in row[-1].split()), default=0)
+        if sum(widths) + 3 * len(widths) > self.console.width or (not below and word > room):
+            self.say("\n".join([title, "", *(_as_list(head, row) for row in rows)]))
+            return
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(head[:shown]):
             table.add_column(name, no_wrap=index < len(head) - 1, overflow="fold", style="dim" if index == 0 else None)
@@ -157,6 +165,11 @@ class Terminal(Reporter):
         for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):
             if reason:
                 self.say(f"{how}: {reason}\n")
+
+
+def _as_list(head: Sequence[str], row: Sequence[str]) -> str:
+    """A row of a table as lines: its first cell, then the others with their heads."""
+    return "\n".join([row[0], *(f"  {name}: {cell}" if name else f"  {cell}" for name, cell in zip(head[1:], row[1:]))])
 
 
 def _point_row(point: Point, length: int) -> tuple[str, ...]:

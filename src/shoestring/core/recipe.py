@@ -343,6 +343,8 @@ class Recipe:
     def fingerprint(self) -> str:
         """Fingerprint of everything that determines the result; the folders do not."""
         parts = encode(self)
+        sizes = {name: getattr(self.budget, name) for name in ("disk", "memory")}
+        parts["budget"] |= {name: size.in_whole_units() for name, size in sizes.items() if size is not None}
         for section, name in _PLACES:
             del parts[section][name]
         for section, name in CODE:

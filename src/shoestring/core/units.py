@@ -152,10 +152,18 @@ class Bytes(int):
         return cls(_whole(_split(text, _BYTE_NAMES, "a size", '"500GB" or "1GiB"'), text, " of bytes"))
 
     def __str__(self) -> str:
-        for unit, scale in _BINARY_BYTES.items():  # 512MiB, but not 100264KiB, which nobody would write
+        for unit, scale in _BINARY_BYTES.items():  # 512MiB, but not 100264KiB
             if scale <= int(self) < 1024 * scale and int(self) % scale == 0 and int(self) % 1000:
                 return f"{int(self) // scale}{unit}"
         return _exact(int(self), _DECIMAL_BYTES)
+
+    def in_whole_units(self) -> str:
+        """The form in fingerprints, which must never change: a whole number of the largest unit that divides it."""
+        for scales in (_DECIMAL_BYTES, _BINARY_BYTES):
+            for unit, scale in scales.items():
+                if int(self) >= scale > 1 and int(self) % scale == 0:
+                    return f"{int(self) // scale}{unit}"
+        return f"{int(self)}B"
 
     __repr__ = int.__repr__
 
@@ -246,3 +254,14 @@ def rate(value: float, unit: str) -> str:
 def counted(number: int, name: str, several: str | None = None) -> str:
     """A number with the name of what it counts: "1 row", "2,048 rows"."""
     return f"{number:,} {name if number == 1 else several or name + 's'}"
+
+
+_SINGULAR = {"passes": "pass", "entries": "entry", "bytes": "byte"}
+
+
+def with_name(shown: str, names: str) -> str:
+    """A printed number before what it counts, in the singular after 1: "1 epoch", "20 tokens per parameter"."""
+    first, *rest = names.split(" ")
+    if shown == "1":
+        first = _SINGULAR.get(first, first.removesuffix("s"))
+    return " ".join([shown, first, *rest]).rstrip()

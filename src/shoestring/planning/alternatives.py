@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shoestring.core.records import Cost, Plan, Point, Profile
 from shoestring.core.throughput import fastest, row_rate
-from shoestring.core.units import Bytes, Seconds, rate
+from shoestring.core.units import Bytes, Seconds, rate, with_name
 from shoestring.planning.figures import show_bytes, show_count, show_flops, show_seconds
 from shoestring.planning.split import MEMORY_SHARE, free_for, is_measured, points_of
 
@@ -100,7 +100,7 @@ def _split(per_device: int, batch: int, devices: int) -> str:
 
 
 _COMPARED: dict[str, tuple[str, Callable[[float], str]]] = {
-    "effective_batch": ("effective batch", lambda value: f"{show_count(value)} rows"),
+    "effective_batch": ("effective batch", lambda value: with_name(show_count(value), "rows")),
     "per_device": ("micro-batch", show_count),
     "accumulate": ("accumulation", show_count),
     "devices": ("devices", show_count),

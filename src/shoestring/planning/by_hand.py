@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from shoestring.core.errors import PlanError
 from shoestring.core.records import Line, Plan
-from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds
+from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, with_name
 from shoestring.planning.figures import BUDGETS, FIGURES, MARGIN, QUANTITIES, Relation, relations
 from shoestring.planning.lines import repetition_lines
 
@@ -199,7 +199,7 @@ def _shown(name: str, values: _Values) -> str:
 
 def _with_unit(name: str, value: Interval) -> str:
     quantity = QUANTITIES[name]
-    return f"{value.show(quantity.show)} {quantity.unit}".rstrip()
+    return with_name(value.show(quantity.show), quantity.unit)
 
 
 def _agree(equation: Relation, values: _Values) -> None:

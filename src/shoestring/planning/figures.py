@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shoestring.core.units import Bytes, Count, Flops, Seconds, rate
+from shoestring.core.units import Bytes, Count, Flops, Seconds, rate, with_name
 
 MARGIN = "margin"
 
@@ -99,11 +99,11 @@ QUANTITIES: Mapping[str, Quantity] = {
     "per_device": Quantity("micro-batch", show_count, "rows per micro-batch"),
     "accumulate": Quantity("accumulation", show_count, "passes"),
     "devices": Quantity("devices", show_count, "devices"),
-    "batch": Quantity("effective batch", lambda value: f"{show_count(value)} rows"),
-    "batch_tokens": Quantity("tokens per step", lambda value: f"{show_count(value)} tokens"),
-    "length": Quantity("row length", lambda value: f"{show_count(value)} tokens"),
+    "batch": Quantity("effective batch", lambda value: with_name(show_count(value), "rows")),
+    "batch_tokens": Quantity("tokens per step", lambda value: with_name(show_count(value), "tokens")),
+    "length": Quantity("row length", lambda value: with_name(show_count(value), "tokens")),
     "latents": Quantity("latents", show_count, "latents per row"),
-    "latent_epochs": Quantity("to predict every position", lambda value: f"{_decimal(value)} epochs"),
+    "latent_epochs": Quantity("to predict every position", lambda value: with_name(_decimal(value), "epochs")),
     "params": Quantity("parameters", show_count, "parameters"),
     "tokens_per_parameter": Quantity("tokens per parameter", _decimal, "tokens per parameter"),
     "flops_per_token": Quantity("computation per token", show_flops, "per token"),
@@ -120,7 +120,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "tokens_per_gb": Quantity("tokens per GB", _per("tokens/GB")),
     "entries_per_gb": Quantity("entries per GB", _per("entries/GB")),
     "corpus": Quantity("corpus", show_bytes),
-    "corpus_tokens": Quantity("tokens per epoch", lambda value: f"{show_count(value)} tokens"),
+    "corpus_tokens": Quantity("tokens per epoch", lambda value: with_name(show_count(value), "tokens")),
     "gigabytes": Quantity("text", lambda value: show_bytes(value * 1e9)),
     "entries": Quantity("entries", show_count, "entries"),
     "bytes_per_token": Quantity("bytes per token", _decimal, "bytes"),

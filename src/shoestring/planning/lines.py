@@ -42,11 +42,11 @@ def plan_lines(
     groups = ", ".join(f"{name} {Count(number).short()}" for name, number in profile.cost.parameters.items() if number)
     split_shown = f"{split.per_device} × {split.accumulate} × {split.devices}"
     table = [
-        ("effective batch", f"{recipe.batch} rows", f"{field}: {step_tokens} per step"),
+        ("effective batch", counted(recipe.batch, "row"), f"{field}: {step_tokens} per step"),
         ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
         *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
         ("steps", Count(plan.steps).short(), steps_reason),
-        ("positions", Count(plan.tokens).short(), f"{plan.steps:,} steps × {step_tokens}"),
+        ("positions", Count(plan.tokens).short(), f"{counted(plan.steps, 'step')} × {step_tokens}"),
         ("predictions", *_predictions(recipe, plan)),
         ("speed", rate(plan.tokens_per_second, "positions/s"), f"{profile.how}{corrected}; {slowest}"),
         _overall_line(plan),
@@ -163,7 +163,7 @@ def devices_note(devices: int, profile: Profile) -> list[str]:
 
 
 def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan, density: Density | None) -> list[tuple[str, str, str]]:
-    read = f"{(plan.steps or 0) * recipe.batch:,} rows"
+    read = counted((plan.steps or 0) * recipe.batch, "row")
     if corpus.rows is None:
         stored = Bytes(_STORED_TOKEN * (plan.tokens or 0)).short()
         return [

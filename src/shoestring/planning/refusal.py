@@ -11,7 +11,7 @@ from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.numeric import last_that_holds
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
-from shoestring.core.units import Bytes, Count, Flops, Seconds
+from shoestring.core.units import Bytes, Count, Flops, Seconds, counted
 from shoestring.planning.split import most_memory
 
 _DOUBLINGS = 80
@@ -48,7 +48,7 @@ def naming_the_nearest(planner: Planner[P]) -> Planner[P]:
                     nearest = attempt(changed)
                 except PlanError:
                     continue
-                shown = f"{nearest.steps or 0:,} steps, {Seconds(nearest.seconds or 0.0).short()}"
+                shown = f"{counted(nearest.steps or 0, 'step')}, {Seconds(nearest.seconds or 0.0).short()}"
                 message = f"{refusal.message}. The nearest plan that fits: --set {setting} ({shown})"
                 raise Refusal(message, refusal.limit, setting) from None
             raise

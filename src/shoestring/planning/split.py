@@ -52,7 +52,8 @@ def choose_split(profile: Profile, batch: int, per_device: int | None, memory: i
     if odd:
         several = ", ".join(str(number) for number in divisors_of(batch) if number <= _MOST_DEVICES)
         raise PlanError(
-            f"an effective batch of {batch} rows does not divide over {devices} devices; choose one of {several}"
+            f"an effective batch of {counted(batch, 'row')} does not divide over {devices} devices; choose one of "
+            f"{several}"
         )
     if per_device is not None and share % per_device:
         several = ", ".join(map(str, divisors_of(share)))
