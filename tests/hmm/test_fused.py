@@ -75,7 +75,7 @@ for kernel, shape in [(kernels.emission_kernel, None), (kernels.transition_kerne
 
 
 def test_the_arithmetic_of_the_kernels_is_that_of_the_plain_e_step(tmp_path: Path) -> None:
-    run_script(tmp_path, ARITHMETIC, TRITON_INTERPRET="1")
+    run_script(tmp_path, ARITHMETIC, interpret=True)
 
 
 def test_the_kernels_compile_for_the_chip_with_its_matrix_units_and_its_memory(tmp_path: Path) -> None:

@@ -449,7 +449,7 @@ needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 
 @needs_triton
 def test_the_kernel_makes_the_losses_and_gradients_of_float64(tmp_path: Path) -> None:
-    run_script(tmp_path, KERNEL, TRITON_INTERPRET="1")
+    run_script(tmp_path, KERNEL, interpret=True)
 
 
 @needs_triton

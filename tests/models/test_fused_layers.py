@@ -92,7 +92,7 @@ needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 
 @needs_triton
 def test_the_kernels_make_the_values_and_gradients_of_float64(tmp_path: Path) -> None:
-    run_script(tmp_path, KERNELS, TRITON_INTERPRET="1")
+    run_script(tmp_path, KERNELS, interpret=True)
 
 
 def test_without_a_gpu_they_are_the_plain_ones() -> None:

@@ -197,7 +197,7 @@ def test_every_shape_has_its_launch() -> None:
 @needs_triton
 def test_the_arithmetic_of_the_kernels_and_how_the_operator_compiles(tmp_path: Path) -> None:
     """In one process, as to load the compiler takes longer than most of it."""
-    run_script(tmp_path, ORACLE + INTERPRETED + OPERATOR + SHAPES + TILES, TRITON_INTERPRET="1")
+    run_script(tmp_path, ORACLE + INTERPRETED + OPERATOR + SHAPES + TILES, interpret=True)
 
 
 SPENT = [

@@ -130,7 +130,7 @@ compiled(kernels.shuffle_kernel, 4, {"SIZE": 300, "BLOCK": 128}, {"made": "*u16"
 
 
 def test_kernels_make_the_bytes_of_the_plain_form(tmp_path: Path) -> None:
-    run_script(tmp_path, FORMS + KNOWN + RANDOM + SHUFFLES + DRAWS, GOLDEN, TRITON_INTERPRET="1")
+    run_script(tmp_path, FORMS + KNOWN + RANDOM + SHUFFLES + DRAWS, GOLDEN, interpret=True)
 
 
 def test_the_kernels_compile_for_the_chip(tmp_path: Path) -> None:

@@ -56,4 +56,4 @@ assert len(launches) == 8  # all but the first, which makes the state
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_the_kernel_makes_the_updates_of_float64(tmp_path: Path) -> None:
-    run_script(tmp_path, SCRIPT, TRITON_INTERPRET="1")
+    run_script(tmp_path, SCRIPT, interpret=True)
