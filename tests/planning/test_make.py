@@ -376,11 +376,17 @@ def cases(draw: st.DrawFn, endless: bool | None = None) -> Case:
 
 
 def documents_for(case: Case, steps: int) -> int:
-    """What `steps` need, at least enough for the held-out rows; of an endless corpus a tenth of the time's worth."""
+    """What `steps` need; of a small corpus, all.
+
+    Of an endless one, at least enough for the held-out rows, and at most a tenth of the time's worth.
+    """
     data, density = case.recipe.data, case.density
-    if density.total_documents is not None:
-        return density.total_documents
     per_document = density.tokens / density.documents
+    if density.total_documents is not None:
+        assert case.recipe.budget.time is not None
+        cheap = int(max(5.0, 0.03 * case.recipe.budget.time) / case.document_seconds)
+        one_epoch = steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout))
+        return min(max(cheap, math.ceil(1.1 * one_epoch) + 1), density.total_documents)
     heldout = math.ceil(case.recipe.evaluate.rows * data.length / (per_document * data.heldout))
     one_step = math.ceil(case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     least = max(heldout, one_step) + 1
@@ -388,6 +394,18 @@ def documents_for(case: Case, steps: int) -> int:
     assert case.recipe.budget.time is not None
     limit = max(int(0.1 * case.recipe.budget.time / case.document_seconds), least)
     return min(max(needed, least), limit)
+
+
+def heldout_seconds(case: Case, documents: int) -> float:
+    """A tenth of the seconds of the documents that only the held-out rows need, of a corpus with an end."""
+    data, density = case.recipe.data, case.density
+    if density.total_documents is None:
+        return 0.0
+    per_document = density.tokens / density.documents
+    heldout = math.ceil(case.recipe.evaluate.rows * data.length / (per_document * data.heldout))
+    one_step = math.ceil(case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
+    least = min(max(heldout, one_step) + 1, density.total_documents)
+    return 0.1 * max(0, least - documents) * case.document_seconds
 
 
 def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
@@ -403,6 +421,7 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     saving = (training / interval + evaluations) * profile.checkpoint_seconds
     around = case.spent + profile.setup_seconds + (evaluations + 1) * validation + REPORT_SECONDS
     documents = documents_for(case, steps)
+    around += heldout_seconds(case, documents)
     counted = documents * case.density.tokens / case.density.documents * (1 - recipe.data.heldout)
     return around + training + saving + documents * case.document_seconds + 5e-8 * min(1 << 28, counted)
 

@@ -241,6 +241,8 @@ class Plan(Record):
     entries: int | None = None
     every_entry: bool = False
     """Whether the corpus is read to its end; `entries` may then be an estimate."""
+    share: float | None = None
+    """Of the corpus that is read, drawn over all of it; `entries` is then an estimate. None: all, or a number."""
     gigabytes: float | None = None
     wanted_entries: int | None = None
     """Entries that the budget reads in one epoch, however many there are; None: no text, or its end is the budget."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from shoestring.core.records import Plan
 from shoestring.core.seeds import derive
 from shoestring.data.pack.order import Index, RowIndex, drawn_rows
 from shoestring.data.pack.packed import PackedSource
-from shoestring.data.store.prepare import given_store, planned_documents, store_folder
+from shoestring.data.store.prepare import given_store, planned_documents, scored_tokens, store_folder
 from shoestring.data.store.store import Store
 from shoestring.data.tokenize.special_tokens import special_tokens
 from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
@@ -57,8 +58,14 @@ class StoreCorpus:
 
     class_counts: NDArray[np.int64] | None = None
 
-    def __init__(self, recipe: Recipe, store: Store):
-        self.fingerprint, self.bytes = store.manifest.fingerprint, store.manifest.bytes
+    def __init__(self, recipe: Recipe, store: Store, share: float | None = None):
+        """`share` is that of the corpus that is read for training; None: all that the store holds."""
+        splits = store.manifest.splits
+        self._read = {name: entry.with_share(share) for name, entry in splits.items()}
+        if "heldout" in splits:  # as few extents as hold the scored rows, however much is read for training
+            self._read["heldout"] = splits["heldout"].with_tokens(scored_tokens(recipe))
+        read = replace(store.manifest, splits=self._read)
+        self.fingerprint, self.bytes = read.fingerprint, read.bytes
         self.tokenizer = store.tokenizer
         self.vocab_size, self.masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
         self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
@@ -80,19 +87,20 @@ class StoreCorpus:
 
     def training_tokens(self) -> Iterator[NDArray[np.unsignedinteger]]:
         """All tokens of the training split, for counting; (rows, tokens) in a store of fixed rows."""
-        return self._store.split("train", self._length).stream()
+        return self._store.split("train", self._length, entry=self._read["train"]).stream()
 
     @property
     def training_size(self) -> int:
         """Tokens in the training split."""
-        return self._store.manifest.splits["train"].tokens
+        return self._read["train"].tokens
 
     def _open(self, split: str) -> RowsOfStore:
-        data = self._data
+        data, entry = self._data, self._read.get(split)
         if data.packing != "concat":
-            return RowsOfStore(PackedSource(self._store, split, self._length, data.packing), data.document_mask)
+            packed = PackedSource(self._store, split, self._length, data.packing, entry)
+            return RowsOfStore(packed, data.document_mask)
         seed = derive(self._seed, "shift") if data.random_offset and split == "train" else None
-        return RowsOfStore(self._store.split(split, self._length, seed), data.document_mask)
+        return RowsOfStore(self._store.split(split, self._length, seed, entry), data.document_mask)
 
     @cached_property
     def bytes_per_token(self) -> float | None:
@@ -100,7 +108,7 @@ class StoreCorpus:
         kind = self._store.manifest.tokenizer.partition(":")[0]
         if self.masks is not None or kind in ("words", "symbols"):
             return None  # other tokenizers keep every byte of a text
-        rows = self._store.split("heldout", self._length)
+        rows = self._store.split("heldout", self._length, entry=self._read["heldout"])
         if self._rows >= len(rows) and self._data.packing == "concat" and self._last is None:
             return rows.bytes_per_token
         batch, tokenizer = self.heldout(), self._store.tokenizer
@@ -184,7 +192,7 @@ def training_corpus(
         if not folder.is_dir():
             raise RunError(f"the store {folder} of this run is missing; make it again with: shoestring prepare RECIPE")
         store = Store(folder, recipe.data.tokenizer)
-    return StoreCorpus(recipe, store)
+    return StoreCorpus(recipe, store, plan.share)
 
 
 def vocabulary(recipe: Recipe, tokenizer: Tokenizer | None = None) -> int:

@@ -16,6 +16,13 @@ from shoestring.core.units import Bytes
 _PREPARE_SHARE = 0.10
 """Largest share of the time budget for preparing an endless corpus, which is then repeated."""
 
+WHOLE_SECONDS, WHOLE_SHARE = 5.0, 0.03
+"""At least as much is read as is prepared in so many seconds, or in this share of the time budget."""
+SPARE = 1.1
+"""Documents that are read of a larger corpus, over those that the steps need: extents are read whole."""
+HELDOUT_SHARE = 0.1
+"""Share of the seconds of a document that goes to reading it, where only held-out documents are tokenized."""
+
 StoreBytes = Callable[[float, float], int]
 """Bytes on disk of a store, from its tokens and documents."""
 
@@ -46,6 +53,8 @@ class Corpus:
     """To prepare it."""
     whole: bool = False
     """Whether all of the text is read."""
+    share: float | None = None
+    """Of the corpus, drawn over all of it; None: all, or a number of documents."""
     as_needed: bool = False
     """Whether the number of documents follows from the tokens of the run."""
 
@@ -109,6 +118,24 @@ def least_documents(recipe: Recipe, density: Density) -> int:
     return math.ceil(max(heldout, documents_for(recipe, density, 1))) + 1
 
 
+def drawn_documents(recipe: Recipe, density: Density, steps: int) -> int | None:
+    """How many documents of a finite corpus `steps` of one epoch read, and more if that is cheap; None: all."""
+    total = density.total_documents
+    if total is None or recipe.data.documents is not None:
+        return None
+    seconds = max(WHOLE_SECONDS, WHOLE_SHARE * float(recipe.budget.time or 0.0))
+    cheap = max(int((seconds - start) / each) for start, each in density.methods())
+    documents = max(cheap, math.ceil(SPARE * documents_for(recipe, density, steps)) + 1)
+    return documents if documents < total else None
+
+
+def heldout_seconds(recipe: Recipe, density: Density, documents: int) -> float:
+    """Seconds to find the held-out rows in more text than the `documents` that training reads."""
+    limits = (least_documents(recipe, density), available_documents(recipe, density))
+    more = min(number for number in limits if number is not None) - documents
+    return HELDOUT_SHARE * max(0, more) * density.seconds / density.documents
+
+
 def document_limit(recipe: Recipe, density: Density) -> float:
     """The available documents; for an endless corpus, those that can be prepared in the time they may take."""
     if (available := available_documents(recipe, density)) is not None:
@@ -134,14 +161,19 @@ def corpus_to_read(
     free_disk: int | None,
 ) -> Corpus:
     needed = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
-    limit = document_limit(recipe, density)
-    if available_documents(recipe, density) is not None:
+    limit, share, extra = document_limit(recipe, density), None, 0.0
+    if (drawn := drawn_documents(recipe, density, steps)) is not None:
+        assert density.total_documents is not None, "it has an end"
+        documents, share = drawn, drawn / density.total_documents
+        extra = heldout_seconds(recipe, density, documents)
+        reason = f"{share:.2%} of the corpus, drawn over all of it: enough for one epoch"
+    elif available_documents(recipe, density) is not None:
         documents, reason = int(limit), "all available" if recipe.data.documents is None else "data.documents"
     elif needed <= limit:
         documents, reason = needed, "one epoch for the steps, and the held-out rows"
     else:
         documents, reason = int(limit), f"as many as can be prepared in {_PREPARE_SHARE:.0%} of the time; then repeated"
-    as_needed = available_documents(recipe, density) is None and needed <= limit
+    as_needed = drawn is not None or (available_documents(recipe, density) is None and needed <= limit)
 
     def size(number: int) -> int:
         return store_bytes(number * density.tokens_per_document, number)
@@ -162,7 +194,7 @@ def corpus_to_read(
             )
         if size(documents) > room:
             reason = f"as many as fit {name}; then repeated"
-            as_needed = False
+            as_needed, share = False, None
             documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
     rows = documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
     reads_all = density.total_documents is not None and documents >= density.total_documents
@@ -173,7 +205,8 @@ def corpus_to_read(
         documents=documents,
         text_bytes=documents * density.text_bytes / density.documents,
         tokens_per_document=density.tokens_per_document,
-        seconds=density.seconds_for(documents),
+        seconds=density.seconds_for(documents) + extra,
+        share=share,
         whole=reads_all and (recipe.data.documents is None or documents < int(recipe.data.documents)),
         as_needed=as_needed,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ from shoestring.planning.corpus import (
     corpus_to_read,
     document_limit,
     documents_for,
+    drawn_documents,
+    heldout_seconds,
     kept_checkpoints,
     least_documents,
     predictions_per_row,
@@ -141,6 +144,7 @@ def make_plan(
         epochs=None if corpus.rows is None else steps * recipe.batch / corpus.rows,
         entries=corpus.documents,
         every_entry=corpus.whole,
+        share=corpus.share,
         gigabytes=None if corpus.text_bytes is None else corpus.text_bytes / 1e9,
         wanted_entries=wanted and wanted.entries,
         wanted_gigabytes=wanted and wanted.gigabytes,
@@ -314,7 +318,14 @@ def _steps_in_time(
         return int((left - counting_seconds((density.rows or 0) * recipe.data.length)) / step)
     counted = _counted_per_document(recipe, density)
     if (available := available_documents(recipe, density)) is not None:
-        return int((left - density.seconds_for(available) - counting_seconds(available * counted)) / step)
+        every = available
+
+        def cost(steps: int) -> float:
+            documents = drawn_documents(recipe, density, steps) or every
+            reading = density.seconds_for(documents) + heldout_seconds(recipe, density, documents)
+            return steps * step + reading + counting_seconds(documents * counted)
+
+        return bisect.bisect_right(range(int(left / step) + 1), left, key=cost) - 1
     return max(
         _steps_of_endless(recipe, density, step, left - start - known, each + more)
         for start, each in density.methods()

@@ -126,12 +126,21 @@ def prepare_recipe(recipe: Recipe, plan: Plan | None, reporter: Reporter) -> Sto
 
 def prepare_part(recipe: Recipe, plan: Plan | None, reporter: Reporter, part: tuple[int, int]) -> Store | None:
     """Prepare part i of n of the store; None while other parts are missing."""
-    from shoestring.data.store.prepare import given_store, planned_documents, prepare
+    from shoestring.data.store.prepare import given_store, planned_documents, prepare, scored_tokens
 
     if (given := given_store(recipe.data)) is not None:
         return given
     documents = planned_documents(recipe.data, plan)
-    store = prepare(recipe.data, recipe.run.seed, documents, lambda count: reporter.preparing(count, documents), part)
+    entries = documents if plan is None else plan.entries
+    store = prepare(
+        recipe.data,
+        recipe.run.seed,
+        documents,
+        lambda count: reporter.preparing(count, entries),
+        part,
+        share=None if plan is None else plan.share,
+        heldout_tokens=scored_tokens(recipe),
+    )
     if store is not None:
         for split in store.manifest.splits:
             store.split(

@@ -20,7 +20,7 @@ from shoestring.core.errors import DataError
 from shoestring.core.files import whole_file, write_whole
 from shoestring.data.pack.order import Index, RowIndex, step_rows
 from shoestring.data.store.shards import Shard
-from shoestring.data.store.store import Store
+from shoestring.data.store.store import SplitEntry, Store
 
 if TYPE_CHECKING:
     from shoestring.data.pack.packing import Packing
@@ -42,10 +42,11 @@ class PackedRows(NamedTuple):
 class PackedSource:
     """The token source over a split whose documents are packed into rows of `length + 1` tokens."""
 
-    def __init__(self, store: Store, split: str, length: int, packing: str):
+    def __init__(self, store: Store, split: str, length: int, packing: str, entry: SplitEntry | None = None):
+        """`entry` is what is read of the split; default: all."""
         from shoestring.data.pack import packing as packings  # imports Numba
 
-        rows = store.split(split, length)
+        rows = store.split(split, length, entry=entry)
         if store.manifest.row is not None:
             raise DataError(f"{store.paths.folder} holds rows of a fixed length, which cannot be packed")
         self.length, self._shards = length, rows.shards

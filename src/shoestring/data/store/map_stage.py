@@ -3,6 +3,7 @@
     hash      hashes of the documents, to find duplicates
     words     how often each word occurs in the training documents, for a vocabulary
     tokens    the unit's shards, and their entries in the manifest
+    heldout   the same of its held-out documents alone
 
 An existing result is not made again; a process that dies leaves none.
 """
@@ -115,22 +116,30 @@ class UnitEntry(Record):
 
 
 def tokens_pass(job: Job, unit: Unit) -> None:
+    _write_splits(job, unit, "tokens", SPLITS)
+
+
+def heldout_pass(job: Job, unit: Unit) -> None:
+    _write_splits(job, unit, "heldout", ("heldout",))
+
+
+def _write_splits(job: Job, unit: Unit, result: str, splits: Sequence[str]) -> None:
     paths = StorePaths(job.folder)
     tokenizer = _tokenizer(paths.tokenizer)
-    writers = {name: _Writer(paths, name, unit.number, tokenizer) for name in SPLITS}
+    writers = {name: _Writer(paths, name, unit.number, tokenizer) for name in splits}
     skipped, dropped = Skipped(), 0
     for batch in batches(job, unit, skipped):
         dropped += batch.dropped
-        for name in SPLITS:
+        for name in splits:
             if texts := batch.split(held_out=name == "heldout"):
                 writers[name].add(texts)
     counts = {"broken": skipped.count, "empty": skipped.empty, "duplicates": dropped}
     ledger = {**counts, "examples": skipped.examples}
     entry = UnitEntry(splits={name: writer.finish() for name, writer in writers.items()}, ledger=ledger)
-    entry.write(job.result("tokens", unit.number))
+    entry.write(job.result(result, unit.number))
 
 
-PASSES = {"hash": hash_pass, "words": words_pass, "tokens": tokens_pass}
+PASSES = {"hash": hash_pass, "words": words_pass, "tokens": tokens_pass, "heldout": heldout_pass}
 
 
 def run_pass(name: str, job: Job, unit: Unit) -> int:

@@ -12,7 +12,9 @@ i-th of equal pieces, as it was made.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +52,16 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExtentEntry:
+    """What an extent adds to a split."""
+
+    shards: int
+    text_bytes: int
+    share: float
+    """Of the corpus that is read with this extent and all before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitEntry:
     """A split in the manifest."""
 
@@ -57,12 +69,34 @@ class SplitEntry:
     documents: int
     text_bytes: int
     shards: tuple[ShardEntry, ...]
+    extents: tuple[ExtentEntry, ...] = ()
+    """Empty where the split is not divided into extents."""
 
     @classmethod
-    def of(cls, shards: Sequence[ShardEntry], text_bytes: int) -> SplitEntry:
+    def of(cls, shards: Sequence[ShardEntry], text_bytes: int, extents: Sequence[ExtentEntry] = ()) -> SplitEntry:
         """The split that these shards make up."""
         tokens, documents = (sum(getattr(shard, name) for shard in shards) for name in ("tokens", "documents"))
-        return cls(tokens=tokens, documents=documents, text_bytes=text_bytes, shards=tuple(shards))
+        return cls(
+            tokens=tokens, documents=documents, text_bytes=text_bytes, shards=tuple(shards), extents=tuple(extents)
+        )
+
+    def first(self, extents: int) -> SplitEntry:
+        """The split of the first `extents` extents."""
+        if extents >= len(self.extents):
+            return self
+        kept = self.extents[:extents]
+        shards = self.shards[: sum(extent.shards for extent in kept)]
+        return SplitEntry.of(shards, sum(extent.text_bytes for extent in kept), kept)
+
+    def with_share(self, share: float | None) -> SplitEntry:
+        """The split of as few extents as hold this share of the corpus; all if that is None."""
+        wanted = math.inf if share is None else share
+        return self.first(1 + sum(extent.share < wanted for extent in self.extents))
+
+    def with_tokens(self, tokens: int) -> SplitEntry:
+        """The split of as few extents as hold this many tokens; all if they have fewer."""
+        held = itertools.accumulate(self.first(n + 1).tokens - self.first(n).tokens for n in range(len(self.extents)))
+        return self.first(1 + sum(count < tokens for count in held))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +123,7 @@ class Manifest(Record):
     @property
     def fingerprint(self) -> str:
         """Equal for two stores exactly when they hold the same tokens."""
-        return fingerprint([self.tokenizer_fingerprint, encode(self.splits)])
+        return fingerprint([self.tokenizer_fingerprint, _without_extents(encode(self.splits))])
 
     @property
     def bytes(self) -> int:
@@ -97,7 +131,13 @@ class Manifest(Record):
 
     def expected_check(self) -> int:
         values = {key: value for key, value in encode(self).items() if key != "check"}
+        if not any(split.extents for split in self.splits.values()):  # as they were written before there were extents
+            values["splits"] = _without_extents(values["splits"])
         return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+def _without_extents(splits: dict[str, Any]) -> dict[str, Any]:
+    return {name: {key: value for key, value in split.items() if key != "extents"} for name, split in splits.items()}
 
 
 class StorePaths:
@@ -156,9 +196,14 @@ class Store:
             for entry in split.shards:
                 self._shard(entry).verify()
 
-    def split(self, name: str, length: int, offset_seed: int | None = None) -> StoreRows:
-        """The rows of the split "train" or "heldout"; with `offset_seed`, each epoch shifts them."""
-        entry = self.manifest.splits.get(name)
+    def split(
+        self, name: str, length: int, offset_seed: int | None = None, entry: SplitEntry | None = None
+    ) -> StoreRows:
+        """The rows of the split "train" or "heldout"; with `offset_seed`, each epoch shifts them.
+
+        `entry` is what is read of the split; default: all.
+        """
+        entry = entry or self.manifest.splits.get(name)
         if entry is None:
             raise DataError(f"{self.paths.folder} has no {name} rows; it has: {', '.join(self.manifest.splits)}")
         row = self.manifest.row
