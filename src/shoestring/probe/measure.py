@@ -22,6 +22,8 @@ PASSES = 3
 """Timed at each batch, at least."""
 _UNSTEADY = 2.0
 """Passes of one batch that differ by this factor are timed again."""
+_BUSY = 3.0
+"""Passes that still differ by this factor were disturbed; short ones differ by less on any machine."""
 _AGAIN = 2
 """How often a batch is timed again, at most."""
 
@@ -36,7 +38,7 @@ class Timings(NamedTuple):
 
     def unsteady(self) -> Trial | None:
         """The trial whose passes differ most, if they do even after others were timed."""
-        odd = [trial for trial in self.trials if _spread(trial) > _UNSTEADY]
+        odd = [trial for trial in self.trials if _spread(trial) > _BUSY]
         return max(odd, key=_spread, default=None)
 
     @property
