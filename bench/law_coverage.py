@@ -1,9 +1,9 @@
 """How often the 95 % intervals of a law hold the truth: simulated data sets of a known law, with normal noise.
 
-    python bench/law_coverage.py [--trials 100] [--resamples 300] [--only NAME] [--out FOLDER]
+    python bench/law_coverage.py [--trials 100] [--resamples 300] [--only NAME] [--processes N] [--out FOLDER]
 
 Each design is drawn anew in every trial: sizes and tokens far and wide, tokens close to 20 per parameter, checkpoints
-of 22 runs whose noise is that of the run, and budgets with five sizes each for parabolas. The binomial error of a
+of runs whose noise is that of the run, and budgets with five sizes each for parabolas. The binomial error of a
 coverage of 95 % is 0.22 / sqrt(trials).
 """
 
@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ TRUE = Surface(1.7, 400.0, 900.0, 0.34, 0.31)
 NOISE, BUDGET, ASKED = 5e-3, 1e21, (1e10, 1e11)
 DESIGNS = {
     "6 points": 6, "8 points": 8, "16 points": 16, "60 points": 60, "16 points, near-collinear": 16,
-    "22 runs of 10 checkpoints": 22, "parabolas, 4 budgets of 5 sizes": 5,
+    "6 runs of 10 checkpoints": 6, "8 runs of 10 checkpoints": 8, "16 runs of 10 checkpoints": 16,
+    "22 runs of 10 checkpoints": 22, "60 runs of 10 checkpoints": 60, "parabolas, 4 budgets of 5 sizes": 5,
 }  # fmt: skip
 
 
@@ -75,9 +79,9 @@ def parabola_hits(name: str, seed: int, resamples: int) -> dict[str, bool]:
     return {"N ~ C^a, a": ends["a"][0] <= 0.5 <= ends["a"][1], "N = k C^a, k": ends["k"][0] <= 1 <= ends["k"][1]}
 
 
-def coverage(name: str, trials: int, resamples: int) -> dict[str, float]:
+def coverage(name: str, trials: int, resamples: int, each: Callable[..., Iterable[Any]]) -> dict[str, float]:
     hits = parabola_hits if name.startswith("parabolas") else surface_hits
-    found = [hits(name, seed, resamples) for seed in range(trials)]
+    found = list(each(partial(hits, name, resamples=resamples), range(trials)))
     return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
 
 
@@ -86,12 +90,14 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100, help="data sets of each design")
     parser.add_argument("--resamples", type=int, default=300, help="of each data set")
     parser.add_argument("--only", action="append", choices=DESIGNS, help="a design by name; may be repeated")
+    parser.add_argument("--processes", type=int, default=1, help="data sets at the same time")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
     arguments = parser.parse_args()
     found = {}
-    for name in arguments.only or DESIGNS:
-        found[name] = coverage(name, arguments.trials, arguments.resamples)
-        print(name, {key: f"{value:.1%}" for key, value in found[name].items()}, flush=True)
+    with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
+        for name in arguments.only or DESIGNS:
+            found[name] = coverage(name, arguments.trials, arguments.resamples, pool.map)
+            print(name, {key: f"{value:.1%}" for key, value in found[name].items()}, flush=True)
     values = {
         "trials": arguments.trials,
         "resamples": arguments.resamples,
@@ -104,5 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with threadpool_limits(1):
-        main()
+    main()
