@@ -1,5 +1,7 @@
 """The best model for a budget, what another size costs, and how well a law foretells."""
 
+import math
+
 import numpy as np
 import pytest
 from law_oracle import TRUTH, grid_points
@@ -138,3 +140,10 @@ def test_beyond_the_measured_sizes_a_larger_model_is_never_faster() -> None:
     """A busy moment made the middle one look slow."""
     speed = fit_speed(np.array([1e4, 3e4, 1e5]), np.array([3e4, 6e3, 2e4]))
     assert speed(1e7) == pytest.approx(2e4) and speed(1e3) > 3e4
+
+
+@pytest.mark.parametrize(("most", "least"), [(1e30, 1e-30), (1e-30, 1e30)])
+def test_a_law_whose_exponents_are_near_zero_has_a_finite_optimum(most: float, least: float) -> None:
+    """Resamples of few points reach such laws, and an interval must not fail for one of them."""
+    found = Surface(1.7, most, least, 0.01, 0.01).optimum(1e21)
+    assert all(map(math.isfinite, found)) and min(found) > 0

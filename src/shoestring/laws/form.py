@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from shoestring.core.errors import UserError
 
 PER_TOKEN = 6.0
 """Training FLOPs per parameter and token: C = 6 N D."""
+_FARTHEST = 300.0
+"""Largest |ln N| of an optimum: fits with exponents near 0 put it anywhere."""
 
 
 class Surface(NamedTuple):
@@ -32,9 +35,9 @@ class Surface(NamedTuple):
         """N, D and loss of the best model with per_token · N · D = flops."""
         self._check()
         _, A, B, alpha, beta = self
-        balance = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
         product = flops / per_token
-        params = balance * product ** (beta / (alpha + beta))
+        log_params = (math.log(alpha * A) - math.log(beta * B) + beta * math.log(product)) / (alpha + beta)
+        params = math.exp(min(max(log_params, -_FARTHEST), _FARTHEST))
         return params, product / params, self.loss(params, product / params)
 
     def _check(self) -> None:
