@@ -113,8 +113,8 @@ class Masking(NamedTuple):
 
 
 class MaskedRows:
-    """Rows without their last token, in the tokenizer's special tokens, with some tokens hidden: others in every epoch,
-    the same in every evaluation."""
+    """Rows without one of their tokens, in the tokenizer's special tokens, with some tokens hidden: others in every
+    epoch, the same in every evaluation."""
 
     def __init__(self, source: TokenSource, masking: Masking):
         self._source, self._masking = source, masking
@@ -135,8 +135,19 @@ class MaskedRows:
 
     def _framed(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """The ids and documents of the rows. A window of a stream has no documents, and is framed as it is cut."""
-        ids, special = batch.ids[:, :-1].cpu().numpy(), self._masking.special
+        ids, special = batch.ids.cpu().numpy(), self._masking.special
         if batch.segments is None:
-            return frame_rows(ids, np.ones_like(ids), special, end=None).ids, None
-        framed = frame_rows(ids, batch.segments[:, :-1].cpu().numpy(), special, self._masking.end)
+            text = _window(ids, self._masking.end) if special.suffix else ids[:, :-1]
+            return frame_rows(text, np.ones_like(text), special, end=None).ids, None
+        framed = frame_rows(ids[:, :-1], batch.segments[:, :-1].cpu().numpy(), special, self._masking.end)
         return framed.ids, framed.segments
+
+
+def _window(ids: NDArray[np.int64], end: int | None) -> NDArray[np.int64]:
+    """The text of windows (R, T + 1) that special tokens will close, (R, T): without the first token.
+
+    A window that is cut at the end of a document keeps its first token and leaves out the last one, which ends the
+    document: two tokens would end it otherwise.
+    """
+    closed = ids[:, -1:] == (-1 if end is None else end)
+    return np.where(closed, ids[:, :-1], ids[:, 1:])
