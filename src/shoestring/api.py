@@ -207,6 +207,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics: of training ("loss") and of evaluations ("heldout_loss"), by "step".
 
+        Each named text of data.validation has its own "heldout_loss/NAME"; "heldout_loss" is that of the first.
         `pandas.DataFrame(run.metrics)` makes a table of them.
         """
         from shoestring.track import read_lines

@@ -11,19 +11,26 @@ import pytest
 import torch
 from profiles import write_profile
 
+from shoestring.console.terminal import Terminal
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError, RecipeError
 from shoestring.core.recipe import Recipe
-from shoestring.core.recipe_file import build, dump
+from shoestring.core.recipe_file import build, dump, load
+from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.data.pack.masking import IGNORED
+from shoestring.data.read.other_text import _meets
 from shoestring.data.tokenize.tokenizers import ByteTokenizer
+from shoestring.datasets.corpus import open_corpus
 from shoestring.datasets.labelled import LabelledCorpus
 from shoestring.datasets.other_text import OtherText, text_batch
+from shoestring.planning.corpus import least_documents
+from shoestring.planning.make import _fixed_seconds
+from shoestring.report.scores import text_table
 from shoestring.runs.evaluate import Watch, evaluate_learner, evaluate_run
 from shoestring.runs.network_workload import make_learner
-from shoestring.runs.prepare import check_source, recipe_density
+from shoestring.runs.prepare import check_source, prepare_recipe, recipe_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
 from shoestring.studies.run_results import read_trained
@@ -130,13 +137,153 @@ def test_a_classifier_is_scored_on_other_documents(make: Make, tmp_path: Path) -
         lines = [f"{'good' if n % 3 else 'bad'} {n},{int(n % 3 > 0)}" for n in range(count)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["text,class", *lines]))
     recipe = make(MASKED | {"classes": 2}, source=f"csv:{tmp_path}/train.csv", label="class")
-    corpus = OtherText(LabelledCorpus(recipe), recipe, f"csv:{tmp_path}/test.csv")
+    corpus = OtherText(LabelledCorpus(recipe), recipe, {"": f"csv:{tmp_path}/test.csv"})
     assert corpus.heldout().targets()[:, 0].tolist() == [int(n % 3 > 0) for n in range(20)]
     learner = make_learner(recipe, CPU)
     found = evaluate_learner(learner, 0, 4, corpus)
     assert (found.rows, found.majority_accuracy) == (20, 13 / 20) and sum(map(sum, found.confusion)) == 20
     assert found.baselines.keys() == {"uniform", "majority class"}
     assert Watch(corpus)(learner, 4)["heldout_accuracy"] == found.accuracy
+
+
+def test_every_named_text_has_its_own_curve_and_nothing_is_held_out(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "far.txt").write_text("\n".join("ZQXJ" * 9 for _ in range(30)))
+    texts = {"books": f"text:{tmp_path}/other.txt", "far-away": f"text:{tmp_path}/far.txt"}
+    recipe, file = make(validation=texts, heldout=0), tmp_path / "recipe.toml"
+    file.write_text(dump(recipe))
+    assert load(file) == recipe
+    replace(write_profile(file), density=recipe_density(recipe)).write(RunFolder.of(recipe).profile)
+    finished = run(recipe, Terminal(), Clock())
+    shown = capsys.readouterr().out
+    assert finished is not None
+    folder, found = RunFolder.of(recipe), finished.evaluation
+    lines = [line for line in read_lines(folder.metrics) if "heldout_loss" in line]
+    assert len(lines) > 2 and all(line["heldout_loss"] == line["heldout_loss/books"] for line in lines)
+    assert all(line["heldout_loss/far-away"] != line["heldout_loss/books"] for line in lines)
+    assert [(each.name, each.text) for each in found.texts] == [*texts.items()] and found.text == texts["books"]
+    assert found.texts[0].loss == found.loss and found.baselines.keys() == {"uniform", "unigram", "bigram"}
+    page = folder.report.read_text()
+    for each in found.texts:
+        assert lines[-1][f"heldout_loss/{each.name}"] == pytest.approx(each.loss)
+        alone = evaluate_run(folder, CheckpointSpec("last"), each.text)
+        assert (alone.loss, alone.rows, alone.tokens) == (pytest.approx(each.loss), each.rows, each.tokens)
+        assert (alone.loss_error, alone.bits_per_byte) == (
+            pytest.approx(each.loss_error),
+            pytest.approx(each.bits_per_byte),
+        )
+        line = f"{each.loss:.3f} ± {each.loss_error:.3f}"
+        assert line in shown and line in page and f"{each.name} {each.loss:.2f}" in page, "a line, and a curve"
+    assert "The first, books, decides the best checkpoint." in shown and "The first, books, decides" in page
+    best = min(lines, key=lambda line: line["heldout_loss/books"])["step"]
+    assert evaluate_run(folder, CheckpointSpec("best")).step == best
+    store = prepare_recipe(recipe, Plan.read(folder.plan), Reporter())
+    assert store.manifest.splits["train"].documents == 300 and store.manifest.splits["heldout"].documents == 0
+
+
+def test_a_classifier_has_scores_of_every_named_text(make: Make, tmp_path: Path) -> None:
+    for name, count in (("train", 60), ("one", 20), ("two", 9)):
+        lines = [f"{'good' if n % 3 else 'bad'} {n},{int(n % 3 > 0)}" for n in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,class", *lines]))
+    texts = {name: f"csv:{tmp_path}/{name}.csv" for name in ("one", "two")}
+    data = {"source": f"csv:{tmp_path}/train.csv", "label": "class", "heldout": 0, "validation": texts}
+    recipe = make(MASKED | {"classes": 2}, **data)
+    corpus = open_corpus(recipe, Plan(binding=""))
+    assert corpus.class_counts is not None and corpus.class_counts.sum() == 60, "nothing is held out"
+    learner = make_learner(recipe, CPU)
+    found, watched = evaluate_learner(learner, 0, 4, corpus), Watch(corpus)(learner, 4)
+    assert [each.rows for each in found.texts] == [20, 9] and text_table(found)[0][4:6] == ("accuracy", "macro-F1")
+    assert watched["heldout_accuracy"] == watched["heldout_accuracy/one"] == found.texts[0].accuracy
+    assert watched["heldout_macro_f1/two"] == found.texts[1].macro_f1
+
+
+def test_a_text_may_be_a_split_of_the_data_set_that_is_trained_on(make: Make, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    train, other = ({"body": [f"{word} {n}" for n in range(40)]} for word in ("seen", "unseen"))
+    made = {"train": datasets.Dataset.from_dict(train), "test": datasets.Dataset.from_dict(other)}
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "set")
+    data = {"source": f"hf:{tmp_path}/set", "column": "body"}
+    texts = {"test": f"hf:{tmp_path}/set#test", "lines": f"text:{tmp_path}/other.txt"}
+    recipe = make(**data, validation=texts)
+    check_source(recipe)
+    batch = text_batch(recipe, ByteTokenizer(), texts["test"])
+    assert batch.ids.reshape(-1).tolist()[:9] == encoded("unseen 0")[:9]
+    for wrong, message in (
+        (f"hf:{tmp_path}/set", "set, split train is part of data.source"),
+        (f"hf:{tmp_path}/../{tmp_path.name}/set#train", "set, split train is part of data.source"),
+        (f"hf:{tmp_path}/set#none", "to be scored: .*no such split; it has: train, test"),
+        (f"hf:{tmp_path}/set#", 'names no split after "#"'),
+    ):
+        with pytest.raises(DataError, match=message):
+            check_source(make(**data, validation=wrong))
+    (tmp_path / "again.txt").symlink_to(tmp_path / "other.txt")
+    with pytest.raises(DataError, match=r"lines and more are the same text, .*other\.txt; leave one out"):
+        check_source(make(**data, validation=texts | {"more": f"text:{tmp_path}/again.txt"}))
+
+
+def test_a_slice_of_the_split_that_is_trained_on_is_part_of_it() -> None:
+    own = {"hf:set, split train[:90%]"}
+    assert _meets("hf:set, split train", own) and _meets("hf:set, split train[:90%]", own)
+    assert not _meets("hf:set, split train[90%:]", own) and not _meets("hf:set, split test", own)
+    assert _meets("hf:set, split train[90%:]", {"hf:set, split train"})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"validation": {}}, r"data\.validation: the table is empty"),
+        ({"validation": {"a b": "text:b"}}, 'the name "a b" must be of letters, digits'),
+        ({"validation": {"": "text:b"}}, 'the name "" must be of letters'),
+        ({"validation": {"a": "text:b", "c": "text:b"}}, 'a and c are the same text, "text:b"; leave one out'),
+        ({"validation": {"a": "b"}}, r'data\.validation\.a = "b": must be "stories", or one of text'),
+        ({"validation": {"a": 3}}, r"data\.validation\.a = 3: must be a text in quotes"),
+        ({"validation": "b"}, r'data\.validation = "b": must be "stories", or one of text'),
+        ({"validation": ""}, r'data\.validation = "": must be'),
+        ({"heldout": 0}, r"data\.heldout = 0: leaves nothing to score; give data\.validation, or a share above 0"),
+        ({"heldout": -0.1}, r"data\.heldout = -0\.1: must be at least 0"),
+        (
+            {"validation": {"a": "text:b"}, "stream": "markov:12", "source": "stories"},
+            r"data\.validation: a stream is scored on rows of its own",
+        ),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_with_the_recipe(make: Make, data: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make(**data)
+
+
+def test_texts_are_set_one_by_one(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(dump(make(validation={"a": "text:a", "b": "text:b"})))
+    recipe = load(file, ["data.validation.c=text:c", "data.validation.a="])
+    assert recipe.data.validation == {"b": "text:b", "c": "text:c"}
+    assert load(file, ["data.validation.a=", "data.validation.b="]).data.validation is None
+    swapped = load(file, ['data.validation={b = "text:b", a = "text:a"}'])
+    assert swapped.fingerprint != load(file).fingerprint, "another text decides"
+    file.write_text(dump(make(validation="text:a")))
+    with pytest.raises(RecipeError, match=r'data\.validation is "text:a", which has no entries by name; give all'):
+        load(file, ["data.validation.c=text:c"])
+    with pytest.raises(RecipeError, match=r"data\.length is 12, which has no entries"):
+        load(file, ["data.length.c=3"])
+
+
+def test_a_plan_takes_the_time_of_every_text_and_no_documents_for_held_out_rows(make: Make, tmp_path: Path) -> None:
+    one, two, none = (
+        make(rows=256, **data)
+        for data in (
+            {"validation": "text:a", "heldout": 0},
+            {"validation": {"a": "text:a", "b": "text:b"}},
+            {"heldout": 0.01},
+        )
+    )
+    (tmp_path / "recipe.toml").write_text(dump(one))
+    profile = write_profile(tmp_path / "recipe.toml")
+    seconds = [_fixed_seconds(recipe, profile, 0.0) for recipe in (one, two)]
+    assert seconds[1]["evaluations"] == pytest.approx(2 * seconds[0]["evaluations"]) and seconds[0]["evaluations"]
+    density = recipe_density(one)
+    assert density is not None
+    assert least_documents(one, density) < 10 < least_documents(none, density)
 
 
 def test_text_that_cannot_be_scored_is_refused_before_anything_runs(make: Make, tmp_path: Path) -> None:

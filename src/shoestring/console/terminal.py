@@ -141,6 +141,8 @@ class Terminal(Reporter):
             class_rows,
             class_scores,
             confusion_table,
+            first_note,
+            text_table,
             with_error,
         )
 
@@ -152,6 +154,9 @@ class Terminal(Reporter):
         self.table(title, ("baseline", what, "perplexity"), rows)
         if evaluation.loss_error is not None:
             self.say(f"{ERROR_NOTE}\n")
+        if evaluation.texts:
+            self.table("Texts of data.validation", *text_table(evaluation))
+            self.say(f"{first_note(evaluation)}\n")
         if evaluation.macro_f1 is not None and evaluation.accuracy is not None:
             self.say(class_scores(evaluation) + "\n")
             self.table("Classes", CLASS_HEAD, class_rows(evaluation))

@@ -100,16 +100,31 @@ class Data:
         str | None, "masked_lm: column with the class of a document, from 0, to predict in place of tokens"
     ] = None
     documents: Annotated[Count | None, AtLeast(1), "most documents to read; default: as the plan needs"] = None
-    heldout: Annotated[float, Between(0, 0.5, open_low=True), "fraction of the documents kept for evaluation"] = 0.02
+    heldout: Annotated[
+        float, Between(0, 0.5), "fraction of the documents kept for evaluation; 0 only with data.validation"
+    ] = 0.02
     validation: Annotated[
-        SourceSpec | None,
-        "text to score in place of held-out rows: files or a hub data set, read as the source is; data.heldout of the "
-        "source is kept out of training all the same",
+        SourceSpec | dict[str, SourceSpec] | None,
+        "text to score in place of held-out rows: files or a hub data set (hf:NAME:CONFIG#SPLIT), read as the source "
+        'is; or several by name, as {books = "text:a.txt", news = "text:b.txt"}, of which the first decides the best '
+        "checkpoint; data.heldout of the source is kept out of training all the same",
     ] = None
     folder: Annotated[str, "folder that holds token stores"] = "stores"
 
     def __post_init__(self) -> None:
-        _as_specs(self, source=SourceSpec, validation=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
+        _as_specs(self, source=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
+        if isinstance(self.validation, dict):
+            texts = {name: SourceSpec(source) for name, source in self.validation.items()}
+            object.__setattr__(self, "validation", texts)
+        else:
+            _as_specs(self, validation=SourceSpec)
+
+    @property
+    def scored(self) -> dict[str, SourceSpec]:
+        """The texts of `validation` by name; that of a single one is empty."""
+        if self.validation is None:
+            return {}
+        return self.validation if isinstance(self.validation, dict) else {"": self.validation}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,6 +364,8 @@ class Recipe:
             del parts[section][name]
         for section, name in CODE:
             parts[section][name] = _content(parts[section][name])
+        if isinstance(texts := parts["data"]["validation"], dict):
+            parts["data"]["validation"] = list(texts.items())  # their order matters
         # without None, so that a future optional field does not change the fingerprint
         given = {section: fields for section, fields in parts.items() if fields is not None}
         return fingerprint({s: {n: v for n, v in fields.items() if v is not None} for s, fields in given.items()})

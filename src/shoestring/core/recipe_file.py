@@ -145,7 +145,20 @@ def _put(values: dict[str, Any], field: str, value: Any, shown: str, problems: l
             )
         )
     elif isinstance(table := values.setdefault(section, {}), dict):
-        table[name] = value
+        name, _, inner = name.partition(".")
+        if inner:
+            _put_inner(table, name, inner, value, f"{shown}: {section}.{name}", problems)
+        else:
+            table[name] = value
+
+
+def _put_inner(table: dict[str, Any], name: str, inner: str, value: Any, shown: str, problems: list[str]) -> None:
+    """Set one entry of a field that is a table, as data.validation.news; None removes it."""
+    entries = table.get(name)
+    if entries is not None and not isinstance(entries, dict):
+        problems.append(f"{shown} is {_toml(entries)}, which has no entries by name; give all of them as a table")
+        return
+    table[name] = {key: item for key, item in {**(entries or {}), inner: value}.items() if item is not None} or None
 
 
 def dump(recipe: Recipe) -> str:

@@ -285,6 +285,26 @@ class ClassScore:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """The scores on one of several texts; as in `Evaluation`."""
+
+    name: str
+    text: str
+    """Its source."""
+    rows: int
+    tokens: int
+    loss: float
+    loss_error: float | None
+    perplexity: float
+    bits_per_byte: float | None
+    bits_per_byte_error: float | None
+    accuracy: float | None
+    accuracy_error: float | None
+    macro_f1: float | None
+    macro_f1_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
     """Scores on held-out rows, in nats per prediction.
 
@@ -328,6 +348,9 @@ class Evaluation(Record):
     """By class; empty where tokens are predicted."""
     confusion: tuple[tuple[int, ...], ...] = ()
     """Rows by true class, then by predicted class."""
+    texts: tuple[TextScore, ...] = ()
+    """Every named text of data.validation. The first is the one that the other fields are about, and that decides the
+    best checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

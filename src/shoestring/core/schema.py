@@ -131,13 +131,14 @@ def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if value is None and type(None) in choices:
         return None
+    choices = tuple(choice for choice in choices if choice is not type(None))
+    alike = tuple(choice for choice in choices if (get_origin(choice) is dict) == isinstance(value, Mapping))
     attempt: list[str] = []
-    for choice in choices:
-        if choice is not type(None):
-            attempt = []
-            result = _decode_plain(choice, value, path, attempt)
-            if not attempt:
-                break
+    for choice in alike or choices:  # a table that is wrong is compared with tables only
+        attempt = []
+        result = _decode_plain(choice, value, path, attempt)
+        if not attempt:
+            break
     if attempt:
         problems.extend(attempt)
         return result if dataclasses.is_dataclass(result) else None

@@ -29,7 +29,7 @@ def problems(recipe: Recipe, unread: Collection[str] = ()) -> list[str]:
 def _problems(recipe: Recipe) -> list[str]:
     fits_hmm = recipe.kind == "hmm"
     found = _hmm_problems(recipe) if fits_hmm else _batch_problems(recipe) + _model_problems(recipe)
-    found += _stream_problems(recipe, fits_hmm) + _packing_problems(recipe.data)
+    found += _stream_problems(recipe, fits_hmm) + _packing_problems(recipe.data) + _scored_problems(recipe.data)
     budget, name = recipe.budget, recipe.run.name
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
@@ -101,7 +101,7 @@ def given_fields(section: Model | Data) -> list[str]:
 def _hmm_problems(recipe: Recipe) -> list[str]:
     found, data = [], recipe.data
     if data.validation is not None:
-        found.append(f'data.validation = "{data.validation}": an HMM is scored on held-out sentences of its source')
+        found.append(f"data.validation{_shown(data)}: an HMM is scored on held-out sentences of its source")
     for name in ("packing", "document_mask", "random_offset", "unique"):
         if name in given_fields(data):
             more = "; hmm.unique leaves out repeated sentences" if name == "unique" else ""
@@ -135,6 +135,29 @@ def _packing_problems(data: Data) -> list[str]:
     return found
 
 
+def _shown(data: Data) -> str:
+    """The value of data.validation; a table is not repeated."""
+    return "" if isinstance(data.validation, dict) else f' = "{data.validation}"'
+
+
+def _scored_problems(data: Data) -> list[str]:
+    """Problems of what is scored: nothing, or texts of which two are the same."""
+    found = []
+    if data.heldout == 0 and data.validation is None:
+        found.append("data.heldout = 0: leaves nothing to score; give data.validation, or a share above 0")
+    if not isinstance(data.validation, dict):
+        return found
+    if not data.validation:
+        found.append('data.validation: the table is empty; name a text, as books = "text:books.txt", or leave it out')
+    names: dict[str, str] = {}
+    for name, source in data.validation.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            found.append(f'data.validation: the name "{name}" must be of letters, digits, "_" and "-"')
+        if (other := names.setdefault(source, name)) != name:
+            found.append(f'data.validation: {other} and {name} are the same text, "{source}"; leave one out')
+    return found
+
+
 def _stream_problems(recipe: Recipe, fits_hmm: bool) -> list[str]:
     data, stream = recipe.data, recipe.stream_settings
     if data.stream is None:
@@ -143,7 +166,7 @@ def _stream_problems(recipe: Recipe, fits_hmm: bool) -> list[str]:
     if fits_hmm:
         found.append(f'data.stream = "{data.stream}": an HMM is fitted to a source; a network is trained on a stream')
     if data.validation is not None:
-        found.append(f'data.validation = "{data.validation}": a stream is scored on rows of its own')
+        found.append(f"data.validation{_shown(data)}: a stream is scored on rows of its own")
     if data.source != "stories":
         found.append(f'data.source = "{data.source}" and data.stream = "{data.stream}": give one of the two')
     if data.documents is not None:

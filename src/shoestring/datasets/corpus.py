@@ -102,12 +102,16 @@ class StoreCorpus:
         seed = derive(self._seed, "shift") if data.random_offset and split == "train" else None
         return RowsOfStore(self._store.split(split, self._length, seed, entry), data.document_mask)
 
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the tokens keep every byte of a text, and all are predicted."""
+        return self.masks is None and self._store.manifest.tokenizer.partition(":")[0] not in ("words", "symbols")
+
     @cached_property
     def bytes_per_token(self) -> float | None:
         """If only a part of the split is scored, from the bytes that its tokens spell; a row may cut a character."""
-        kind = self._store.manifest.tokenizer.partition(":")[0]
-        if self.masks is not None or kind in ("words", "symbols"):
-            return None  # other tokenizers keep every byte of a text
+        if not self.keeps_bytes:
+            return None
         rows = self._store.split("heldout", self._length, entry=self._read["heldout"])
         if self._rows >= len(rows) and self._data.packing == "concat" and self._last is None:
             return rows.bytes_per_token
@@ -169,13 +173,13 @@ def _heldout(source: TokenSource, rows: Index) -> Batch:
 
 
 def open_corpus(recipe: Recipe, plan: Plan, store: Store | None = None, scored: str | None = None) -> Corpus:
-    """As `training_corpus`, scored on the text `scored`, or `data.validation`, where one is given."""
-    corpus, other = training_corpus(recipe, plan, store), scored or recipe.data.validation
-    if other is None:
+    """As `training_corpus`, scored on the text `scored`, or those of `data.validation`, where they are given."""
+    corpus, others = training_corpus(recipe, plan, store), recipe.data.scored if scored is None else {"": scored}
+    if not others:
         return corpus
     if isinstance(corpus, StreamCorpus):
-        raise DataError(f'"{other}", to be scored: this run reads a stream, which has no text')
-    return OtherText(corpus, recipe, other)
+        raise DataError(f'"{scored}", to be scored: this run reads a stream, which has no text')
+    return OtherText(corpus, recipe, others)
 
 
 def training_corpus(

@@ -81,6 +81,7 @@ class LabelledCorpus:
 
     bytes = 0
     bytes_per_token: float | None = None
+    keeps_bytes = False
 
     def __init__(self, recipe: Recipe):
         data, classes = recipe.data, recipe.model.classes
@@ -101,7 +102,7 @@ class LabelledCorpus:
         self._train, held_out = (np.flatnonzero(self._documents.held_out == held) for held in (False, True))
         self._heldout = held_out[drawn_rows(recipe.evaluate.rows, len(held_out))]
         for name, numbers in (("for training", self._train), ("held out", held_out)):
-            if not len(numbers):
+            if not len(numbers) and (data.validation is None or numbers is self._train):
                 raise DataError(
                     f'data.source = "{data.source}": none of its {len(self._documents.labels):,} documents is {name}; '
                     f"use more, or another data.heldout"

@@ -1,8 +1,8 @@
-"""A corpus whose scored rows come from another text, which is read into memory with the corpus' own tokenizer."""
+"""A corpus whose scored rows come from other texts, which are read into memory with the corpus' own tokenizer."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,27 +108,30 @@ def _check(documents: int, source: str) -> None:
 
 
 class OtherText:
-    """A corpus to train on, scored on the rows of another text."""
+    """A corpus to train on, scored on the rows of other texts, by name; the first one decides which step is best."""
 
-    def __init__(self, base: StoreCorpus | LabelledCorpus, recipe: Recipe, source: str):
-        self.base, self.source = base, source
+    def __init__(self, base: StoreCorpus | LabelledCorpus, recipe: Recipe, sources: Mapping[str, str]):
+        self.base, self.sources = base, sources
         self.tokenizer, self.vocab_size, self.bytes = base.tokenizer, base.vocab_size, base.bytes
         self.class_counts: NDArray[np.int64] | None = base.class_counts
         self.fingerprint = base.fingerprint
-        self._batch = text_batch(recipe, base.tokenizer, source)
-        self._keeps_bytes = base.bytes_per_token is not None
+        self.texts = {name: text_batch(recipe, base.tokenizer, source) for name, source in sources.items()}
 
     def training(self, device: torch.device) -> TokenSource:
         return self.base.training(device)
 
     def heldout(self) -> Batch:
-        return self._batch
+        """The rows of the first text."""
+        return next(iter(self.texts.values()))
 
-    @cached_property
+    @property
     def bytes_per_token(self) -> float | None:
+        return self.bytes_per_token_of(self.heldout())
+
+    def bytes_per_token_of(self, batch: Batch) -> float | None:
         """From the bytes that the predicted tokens spell."""
-        if not self._keeps_bytes:
+        if not self.base.keeps_bytes:
             return None
-        targets, scored = self._batch.targets().numpy(), self._batch.predicted().numpy()
+        targets, scored = batch.targets().numpy(), batch.predicted().numpy()
         size = sum(spelled_bytes(self.tokenizer, row[there]) for row, there in zip(targets, scored, strict=True))
-        return size / max(1, self._batch.predictions())
+        return size / max(1, batch.predictions())

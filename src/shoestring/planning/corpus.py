@@ -113,8 +113,10 @@ def documents_for(recipe: Recipe, density: Density, steps: int) -> float:
 
 
 def least_documents(recipe: Recipe, density: Density) -> int:
-    """Documents for the held-out rows and for one step of training."""
-    heldout = recipe.evaluate.rows / _rows_per_document(recipe, density) / recipe.data.heldout
+    """Documents for one step of training, and for the held-out rows if they are scored."""
+    heldout = 0.0
+    if recipe.data.validation is None:
+        heldout = recipe.evaluate.rows / _rows_per_document(recipe, density) / recipe.data.heldout
     return math.ceil(max(heldout, documents_for(recipe, density, 1))) + 1
 
 
@@ -170,7 +172,8 @@ def corpus_to_read(
     elif available_documents(recipe, density) is not None:
         documents, reason = int(limit), "all available" if recipe.data.documents is None else "data.documents"
     elif needed <= limit:
-        documents, reason = needed, "one epoch for the steps, and the held-out rows"
+        scored = "" if recipe.data.heldout == 0 else ", and the held-out rows"
+        documents, reason = needed, f"one epoch for the steps{scored}"
     else:
         documents, reason = int(limit), f"as many as can be prepared in {_PREPARE_SHARE:.0%} of the time; then repeated"
     as_needed = drawn is not None or (available_documents(recipe, density) is None and needed <= limit)

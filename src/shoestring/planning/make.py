@@ -218,7 +218,8 @@ def text_ends(density: Density, entries: float, gigabytes: float, as_needed: boo
 
 def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, float]:
     """Seconds that do not grow with the steps."""
-    validation = recipe.evaluate.rows * profile.validate_seconds_per_row
+    texts = max(1, len(recipe.data.scored))
+    validation = texts * recipe.evaluate.rows * profile.validate_seconds_per_row
     finish = validation + REPORT_SECONDS
     meanwhile = finish if profile.machine.device == "cuda" else profile.checkpoint_seconds
     return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from shoestring.core.errors import MissingExtra
@@ -26,6 +27,9 @@ _COLOURS = {
     "unigram_corpus": "#d8c49a",
     "bigram_corpus": "#d9a193",
 }
+_TEXT = "heldout_loss/"
+"""What the names of the metrics of named texts begin with."""
+_TEXT_COLOURS = (_HELDOUT, "#7b2d8b", "#2a9d8f", "#b5651d", "#d6336c", "#5f7a1f")
 
 
 def svg(specification: Mapping[str, Any]) -> str:
@@ -38,26 +42,28 @@ def svg(specification: Mapping[str, Any]) -> str:
 
 
 def loss_curve(metrics: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> dict[str, Any]:
-    """Training and held-out loss by tokens, with a line per baseline."""
+    """Training and held-out loss by tokens, with a curve per named text, and a line per baseline."""
     tokens = _tokens_by_step(metrics)
     training = [{"tokens": m["tokens"], "loss": m["loss"], "what": "training"} for m in metrics if "loss" in m]
-    heldout = [
-        {"tokens": tokens(m["step"]), "loss": m["heldout_loss"], "what": "held out"}
-        for m in metrics
-        if "heldout_loss" in m
-    ]
+    named = list(dict.fromkeys(name for m in metrics for name in m if name.startswith(_TEXT)))
+    columns = {name: name for name in named} or {"held out": "heldout_loss"}
+    curves = {
+        what: [{"tokens": tokens(m["step"]), "loss": m[name], "what": what} for m in metrics if name in m]
+        for what, name in columns.items()
+    }
+    heldout = [point for curve in curves.values() for point in curve]
     values = training + heldout
     rules = [{"loss": loss, "what": name} for name, loss in baselines.items()]
     last = max((v["tokens"] for v in values), default=1)
-    ends = [max(curve, key=lambda v: v["tokens"]) for curve in (training, heldout) if curve]
+    ends = [max(curve, key=lambda v: v["tokens"]) for curve in (training, *curves.values()) if curve]
     labels = _labelled([*ends, *({**rule, "tokens": last} for rule in rules)])
-    x, y, colour = _token_axis(last), _loss_axis(), _colour(["training", "held out", *baselines])
+    x, y, colour = _token_axis(last), _loss_axis(), _colour(["training", *curves, *baselines])
     points = {
         "data": {"values": heldout},
         "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
         "encoding": {"x": x, "y": y, "color": colour},
     }
-    lines = [_line(values, "training", 1.2, x, y, colour), _line(values, "held out", 2.5, x, y, colour)]
+    lines = [_line(values, "training", 1.2, x, y, colour), *(_line(values, what, 2.5, x, y, colour) for what in curves)]
     return layers([_rules(rules, y, colour), *lines, points, _labels(_apart(labels, values), x, y, colour)])
 
 
@@ -136,7 +142,8 @@ def _loss_axis() -> dict[str, Any]:
 
 
 def _colour(names: Sequence[str]) -> dict[str, Any]:
-    scale = {"domain": list(names), "range": [_COLOURS.get(name, "#888") for name in names]}
+    texts = dict(zip((name for name in names if name.startswith(_TEXT)), cycle(_TEXT_COLOURS)))
+    scale = {"domain": list(names), "range": [(_COLOURS | texts).get(name, "#888") for name in names]}
     return {"field": "what", "type": "nominal", "legend": None, "scale": scale}
 
 
@@ -145,6 +152,8 @@ def _labelled(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _named(baseline: str) -> str:
+    if baseline.startswith(_TEXT):
+        return baseline.removeprefix(_TEXT)
     return baseline.replace("_in_context", "").replace("_", " ")
 
 

@@ -14,7 +14,16 @@ from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTab
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, rate
 from shoestring.report.figures import divergence_curves, loss_curve, position_curve, svg
-from shoestring.report.scores import CLASS_HEAD, ERROR_NOTE, class_rows, class_scores, confusion_table, with_error
+from shoestring.report.scores import (
+    CLASS_HEAD,
+    ERROR_NOTE,
+    class_rows,
+    class_scores,
+    confusion_table,
+    first_note,
+    text_table,
+    with_error,
+)
 from shoestring.track import read_lines
 
 
@@ -137,7 +146,15 @@ def _scores(evaluation: Evaluation) -> str:
         f"perplexity {evaluation.perplexity:.2f}{bits}"
     )
     note = "" if evaluation.loss_error is None else f" {ERROR_NOTE}"
-    return f"<table class=scores>{rows}</table><p>{about}.{note}</p>{_classes(evaluation)}{_possible(evaluation)}"
+    more = f"{_texts(evaluation)}{_classes(evaluation)}{_possible(evaluation)}"
+    return f"<table class=scores>{rows}</table><p>{about}.{note}</p>{more}"
+
+
+def _texts(evaluation: Evaluation) -> str:
+    """A line per text of data.validation, if they have names."""
+    if not evaluation.texts:
+        return ""
+    return f"{table(*text_table(evaluation))}<p>{escape(first_note(evaluation))}</p>"
 
 
 def _classes(evaluation: Evaluation) -> str:

@@ -39,6 +39,33 @@ def _score(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
+def text_table(evaluation: Evaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and rows of a table with a line per text of data.validation."""
+    scores = {
+        f"nats per {'token' if evaluation.macro_f1 is None else 'row'}": ("loss", "loss_error"),
+        "bits per byte": ("bits_per_byte", "bits_per_byte_error"),
+        "accuracy": ("accuracy", "accuracy_error"),
+        "macro-F1": ("macro_f1", "macro_f1_error"),
+    }
+    kept = {head: pair for head, pair in scores.items() if getattr(evaluation, pair[0]) is not None}
+    rows = [
+        (
+            each.name,
+            f"{each.rows:,}",
+            f"{each.tokens:,}",
+            *(with_error(getattr(each, value), getattr(each, error)) for value, error in kept.values()),
+            each.text,
+        )
+        for each in evaluation.texts
+    ]
+    return ("name", "rows", "predictions", *kept, "source"), rows
+
+
+def first_note(evaluation: Evaluation) -> str:
+    """Which text of several decides."""
+    return f"The first, {evaluation.texts[0].name}, decides the best checkpoint."
+
+
 def confusion_table(evaluation: Evaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The head and rows of the confusion matrix: true classes down, predicted ones across."""
     head = ("true \\ predicted", *(str(label) for label in range(len(evaluation.confusion))))

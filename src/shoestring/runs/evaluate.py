@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from shoestring.baselines.of_corpus import baselines_of, predictions_of
 from shoestring.baselines.oracle import divergences
 from shoestring.baselines.standard_error import mean_error
 from shoestring.baselines.streams import Baselines
-from shoestring.core.records import Evaluation, Plan
+from shoestring.core.records import Evaluation, Plan, TextScore
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.datasets.corpus import Corpus, open_corpus
@@ -41,31 +41,64 @@ class Watch:
     def __init__(self, corpus: Corpus):
         self._batch, self._predictions = corpus.heldout(), predictions_of(corpus)
         self._classes = corpus.class_counts is not None
+        self._texts = {name: rows for name, rows in _texts(corpus).items() if name}
 
     def __call__(self, learner: Learner, per_device: int) -> dict[str, float]:
-        """The held-out loss; for a stream, the divergence of each baseline from the model; for classes, scores."""
-        losses = learner.score(self._batch, per_device)
-        scores = {"heldout_loss": float(losses[self._batch.predicted()].mean())}
+        """The held-out loss; for a stream, the divergence of each baseline from the model; for classes, scores.
+
+        Named texts have scores of their own, as "heldout_loss/NAME"; those without a name are of the first.
+        """
+        named = {name: self._scores(learner, rows, per_device) for name, rows in self._texts.items()}
+        scores = dict(next(iter(named.values()))) if named else self._scores(learner, self._batch, per_device)
         if self._predictions:
             count = len(next(iter(self._predictions.values())))
             log_p = learner.log_probs(self._batch.part(0, count), per_device)
             scores |= {f"kl_of_{name}": float(divergences(log_p, p)) for name, p in self._predictions.items()}
+        return scores | {f"{what}/{name}": value for name, found in named.items() for what, value in found.items()}
+
+    def _scores(self, learner: Learner, batch: Batch, per_device: int) -> dict[str, float]:
+        losses = learner.score(batch, per_device)
+        scores = {"heldout_loss": float(losses[batch.predicted()].mean())}
         if self._classes:
-            classes = scores_of(_confusion(learner, self._batch, per_device))
+            classes = scores_of(_confusion(learner, batch, per_device))
             scores |= {"heldout_accuracy": classes.accuracy, "heldout_macro_f1": classes.macro_f1}
         return scores
 
 
+def _texts(corpus: Corpus) -> dict[str, Batch]:
+    """The rows of the texts in place of held-out rows, by name."""
+    return corpus.texts if isinstance(corpus, OtherText) else {}
+
+
 def evaluate_learner(learner: Learner, step: int, per_device: int, corpus: Corpus) -> Evaluation:
-    """Score a learner and the baselines on the same rows."""
-    batch = corpus.heldout()
-    losses, predicted = learner.score(batch, per_device).numpy(), batch.predicted().numpy()
-    made = make_evaluation(losses, step, corpus.bytes_per_token, baselines_of(corpus), predicted)
-    made = replace(made, text=corpus.source if isinstance(corpus, OtherText) else None)
-    if corpus.class_counts is None:
+    """Score a learner and the baselines on the same rows; on further texts, the learner alone."""
+
+    def scored(batch: Batch, bytes_per_token: float | None, baselines: Baselines) -> Evaluation:
+        losses, predicted = learner.score(batch, per_device).numpy(), batch.predicted().numpy()
+        made = make_evaluation(losses, step, bytes_per_token, baselines, predicted)
+        if corpus.class_counts is None:
+            return made
+        majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
+        return with_classes(made, _confusion(learner, batch, per_device), majority)
+
+    made = scored(corpus.heldout(), corpus.bytes_per_token, baselines_of(corpus))
+    if not isinstance(corpus, OtherText):
         return made
-    majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
-    return with_classes(made, _confusion(learner, batch, per_device), majority)
+    (first, source), *others = corpus.sources.items()
+    made = replace(made, text=str(source))
+    if not first:
+        return made
+    scores = [_text_score(first, source, made)]
+    for name, other in others:
+        batch = corpus.texts[name]
+        scores.append(_text_score(name, other, scored(batch, corpus.bytes_per_token_of(batch), Baselines({}))))
+    return replace(made, texts=tuple(scores))
+
+
+def _text_score(name: str, source: str, evaluation: Evaluation) -> TextScore:
+    """What an evaluation says about a text."""
+    copied = {field.name: getattr(evaluation, field.name) for field in fields(TextScore) if field.name != "name"}
+    return TextScore(**(copied | {"name": name, "text": str(source)}))
 
 
 def _confusion(learner: Learner, batch: Batch, per_device: int) -> Confusion:

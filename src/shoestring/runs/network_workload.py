@@ -19,7 +19,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
 from shoestring.data.store.prepare import given_store, planned_documents, store_folder
 from shoestring.data.store.store import Store, StorePaths
-from shoestring.datasets.corpus import open_corpus, vocabulary
+from shoestring.datasets.corpus import training_corpus, vocabulary
 from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
@@ -53,7 +53,7 @@ def own_rows(recipe: Recipe, device: torch.device) -> TokenSource:
         if not StorePaths(folder).manifest.is_file():
             raise UserError(f"--real: there is no store {folder} yet; make it first with: shoestring prepare RECIPE")
         store = Store(folder, recipe.data.tokenizer)
-    return open_corpus(recipe, plan or Plan(binding=""), store).training(device)
+    return training_corpus(recipe, plan or Plan(binding=""), store).training(device)
 
 
 class TrainingWorkload:

@@ -112,9 +112,9 @@ def check_source(recipe: Recipe) -> None:
     if given_store(recipe.data) is None:
         open_source(recipe.data, recipe.run.seed)
     if recipe.data.validation is not None:
-        from shoestring.data.read.other_text import open_other
+        from shoestring.data.read.other_text import check_others
 
-        open_other(recipe.data, recipe.data.validation)
+        check_others(recipe.data)
 
 
 def prepare_recipe(recipe: Recipe, plan: Plan | None, reporter: Reporter) -> Store:
@@ -142,8 +142,7 @@ def prepare_part(recipe: Recipe, plan: Plan | None, reporter: Reporter, part: tu
         heldout_tokens=scored_tokens(recipe),
     )
     if store is not None:
-        for split in store.manifest.splits:
-            store.split(
-                split, recipe.data.length - specials_per_row(recipe)
-            )  # raises an error now where there is too little text for a row
+        read = store.manifest.splits if recipe.data.validation is None else ("train",)
+        for split in read:  # raises an error now where there is too little text for a row
+            store.split(split, recipe.data.length - specials_per_row(recipe))
     return store

@@ -115,7 +115,9 @@ def _heldout(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> str:
     fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, seed)
     counted = plan.entries if data.tokenizer.words is not None else None
     if data.validation is not None:
-        return repr((data.validation, data.tokenizer, data.length, data.packing, counted, evaluation.tokens))
+        return repr(
+            (next(iter(data.scored.values())), data.tokenizer, data.length, data.packing, counted, evaluation.tokens)
+        )
     return repr((*fields, counted, evaluation.rows, evaluation.tokens))
 
 

@@ -107,8 +107,9 @@ class Evaluate:
         scores = self.score()
         self.deadline.took_overhead(time.perf_counter() - started, "evaluation")
         loss = scores["heldout_loss"]
-        if not math.isfinite(loss):
-            raise Fault(f"step {state.step}: the held-out loss is not finite; the last checkpoint is good")
+        for name in (name for name in scores if name.startswith("heldout_loss") and not math.isfinite(scores[name])):
+            what = "held-out loss" + name.removeprefix("heldout_loss").replace("/", " of ")
+            raise Fault(f"step {state.step}: the {what} is not finite; the last checkpoint is good")
         label = self.label(state)
         if label not in self._written:  # an epoch was scored already if time is up in the next one
             self.metrics.add(step=label, **scores)

@@ -265,6 +265,8 @@ def is_heldout(key: int, fraction: float) -> Callable[[int], bool]:
     one document for any number read, and no period of the corpus (such as languages that alternate) can bias it.
     """
     share = round(fraction * 2**53)
+    if share == 0:
+        return lambda _: False
 
     def first(stratum: int) -> int:
         return -(-(stratum << 53) // share)
