@@ -21,11 +21,12 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.data.pack.masking import IGNORED
 from shoestring.data.read.other_text import _meets
+from shoestring.data.store.prepare import scored_tokens
 from shoestring.data.tokenize.tokenizers import ByteTokenizer
 from shoestring.datasets.corpus import open_corpus
 from shoestring.datasets.labelled import LabelledCorpus
 from shoestring.datasets.other_text import OtherText, text_batch
-from shoestring.planning.corpus import least_documents
+from shoestring.planning.corpus import heldout_seconds, least_documents
 from shoestring.planning.make import _fixed_seconds
 from shoestring.report.scores import text_table
 from shoestring.runs.evaluate import Watch, evaluate_learner, evaluate_run
@@ -284,6 +285,7 @@ def test_a_plan_takes_the_time_of_every_text_and_no_documents_for_held_out_rows(
     density = recipe_density(one)
     assert density is not None
     assert least_documents(one, density) < 10 < least_documents(none, density)
+    assert heldout_seconds(one, density, 10) == scored_tokens(one) == 0 < scored_tokens(none)
 
 
 def test_text_that_cannot_be_scored_is_refused_before_anything_runs(make: Make, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def planned_documents(data: Data, plan: Plan | None) -> int | None:
 
 
 def scored_tokens(recipe: Recipe) -> int:
-    """Held-out tokens that suffice for the scored rows, however they are packed."""
-    return recipe.evaluate.rows * (recipe.data.length + 1)
+    """Held-out tokens that suffice for the scored rows, however they are packed; none if other text is scored."""
+    return 0 if recipe.data.validation is not None else recipe.evaluate.rows * (recipe.data.length + 1)
 
 
 def store_folder(data: Data, seed: int, documents: int | None, source: Corpus | None = None) -> Path:
