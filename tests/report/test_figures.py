@@ -57,6 +57,20 @@ def test_the_loss_curve_holds_every_point() -> None:
     }
 
 
+def test_named_texts_have_curves_and_colours_of_their_own() -> None:
+    """Names that other lines have too are told apart."""
+    named = {"training": 3.5, "unigram": 3.25, "news": 4.5}
+    scored = {"heldout_loss": 3.5} | {f"heldout_loss/{name}": loss for name, loss in named.items()}
+    drawn = loss_curve([*METRICS[:2], {"step": 2, **scored}], BASELINES)
+    points = [(v["what"], v["loss"]) for v in drawn["layer"][-2]["data"]["values"]]
+    assert points == [(f"heldout_loss/{name}", loss) for name, loss in named.items()]
+    colours = drawn["layer"][0]["encoding"]["color"]["scale"]
+    assert len(colours["domain"]) == len(set(colours["range"])) == 7
+    found = texts(svg(drawn))
+    assert {"training 3.50", "unigram 3.25", "unigram 3.12", "news 4.50"} <= {*found}
+    assert not any(text.startswith("held out") for text in found)
+
+
 def test_the_position_curve_has_a_point_for_each_position_and_no_uniform_line() -> None:
     specification = position_curve([5.0, 3.0, 2.0], BASELINES)
     lines = [layer for layer in specification["layer"] if layer["mark"]["type"] == "line"]

@@ -64,11 +64,11 @@ def test_evaluations_come_at_fixed_fractions_and_at_the_end(every: float, expect
     assert best[-1] == min(3.0, *([2.0, 2.5, 1.0][: len(expected) - 1] or [3.0]))
 
 
-def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    evaluate = hooks.Evaluate(
-        lambda: {"heldout_loss": float("nan")}, LineFile(tmp_path / "m"), _no_hurry(), hooks.Evenly(1.0, _state(0, 1))
-    )
-    with pytest.raises(Fault, match="step 1: the held-out loss is not finite"):
+@pytest.mark.parametrize(("column", "what"), [("heldout_loss", "loss"), ("heldout_loss/news", "loss of news")])
+def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path: Path, column: str, what: str) -> None:
+    scores = {"heldout_loss": 1.0, column: float("nan")}
+    evaluate = hooks.Evaluate(lambda: scores, LineFile(tmp_path / "m"), _no_hurry(), hooks.Evenly(1.0, _state(0, 1)))
+    with pytest.raises(Fault, match=f"step 1: the held-out {what} is not finite"):
         evaluate(_state(1, total=1), _report(1.0, 1))
 
 
