@@ -74,6 +74,9 @@ def test_runs_become_a_law_and_the_law_an_answer(tmp_path: Path, shoestring: Com
     assert found["coefficients"]["beta"]["value"] == pytest.approx(0.35, rel=1e-3)
     assert found["points"] == 15 and "samples" not in found
     assert "<svg" in file.with_suffix(".html").read_text()
+    assert all("samples" not in powers for powers in found["allocations"])
+    by_envelope = told(shoestring, "optimum", "--law", file, "--flops", "1e12", "--approach", "1")
+    assert by_envelope["off"] == [] and by_envelope["params"]["low"] < by_envelope["params"]["high"]
     best = told(shoestring, "optimum", "--law", file, "--time", "2h", "--profile", runs[0], "--profile", runs[4])
     assert best["seconds"] == 7200
     assert best["tokens"]["value"] == pytest.approx(7200 * best["tokens_per_second"])
@@ -113,7 +116,10 @@ def test_the_law_of_the_package_answers_at_once(shoestring: Command) -> None:
         (["compare", "nowhere"], "at least two runs"),
         (["flops", ROOT / "recipes/icll/hmm.toml"], "[hmm]"),
         (["fit", "nowhere.csv"], "no file or folder nowhere.csv"),
+        (["fit", "nowhere.csv", "--optima"], "--optima: needs one table"),
+        (["fit", "nowhere.csv", "--exponent", "2"], "--exponent 2"),
         (["optimum"], "give one budget"),
+        (["optimum", "--flops", "1e20", "--approach", "1"], "--approach 1"),
         (["optimum", "--time", "5d"], "--profile RUN"),
     ],
 )

@@ -7,8 +7,9 @@ import pytest
 from law_oracle import TRUTH, grid_points
 
 from shoestring.core.errors import UserError
+from shoestring.laws.extrapolation import beyond, distance, extrapolation_error, together
 from shoestring.laws.form import Surface
-from shoestring.laws.limits import apart, beyond, clustered, distance, extrapolation_error, together
+from shoestring.laws.limits import apart, clustered
 from shoestring.laws.noise import Noise, draw_noise, estimate_noise
 from shoestring.laws.points import Points, read_points
 from shoestring.laws.surface import bootstrap_surface, fit_surface, heldout_error

@@ -9,7 +9,7 @@ from shoestring.laws.envelope import Curve, bootstrap_envelope, fit_envelope
 from shoestring.laws.form import Surface
 from shoestring.laws.isoflop import bootstrap_isoflop, fit_isoflop
 from shoestring.laws.points import Points, read_points
-from shoestring.laws.power import PowerBootstrap, fit_power, fit_rows
+from shoestring.laws.power import PowerBootstrap, fit_power, fit_rows, linear_factor, resample_power
 from shoestring.laws.resampling import draw_counts
 
 generator = np.random.default_rng(0)
@@ -239,3 +239,47 @@ def test_draws_are_of_as_many_points_each_as_likely() -> None:
     assert (counts.sum(1) == 10).all()
     assert counts.mean(0) == pytest.approx(np.ones(10), abs=0.08)  # five standard errors
     assert (counts == draw_counts(10, 4000, 0)).all() and (counts != draw_counts(10, 4000, 0, "other")).any()
+
+
+def test_a_given_exponent_leaves_only_the_factor() -> None:
+    x, y = np.geomspace(1e18, 1e24, 5), np.array([3e8, 1.2e9, 4e9, 1.1e10, 4e10])
+    law = fit_power(x, y, 0.5)
+    assert law == pytest.approx((np.exp(np.mean(np.log(y) - 0.5 * np.log(x))), 0.5), rel=1e-12)
+    assert fit_power(x[:1], y[:1], 0.5).k == pytest.approx(y[0] / x[0] ** 0.5)
+    with pytest.raises(UserError, match="needs 2"):
+        fit_power(x[:1], y[:1])
+    k = np.linalg.lstsq((x**0.5)[:, None], y, rcond=None)[0][0]
+    assert linear_factor(x, y, 0.5) == pytest.approx(k, rel=1e-9)
+
+
+@pytest.mark.parametrize("exponent", [0.5, None])
+def test_noise_put_on_a_power_law_covers_as_often_as_it_says(exponent: float | None) -> None:
+    generator = np.random.default_rng(3)
+    x = np.geomspace(1e18, 1e22, 6)
+    held = 0
+    for trial in range(400):
+        y = 0.1 * x**0.5 * np.exp(0.1 * generator.normal(size=6))
+        low, high = resample_power(x, y, exponent, 400, seed=trial).interval()["k"]
+        held += low <= 0.1 <= high
+    assert 0.92 <= held / 400 <= 0.98
+    two = resample_power(x[:2], y[:2], None, 10)
+    assert two.failed == 10 and resample_power(x[:2], y[:2], 0.5, 10).failed == 0
+
+
+def test_parabolas_and_envelopes_take_a_given_exponent() -> None:
+    points = bowls(np.geomspace(1e18, 1e21, 5), noise=1e-4)
+    free, fixed = fit_isoflop(points), fit_isoflop(points, exponent=0.5)
+    flops, params, tokens = (np.array([getattr(o, n) for o in free.optima]) for n in ("flops", "params", "tokens"))
+    assert fixed.params_law == fit_power(flops, params, 0.5) and fixed.tokens_law == fit_power(flops, tokens, 0.5)
+    of_params, of_tokens = bootstrap_isoflop(fixed, 200, exponent=0.4)
+    assert set(of_params.a) == {0.4} and set(of_tokens.a) == {0.6}
+    low, high = bootstrap_isoflop(fixed, 200, exponent=0.5)[0].interval()["k"]
+    assert low < fixed.params_law.k < high
+    envelope = fit_envelope(curves(), exponent=0.45)
+    assert (envelope.params_law.a, envelope.tokens_law.a) == (0.45, 0.55)
+    drawn, _ = bootstrap_envelope(curves(), 50, exponent=0.45)
+    assert set(drawn.a[~np.isnan(drawn.a)]) == {0.45}
+    one = points.take(np.isclose(points.flops, points.flops[0], rtol=0.05))
+    assert len(fit_isoflop(one, exponent=0.5).optima) == 1
+    with pytest.raises(UserError, match="two or more"):
+        fit_isoflop(one)

@@ -255,8 +255,8 @@ def test_slurm_accepts_the_script(tmp_path: Path, on_gpu: bool) -> None:
     ("parameters", "said"), [(1e8, "near the optimum"), (5e8, "too large by 5"), (1e7, "too small by 10")]
 )
 def test_a_model_is_near_the_optimum_or_too_large_or_too_small(parameters: float, said: str) -> None:
-    optimum = Optimum(Interval(8e7, 1e8, 1.2e8), 2e9, "a law", True)
+    optimum = Optimum(Interval(8e7, 1e8, 1.2e8), 2e9, "a law", ("1.2 EFLOP is 3 times above the data",))
     best, ours = law_lines(optimum, Plan(binding="flops", flops=1.2e18), parameters)
     assert best.value == "100M (80M – 120M)"
-    assert "1.2 EFLOP, with 2B tokens, by a law; beyond" in best.reason
+    assert "1.2 EFLOP, with 2B tokens, by a law; 1.2 EFLOP is 3 times above" in best.reason
     assert said in ours.reason

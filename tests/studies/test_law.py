@@ -11,8 +11,9 @@ from law_runs import write_run
 
 from shoestring.core.errors import UserError
 from shoestring.core.records import Estimate, Law
+from shoestring.core.units import Count
 from shoestring.laws.form import Surface
-from shoestring.studies.law import Asked, Columns, Given, ask, fit_law, read_given
+from shoestring.studies.law import Asked, Columns, Given, ask, fit_law, fit_optima, one_table, read_given
 from shoestring.studies.law_report import flops_levels, write_report
 from shoestring.studies.optimum import (
     FACTORS,
@@ -26,7 +27,7 @@ from shoestring.studies.optimum import (
     time_runs,
 )
 from shoestring.studies.run_results import read_trained
-from shoestring.studies.sizing import best_params, has_optimum, read_law, size_lines, surface_of
+from shoestring.studies.sizing import best_params, has_optimum, power_optimum, read_law, size_lines, surface_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/scaling"
 CHINCHILLA = DATA / "chinchilla_epoch_svg_extracted.csv"
@@ -367,3 +368,98 @@ def test_intervals_of_a_table_resample_its_runs(tmp_path: Path) -> None:
         assert found.groups == (14 if group else None)
         assert any("--group" in note for note in found.notes) == (group is None)
     assert widths["run"] > 1.5 * widths[None]
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("approach", "exponent", "k_params", "k_tokens"),
+    [(1, 0.5, 0.0877200, 1.8959926), (2, 0.49, 0.1448492, 1.1519249)],
+)
+def test_the_factors_of_the_article_come_out(approach: int, exponent: float, k_params: float, k_tokens: float) -> None:
+    table = DATA / f"perceiver_ar/estimates/approach_{approach}.csv"
+    if not table.is_file():
+        pytest.skip("the article's estimates are not beside the project")
+    columns = Columns(params="Parameters", tokens="Tokens", flops="FLOPs")
+    asked = ask("all", "huber", 200, None, exponent=exponent)
+    found, said = fit_optima(table, columns, (), "total", False, asked)
+    assert said == () and f"{k_params:.6g} and {k_tokens:.6g}" in found.notes[0]
+    (powers,) = found.allocations
+    assert powers.fixed and powers.params_exponent == Estimate(value=exponent)
+    for factor, published in ((powers.params_factor, k_params), (powers.tokens_factor, k_tokens)):
+        assert factor.value == pytest.approx(published, rel=0.02)
+        assert factor.low is not None and factor.high is not None and factor.low < factor.value < factor.high
+
+
+def test_given_minima_make_a_law(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("C,N\n" + "".join(f"{c},{0.2 * c**0.5}\n" for c in (1e18, 1e19, 1e20)))
+    columns = Columns(params="N", flops="C")
+    found, _ = fit_optima(tmp_path / "t.csv", columns, (), "total", False, ask("all", "huber", 20, None))
+    assert found.allocations[0].params_exponent.value == pytest.approx(0.5)
+    best = best_for_flops(found, 1e21)
+    assert best.params.value == pytest.approx(0.2 * 1e21**0.5) and best.loss is None and best.off == ()
+    assert sum("10 times above" in note for note in best.notes) == 1  # FLOPs; N and D by 3.16
+    found.write(tmp_path / "law.json")
+    assert Law.read(tmp_path / "law.json") == found
+    with pytest.raises(UserError, match="--loss and --group"):
+        fit_optima(tmp_path / "t.csv", Columns(params="N", flops="C", loss="L"), (), "total", False, Asked())
+    with pytest.raises(UserError, match="two of params, tokens and flops"):
+        fit_optima(tmp_path / "t.csv", Columns(params="N"), (), "total", False, Asked())
+    with pytest.raises(UserError, match="0 rows can be used"):
+        fit_optima(tmp_path / "t.csv", columns, ("C=5",), "total", False, Asked())
+    with pytest.raises(UserError, match="needs one table"):
+        one_table([tmp_path], "all", 0)
+    with pytest.raises(UserError, match="do not apply"):
+        one_table([tmp_path / "t.csv"], "2", 0)
+
+
+def test_a_given_exponent_is_for_power_laws() -> None:
+    assert ask("all", "huber", 0, None, exponent=0.5).approaches == (1, 2)
+    for approach, exponent, message in (("3", 0.5, "approaches 1 and 2"), ("2", 1.5, "between 0 and 1")):
+        with pytest.raises(UserError, match=message):
+            ask(approach, "huber", 0, None, exponent=exponent)
+
+
+def test_the_best_model_comes_from_each_approach(given: Given) -> None:
+    found = fit_law(given, Asked(resamples=50)).law
+    flops = given.points.flops.max()
+    for powers in found.allocations:
+        best = best_for_flops(found, flops, FACTORS, powers.approach)
+        assert powers.samples or powers.approach == 2  # three sizes to a parabola leave no noise
+        expected = powers.params_factor.value * flops**powers.params_exponent.value
+        assert best.params.value == pytest.approx(expected) and best.off == ()
+        drawn = [k * flops**a for k, a, _, _ in powers.samples]
+        ends = tuple(np.quantile(drawn, (0.025, 0.975))) if drawn else (None, None)
+        assert (best.params.low, best.params.high) == (pytest.approx(ends) if drawn else ends)
+        assert best.loss is not None
+        assert best.loss.value == pytest.approx(law(best.params.value, best.tokens.value), rel=1e-3)
+    assert best_for_flops(found, flops, (), 3) == best_for_flops(found, flops)
+    fixed = fit_law(given, ask("all", "huber", 20, None, exponent=0.5)).law
+    assert [one.fixed for one in fixed.allocations] == [True, True] and not fixed.coefficients
+    assert best_for_flops(fixed, flops) == best_for_flops(fixed, flops, (), 2)  # the default without a surface
+    with pytest.raises(UserError, match="--approach 1: the law of test does not have it; its approaches are 3"):
+        best_for_flops(known(), 1e15, (), 1)
+    with pytest.raises(UserError, match="--time: needs the loss of every size"):
+        find_best(found, None, "5d", [], FACTORS, 2)
+
+
+def test_a_plan_judges_parameters_tokens_and_compute(runs: list[Path], given: Given) -> None:
+    from shoestring.core import recipe_file
+    from shoestring.core.records import Plan, Profile
+
+    recipe, profile = recipe_file.load(runs[1] / "recipe.toml"), Profile.read(runs[1] / "profile.json")
+
+    def reason(law: Law, flops: float) -> str:
+        return size_lines(law, recipe, profile, Plan(binding="steps", flops=flops))[0].reason
+
+    inside = Law(**{**known().__dict__, "flops": (1e12, 1e20), "tokens": (1e6, 5e8)})
+    assert "extrapolated" not in reason(inside, 1e14)
+    assert "parameters is" in reason(inside, 1e19) and "tokens is" in reason(inside, 1e19)  # though not the FLOPs
+    assert "FLOP is" not in reason(inside, 1e19)
+    for note in best_for_flops(inside, 1e19).notes:
+        assert note in reason(inside, 1e19)
+    powers = fit_law(given, ask("2", "huber", 20, None)).law
+    size = power_optimum(powers.allocations[0], 1e16)[0]
+    (best, _) = size_lines(powers, recipe, profile, Plan(binding="steps", flops=1e16))
+    assert best.value.startswith(Count(size.value).short()) and "extrapolated" in best.reason
+    flat = Law(**{**known().__dict__, "coefficients": {"E": Estimate(value=1.0)}})
+    assert "tells no best size" in reason(flat, 1e15)

@@ -49,6 +49,11 @@ def law() -> None:
     "--window", type=float, default=5.0, show_default=True, metavar="FACTOR",
     help="Parabolas: sizes within this factor of the lowest loss; inf: all.",
 )  # fmt: skip
+@click.option(
+    "--exponent", type=float, metavar="A",
+    help="Approaches 1 and 2: N = k C^A and D = k C^(1-A), with k fitted; default: A is fitted too.",
+)  # fmt: skip
+@click.option("--optima", is_flag=True, help="Table: each row is the best model of its compute; needs no --loss.")
 @click.option("--drop-largest", type=click.IntRange(min=0), default=0, help="Leave out this many largest losses.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows and runs out, and name them.")
 @click.option("--bootstraps", type=click.IntRange(min=0), default=4000, show_default=True, help="Resamples, for 95 %.")
@@ -65,6 +70,8 @@ def fit(
     penalty: str,
     delta: float | None,
     window: float,
+    exponent: float | None,
+    optima: bool,
     drop_largest: int,
     skip_bad: bool,
     bootstraps: int,
@@ -77,28 +84,37 @@ def fit(
 
     In a table, two of --params, --tokens and --flops give the third by C = 6 N D. For run folders, N is counted as
     --count says, D is the number of predictions, and FLOPs are exact. Where rows are checkpoints of fewer runs, name
-    the column of the run with --group: the intervals then resample runs. Writes law.json and law.html.
+    the column of the run with --group: the intervals then resample runs. With --optima, power laws go through the rows
+    of a table of best models. Writes law.json and law.html.
     """
     from shoestring.report.law_page import OPTIMUM_HEAD, coefficient_rows, fit_rows
-    from shoestring.studies.law import Columns, ask, fit_law, read_given
-    from shoestring.studies.law_report import optimum_rows, write_report
+    from shoestring.studies.law import Columns, ask, fit_law, fit_optima, one_table, read_given
+    from shoestring.studies.law_report import optimum_rows, write_optima_report, write_report
 
-    asked = ask(approach, penalty, bootstraps, name, delta, window)
-    given = read_given(sources, Columns(**columns), where, count, skip_bad, drop_largest)
-    fitted = fit_law(given, asked)
+    asked = ask(approach, penalty, bootstraps, name, delta, window, exponent)
     page = out.with_suffix(".html")
-    fitted.law.write(out)
-    write_report(page, given, fitted)
-    for line in given.said:
+    if optima:
+        table = one_table(sources, approach, drop_largest)
+        made, said = fit_optima(table, Columns(**columns), where, count, skip_bad, asked)
+        made.write(out)
+        write_optima_report(page, made, said)
+    else:
+        given = read_given(sources, Columns(**columns), where, count, skip_bad, drop_largest)
+        fitted = fit_law(given, asked)
+        made, said = fitted.law, given.said
+        made.write(out)
+        write_report(page, given, fitted)
+    for line in said:
         terminal.say(line)
-    terminal.table(f"Law of {fitted.law.source}", ("", "value", "95 %", "meaning"), coefficient_rows(fitted.law))
-    if rows := optimum_rows(fitted.law):
+    terminal.table(f"Law of {made.source}", ("", "value", "95 %", "meaning"), coefficient_rows(made))
+    if rows := optimum_rows(made):
         terminal.table("The best model by compute", OPTIMUM_HEAD, rows)
-    terminal.table("How it was fitted", ("", ""), fit_rows(fitted.law))
+    terminal.table("How it was fitted", ("", ""), fit_rows(made))
     terminal.say(f"law: {out}, page: {page}")
-    values = fitted.law.to_dict()
-    del values["samples"]  # only in the file
-    return {"file": str(out), "page": str(page), "said": list(given.said), **values}
+    values = made.to_dict()
+    for part in (values, *values["allocations"]):
+        del part["samples"]  # only in the file
+    return {"file": str(out), "page": str(page), "said": list(said), **values}
 
 
 @law.command()
@@ -106,27 +122,38 @@ def fit(
 @click.option("--time", metavar="TIME", help="The budget, such as 5d; needs --profile.")
 @profiles_option
 @law_option
+@click.option(
+    "--approach", type=click.IntRange(1, 3),
+    help="1 or 2: by the power laws of `law fit --approach`; 3: by the surface. Default: 3 if the law has it.",
+)  # fmt: skip
 @options.output
 def optimum(
-    flops: str | None, time: str | None, profiles: tuple[Path, ...], law_file: Path | None, terminal: options.Terminal
+    flops: str | None,
+    time: str | None,
+    profiles: tuple[Path, ...],
+    law_file: Path | None,
+    approach: int | None,
+    terminal: options.Terminal,
 ) -> options.Result:
     """Find the best model for a budget of FLOPs or time.
 
     With --time, the speed of each size is as measured on this machine: `shoestring measure` a few sizes, and name their
-    run folders. The law that comes with the package is a new fit, with Huber's penalty, of Hoffmann et al.'s data as
-    extracted by Epoch AI. Its losses are in nats per token of their corpus and vocabulary.
+    run folders. Approaches 1 and 2 tell the best size for --flops, but no losses. The law that comes with the package
+    is a new fit, with Huber's penalty, of Hoffmann et al.'s data as extracted by Epoch AI. Its losses are in nats per
+    token of their corpus and vocabulary.
     """
     from shoestring.core.units import Seconds
     from shoestring.report.law_page import OPTIMUM_HEAD, optimum_row
     from shoestring.studies.optimum import FACTORS, find_best, off_rows
     from shoestring.studies.sizing import read_law
 
-    best = find_best(read_law(law_file), flops, time, profiles, FACTORS)
+    best = find_best(read_law(law_file), flops, time, profiles, FACTORS, approach)
     row = optimum_row(best.flops, best.params, best.tokens, best.loss)
     head = OPTIMUM_HEAD if best.seconds is None else (f"FLOPs in {Seconds(best.seconds).short()}", *OPTIMUM_HEAD[1:])
     terminal.table(f"The best model, by the law of {best.law}", head, [row])
-    last = f"more {'compute' if best.seconds is None else 'time'} for the best loss"
-    terminal.table("Other sizes", ("size", "parameters", "tokens", "loss", last), off_rows(best))
+    if best.off:
+        last = f"more {'compute' if best.seconds is None else 'time'} for the best loss"
+        terminal.table("Other sizes", ("size", "parameters", "tokens", "loss", last), off_rows(best))
     for line in best.notes:
         terminal.say(line)
     return best.to_json()

@@ -419,7 +419,7 @@ class Allocation:
     """The best division of compute C, through minima: N = params_factor · C^params_exponent, and D likewise."""
 
     approach: int
-    """1: the envelope of loss curves; 2: parabolas at equal FLOPs."""
+    """1: the envelope of loss curves; 2: parabolas at equal FLOPs; 0: minima that were given as a table."""
     params_factor: Estimate
     params_exponent: Estimate
     tokens_factor: Estimate
@@ -428,6 +428,10 @@ class Allocation:
     """The minima: (FLOPs, parameters, tokens) of each."""
     left_out: tuple[str, ...] = ()
     """What has no minimum, with the reason."""
+    fixed: bool = False
+    """Whether the exponents were given, and only the factors fitted."""
+    samples: tuple[tuple[float, ...], ...] = ()
+    """Some of the resampled (params_factor, params_exponent, tokens_factor, tokens_exponent)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.seeds import derive
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
-from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power
+from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,13 @@ class Envelope:
     tokens_law: PowerLaw
 
 
-def fit_envelope(curves: Sequence[Curve], budgets: int = 200, per_token: float = PER_TOKEN) -> Envelope:
-    """The envelope on a grid of `budgets` values of compute, evenly spaced in ln C."""
+def fit_envelope(
+    curves: Sequence[Curve], budgets: int = 200, per_token: float = PER_TOKEN, exponent: float | None = None
+) -> Envelope:
+    """The envelope on a grid of `budgets` values of compute, evenly spaced in ln C.
+
+    With a given `exponent` of N, that of D is 1 - exponent.
+    """
     grid, table = _table(curves, budgets, per_token)
     minima = _minima(curves, grid, table, per_token)
     if len({one.params for one in minima}) < 2:
@@ -60,13 +65,18 @@ def fit_envelope(curves: Sequence[Curve], budgets: int = 200, per_token: float =
         flops=np.exp(grid),
         loss=table.min(0),
         minima=tuple(minima),
-        params_law=fit_power(flops, params),
-        tokens_law=fit_power(flops, tokens),
+        params_law=fit_power(flops, params, exponent),
+        tokens_law=fit_power(flops, tokens, rest(exponent)),
     )
 
 
 def bootstrap_envelope(
-    curves: Sequence[Curve], resamples: int = 1000, seed: int = 0, budgets: int = 200, per_token: float = PER_TOKEN
+    curves: Sequence[Curve],
+    resamples: int = 1000,
+    seed: int = 0,
+    budgets: int = 200,
+    per_token: float = PER_TOKEN,
+    exponent: float | None = None,
 ) -> tuple[PowerBootstrap, PowerBootstrap]:
     """The laws of N and of D for curves drawn with replacement; NaN where fewer than two sizes are lowest."""
     grid, table = _table(curves, budgets, per_token)
@@ -77,7 +87,7 @@ def bootstrap_envelope(
         minima = _minima([curves[index] for index in drawn], grid, table[drawn], per_token)
         if len({one.params for one in minima}) >= 2:
             flops, params, tokens = np.array(minima).T
-            row[:] = [*fit_power(flops, params), *fit_power(flops, tokens)]
+            row[:] = [*fit_power(flops, params, exponent), *fit_power(flops, tokens, rest(exponent))]
     return PowerBootstrap(k=found[:, 0], a=found[:, 1]), PowerBootstrap(k=found[:, 2], a=found[:, 3])
 
 

@@ -12,7 +12,7 @@ from shoestring.core.errors import UserError
 from shoestring.laws.descent import Floats
 from shoestring.laws.noise import draw_noise, estimate_noise
 from shoestring.laws.points import Points
-from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, fit_rows
+from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, fit_rows, rest
 
 WINDOW = 5.0
 """Largest factor between the sizes of a parabola and the one with the lowest loss."""
@@ -55,11 +55,12 @@ class IsoFlop:
     tokens_law: PowerLaw
 
 
-def fit_isoflop(points: Points, window: float = WINDOW) -> IsoFlop:
+def fit_isoflop(points: Points, window: float = WINDOW, exponent: float | None = None) -> IsoFlop:
     """The optimum of each group of points whose FLOPs differ by at most 10 %, and the laws through the optima.
 
     Far from its minimum the loss is no parabola. One is fitted to the sizes within a factor of `window` of the one with
-    the lowest loss, and to the five nearest at least; infinity takes all.
+    the lowest loss, and to the five nearest at least; infinity takes all. With a given `exponent` of N, that of D is
+    1 - exponent.
     """
     if not window > 1:
         raise UserError(f"window = {window:g}: must be above 1; 5 takes sizes from a fifth to 5 times the best")
@@ -72,25 +73,28 @@ def fit_isoflop(points: Points, window: float = WINDOW) -> IsoFlop:
         else:
             kept.append(group)
             optima.append(found)
-    if len(optima) < 2:
+    if len(optima) < (2 if exponent is None else 1):
         reasons = "".join(f"\n  {line}" for line in left_out[:10])
-        raise UserError(f"{len(optima)} budgets have an optimum; a power law needs two or more{reasons}")
+        needed = "two or more" if exponent is None else "one"
+        raise UserError(f"{len(optima)} budgets have an optimum; a power law needs {needed}{reasons}")
     flops, params, tokens = (np.array([getattr(one, name) for one in optima]) for name in ("flops", "params", "tokens"))
     return IsoFlop(
         optima=tuple(optima),
         groups=tuple(kept),
         left_out=tuple(left_out),
-        params_law=fit_power(flops, params),
-        tokens_law=fit_power(flops, tokens),
+        params_law=fit_power(flops, params, exponent),
+        tokens_law=fit_power(flops, tokens, rest(exponent)),
     )
 
 
-def bootstrap_isoflop(fit: IsoFlop, resamples: int = 1000, seed: int = 0) -> tuple[PowerBootstrap, PowerBootstrap]:
+def bootstrap_isoflop(
+    fit: IsoFlop, resamples: int = 1000, seed: int = 0, exponent: float | None = None
+) -> tuple[PowerBootstrap, PowerBootstrap]:
     """The laws of N and of D when new noise, as large as the residuals show, is put on the parabolas of all groups.
 
     A budget has few sizes, so a draw of them with replacement would lose its minimum. The noise is estimated over all
     groups, as in `laws.noise`. A resample leaves out the groups in which it has no optimum, and fails with fewer than
-    two groups; all fail where the parabolas leave nothing to tell the noise from.
+    two groups (one with a given exponent); all fail where the parabolas leave nothing to tell the noise from.
     """
     fitted, slopes = _curves(fit.groups)
     loss, runs = (np.concatenate(parts) for parts in zip(*((g.points.loss, g.points.groups) for g in fit.groups)))
@@ -109,7 +113,8 @@ def bootstrap_isoflop(fit: IsoFlop, resamples: int = 1000, seed: int = 0) -> tup
     products = np.array([group.log_product for group in fit.groups])
     log_params, weights = np.where(usable, logs, 0), usable.astype(np.float64)
     (k_params, a_params), (k_tokens, a_tokens) = (
-        fit_rows(log_flops, values, weights) for values in (log_params, products - log_params)
+        fit_rows(log_flops, values, weights, power)
+        for values, power in ((log_params, exponent), (products - log_params, rest(exponent)))
     )
     return PowerBootstrap(k=k_params, a=a_params), PowerBootstrap(k=k_tokens, a=a_tokens)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,21 +97,65 @@ def read_points(
 ) -> tuple[Points, list[str]]:
     """The points in the named columns of a CSV file or fields of a .jsonl file, and a message per unusable number.
 
-    Two of `params`, `tokens` and `flops` give the third by C = 6 N D. `where` keeps the rows in which each
-    "column=value" holds, as text or as numbers. `at_least` is the number of coefficients to fit. Rows with the same
-    text in the column `group` are of one run.
+    Two of `params`, `tokens` and `flops` give the third by C = 6 N D. `at_least` is the number of coefficients to fit.
+    Rows with the same text in the column `group` are of one run. For `where` see `read_numbers`.
+    """
+    roles = {"params": params, "tokens": tokens, "flops": flops, "loss": loss}
+    check_two(path, roles)
+    found = read_numbers(path, roles, group, names, skip_bad=skip_bad, where=where)
+    if len(found.groups) < at_least:
+        needs = f"a fit of {at_least} coefficients needs {at_least} or more"
+        raise UserError(f"{path}{found.where}: {found.usable} can be used; {needs}")
+    arrays = third_of_three(found.numbers)
+    points = Points(
+        params=arrays["params"],
+        tokens=arrays["tokens"],
+        loss=arrays["loss"],
+        given_flops=found.numbers.get("flops"),
+        names=tuple(found.names) if names else None,
+        given_groups=np.unique(found.groups, return_inverse=True)[1].astype(np.int64) if group else None,
+    )
+    return points, found.problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The usable rows of a table."""
+
+    numbers: dict[str, Floats]
+    """By role; all finite and above zero."""
+    groups: list[str]
+    names: list[str]
+    problems: list[str]
+    """A message for each unusable number."""
+    usable: str
+    """How many rows are usable, for people."""
+    where: str
+    """The conditions on the rows, for people."""
+
+
+def read_numbers(
+    path: str | Path,
+    roles: Mapping[str, str | None],
+    group: str | None = None,
+    names: str | None = None,
+    *,
+    skip_bad: bool = False,
+    where: Sequence[str] = (),
+) -> Numbers:
+    """The numbers of a table in the columns that `roles` name, with the text of the columns `group` and `names`.
+
+    `where` keeps the rows in which each "column=value" holds, as text or as numbers. A number that is not finite and
+    above zero, or a row without its group, is an error, or left out with `skip_bad`.
     """
     path = Path(path)
-    if sum(column is not None for column in (params, tokens, flops)) < 2:
-        raise UserError(f"{path}: name the columns of two of params, tokens and flops; C = 6 N D gives the third")
-    roles = {"params": params, "tokens": tokens, "flops": flops, "loss": loss}
     columns = {role: column for role, column in roles.items() if column is not None}
     conditions = [_condition(text) for text in where]
     kept: list[dict[str, float]] = []
-    labels: list[str] = []
     problems: list[str] = []
+    groups: list[str] = []
+    labels: list[str] = []
     rows = 0
-    runs: list[str] = []
     extra = [*(column for column in (names, group) if column), *(column for column, _ in conditions)]
     for line, row in _rows(path, [*columns.values(), *extra]):
         if not all(_equal(row.get(column), value) for column, value in conditions):
@@ -126,7 +170,7 @@ def read_points(
             problems.append(f'line {line}, column "{group}": missing')
         if not bad:
             kept.append(values)
-            runs.append(str(row.get(group)) if group else "")
+            groups.append(str(row.get(group)) if group else "")
             labels.append(str(row.get(names)) if names else "")
     if problems and not skip_bad:
         more = [f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
@@ -135,20 +179,32 @@ def read_points(
             f"{path}: {len(problems)} numbers cannot be used; correct them, or leave their rows out with --skip-bad\n"
             f"{shown}"
         )
-    if len(kept) < at_least:
-        usable = f"{len(kept)} of its {rows} rows" if len(kept) < rows else f"{rows} row{'s' * (rows != 1)}"
-        only = f" where {' and '.join(where)}" if where else ""
-        raise UserError(
-            f"{path}{only}: {usable} can be used; a fit of {at_least} coefficients needs {at_least} or more"
-        )
-    arrays = {role: np.array([values[role] for values in kept]) for role in columns}
-    if params is None:
-        arrays["params"] = arrays["flops"] / PER_TOKEN / arrays["tokens"]
-    if tokens is None:
-        arrays["tokens"] = arrays["flops"] / PER_TOKEN / arrays["params"]
-    given = arrays.pop("flops", None)
-    groups = np.unique(runs, return_inverse=True)[1].astype(np.int64) if group else None
-    return Points(**arrays, given_flops=given, names=tuple(labels) if names else None, given_groups=groups), problems
+    return Numbers(
+        numbers={role: np.array([values[role] for values in kept]) for role in columns},
+        groups=groups,
+        names=labels,
+        problems=problems,
+        usable=f"{len(kept)} of its {rows} rows" if len(kept) < rows else f"{rows} row{'s' * (rows != 1)}",
+        where=f" where {' and '.join(where)}" if where else "",
+    )
+
+
+def check_two(path: str | Path, roles: Mapping[str, str | None]) -> None:
+    """Raise UserError unless two of params, tokens and flops have a column."""
+    if sum(roles[role] is not None for role in ("params", "tokens", "flops")) < 2:
+        raise UserError(f"{path}: name the columns of two of params, tokens and flops; C = 6 N D gives the third")
+
+
+def third_of_three(numbers: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The numbers with "params", "tokens" and "flops", of which one may be missing, by C = 6 N D."""
+    found = dict(numbers)
+    if "params" not in found:
+        found["params"] = found["flops"] / PER_TOKEN / found["tokens"]
+    if "tokens" not in found:
+        found["tokens"] = found["flops"] / PER_TOKEN / found["params"]
+    if "flops" not in found:
+        found["flops"] = PER_TOKEN * found["params"] * found["tokens"]
+    return found
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
+from shoestring.laws.extrapolation import distance
 from shoestring.laws.form import PER_TOKEN, Surface
-from shoestring.laws.limits import distance
 from shoestring.laws.noise import draw_noise, estimate_noise
 from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts, interval

@@ -239,15 +239,15 @@ class Optimum(NamedTuple):
     tokens: float
     source: str
     """What the law was fitted to."""
-    is_beyond: bool
-    """Whether the computation is outside the range that the law was fitted to."""
+    notes: tuple[str, ...] = ()
+    """How far parameters, tokens and computation are outside the law's data."""
 
 
 def law_lines(optimum: Optimum, plan: Plan, parameters: float) -> list[Line]:
     """Whether a model of `parameters`, counted as the law counts them, is near the optimum for this plan."""
     budget = "this computation" if plan.flops is None else Flops(plan.flops).short()
-    beyond = "; beyond the range it was fitted to" if optimum.is_beyond else ""
-    reason = f"for {budget}, with {show_count(optimum.tokens)} tokens, by {optimum.source}{beyond}"
+    notes = "".join(f"; {note}" for note in optimum.notes)
+    reason = f"for {budget}, with {show_count(optimum.tokens)} tokens, by {optimum.source}{notes}"
     ratio = parameters / optimum.parameters.expected
     if ratio > _NEAR:
         advice = f"too large by {ratio:.3g}: a smaller model would see more tokens and end lower"

@@ -23,7 +23,11 @@ _MEANINGS = {
 }
 _SHOWN = 5
 """Lines on what was left out; law.json has all of them."""
-_APPROACHES = {1: "approach 1, envelope of the curves", 2: "approach 2, parabolas at equal FLOPs"}
+APPROACHES = {
+    0: "the given minima",
+    1: "approach 1, envelope of the curves",
+    2: "approach 2, parabolas at equal FLOPs",
+}
 
 
 def show_estimate(estimate: Estimate, printer: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
@@ -37,14 +41,19 @@ def coefficient_rows(law: Law) -> list[tuple[str, str, str, str]]:
     """(coefficient, value, 95 % interval, meaning) of the surface, then of the power laws of the approaches."""
     rows = [(name, *_parts(estimate), _MEANINGS[name]) for name, estimate in law.coefficients.items()]
     for found in law.allocations:
-        about = f"{_APPROACHES[found.approach]}; {len(found.optima)} minima"
+        about = f"{APPROACHES[found.approach]}; {len(found.optima)} minima"
+        given = "given, not fitted"
         estimates = {
             "N ~ C^a, a": found.params_exponent,
             "N = k C^a, k": found.params_factor,
             "D ~ C^b, b": found.tokens_exponent,
             "D = k C^b, k": found.tokens_factor,
         }
-        rows += [(f"{name} ({found.approach})", *_parts(each), about) for name, each in estimates.items()]
+        number = f" ({found.approach})" if found.approach else ""
+        rows += [
+            (f"{name}{number}", *_parts(each), given if found.fixed and "~" in name else about)
+            for name, each in estimates.items()
+        ]
     return rows
 
 
@@ -89,10 +98,10 @@ def _of_groups(law: Law) -> str:
     return "" if law.groups is None else f" of {law.groups} runs"
 
 
-def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate) -> tuple[str, str, str, str]:
+def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate | None) -> tuple[str, str, str, str]:
     """(FLOPs, N, D, loss) of the best model."""
     size, data = (show_estimate(each, lambda value: Count(value).short()) for each in (params, tokens))
-    return f"{flops:.3g}", size, data, show_estimate(loss, lambda value: f"{value:.3f}")
+    return f"{flops:.3g}", size, data, "unknown" if loss is None else show_estimate(loss, lambda value: f"{value:.3f}")
 
 
 OPTIMUM_HEAD = ("FLOPs", "parameters", "tokens", "loss")

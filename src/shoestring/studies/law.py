@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError
 from shoestring.core.records import Allocation, Law
-from shoestring.laws.envelope import Curve, Envelope, Minimum, bootstrap_envelope, fit_envelope
+from shoestring.laws.envelope import Curve, Minimum, bootstrap_envelope, fit_envelope
+from shoestring.laws.extrapolation import together
 from shoestring.laws.form import PER_TOKEN, Surface
-from shoestring.laws.isoflop import WINDOW, GroupOptimum, IsoFlop, bootstrap_isoflop, fit_isoflop
-from shoestring.laws.limits import apart, clustered, together
-from shoestring.laws.points import Points, read_points
-from shoestring.laws.power import PowerBootstrap
+from shoestring.laws.isoflop import WINDOW, GroupOptimum, bootstrap_isoflop, fit_isoflop
+from shoestring.laws.limits import apart, clustered
+from shoestring.laws.points import Points, check_two, read_numbers, read_points, third_of_three
+from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, linear_factor, resample_power, rest
 from shoestring.laws.surface import Penalty, SurfaceBootstrap, bootstrap_surface, fit_surface, heldout_error
 from shoestring.studies.optimum import estimate
 from shoestring.studies.run_results import COUNTS, Trained, read_all
@@ -89,7 +90,10 @@ def _read_table(
 ) -> Given:
     path = paths[0]
     if columns.loss is None:
-        raise UserError(f"{path} is a table: name its columns, as in --params N --tokens D --loss L")
+        raise UserError(
+            f"{path} is a table: name its columns, as in --params N --tokens D --loss L; a table of the best models by "
+            "compute needs no loss, but --optima"
+        )
     n, d, c = columns.params, columns.tokens, columns.flops
     points, left_out = read_points(
         path, params=n, tokens=d, loss=columns.loss, flops=c, group=columns.group, skip_bad=skip_bad, where=where
@@ -160,6 +164,8 @@ class Asked:
     """Of Huber's penalty."""
     window: float = WINDOW
     """Of parabolas: the largest factor between a size and the one with the lowest loss."""
+    exponent: float | None = None
+    """Of N in approaches 1 and 2, N = k C^exponent; None: fitted. That of D is 1 - exponent."""
     resamples: int = 4000
     seed: int = 0
     name: str | None = None
@@ -173,8 +179,9 @@ def ask(
     name: str | None,
     delta: float | None = None,
     window: float = WINDOW,
+    exponent: float | None = None,
 ) -> Asked:
-    """The options of a fit, checked; `delta` is for Huber's penalty alone."""
+    """The options of a fit, checked; `delta` is for Huber's penalty alone, `exponent` for approaches 1 and 2."""
     if delta is not None and penalty != "huber":
         raise UserError(f"--delta {delta:g}: is for --penalty huber, not {penalty}")
     if delta is not None and not 0 < delta < math.inf:
@@ -185,12 +192,18 @@ def ask(
         raise UserError(f"--penalty {penalty}: must be one of {', '.join(get_args(Penalty))}")
     if not window > 1:
         raise UserError(f"--window {window:g}: must be above 1; 5 takes sizes from a fifth to 5 times the best")
-    chosen = (1, 2, 3) if approach == "all" else (int(approach),)
+    if exponent is not None and not 0 < exponent < 1:
+        raise UserError(f"--exponent {exponent:g}: must be between 0 and 1; 0.5 makes N and D grow alike")
+    if exponent is not None and approach == "3":
+        raise UserError("--exponent: is for approaches 1 and 2; the surface of approach 3 has exponents of its own")
+    every = (1, 2, 3) if exponent is None else (1, 2)
+    chosen = every if approach == "all" else (int(approach),)
     return Asked(
         approaches=chosen,
         penalty=cast(Penalty, penalty),
         delta=delta or 1e-3,
         window=window,
+        exponent=exponent,
         resamples=resamples,
         name=name,
     )
@@ -297,30 +310,35 @@ def _envelope(given: Given, asked: Asked) -> Allocation:
     if not curves:
         raise UserError("needs the loss curves of runs; a table has none" if not given.runs else "no run has a curve")
     per_token = given.flops_per_product
-    found = fit_envelope(curves, per_token=per_token)
+    found = fit_envelope(curves, per_token=per_token, exponent=asked.exponent)
     if len(found.minima) < LEAST_MINIMA:
         raise UserError(f"{len(found.minima)} sizes are the best somewhere; a law through them needs {LEAST_MINIMA}")
     count, seed = asked.resamples, asked.seed
-    resampled = bootstrap_envelope(curves, count, seed, per_token=per_token) if count else None
-    return _allocation(1, found, found.minima, resampled)
+    resampled = bootstrap_envelope(curves, count, seed, per_token=per_token, exponent=asked.exponent) if count else None
+    return _allocation(1, (found.params_law, found.tokens_law), found.minima, resampled, asked)
 
 
 def _parabolas(given: Given, asked: Asked) -> Allocation:
     """Approach 2: parabolas at equal FLOPs."""
-    found = fit_isoflop(given.points, asked.window)
-    resampled = bootstrap_isoflop(found, asked.resamples, asked.seed) if asked.resamples else None
-    return _allocation(2, found, found.optima, resampled, found.left_out)
+    found = fit_isoflop(given.points, asked.window, asked.exponent)
+    count = asked.resamples
+    resampled = bootstrap_isoflop(found, count, asked.seed, asked.exponent) if count else None
+    return _allocation(2, (found.params_law, found.tokens_law), found.optima, resampled, asked, found.left_out)
 
 
 def _allocation(
     approach: int,
-    fit: Envelope | IsoFlop,
+    laws: tuple[PowerLaw, PowerLaw],
     minima: Sequence[Minimum | GroupOptimum],
     resampled: tuple[PowerBootstrap, PowerBootstrap] | None,
+    asked: Asked,
     left_out: tuple[str, ...] = (),
 ) -> Allocation:
-    params, tokens = fit.params_law, fit.tokens_law
+    params, tokens = laws
     of_params, of_tokens = ({}, {}) if resampled is None else (one.interval() for one in resampled)
+    if asked.exponent is not None:  # given, so not uncertain
+        of_params.pop("a", None)
+        of_tokens.pop("a", None)
     return Allocation(
         approach=approach,
         params_factor=estimate(params.k, of_params.get("k")),
@@ -329,11 +347,81 @@ def _allocation(
         tokens_exponent=estimate(tokens.a, of_tokens.get("a")),
         optima=tuple((one.flops, one.params, one.tokens) for one in minima),
         left_out=left_out,
+        fixed=asked.exponent is not None,
+        samples=() if resampled is None else _kept_powers(*resampled),
     )
+
+
+def one_table(paths: Sequence[Path], approach: str, drop_largest: int) -> Path:
+    """The table of best models, of which there is one; refuses options that need losses."""
+    if len(paths) != 1 or not paths[0].is_file():
+        raise UserError(f"--optima: needs one table, not {', '.join(map(str, paths))}")
+    if approach != "all" or drop_largest:
+        raise UserError("--optima: the table has no losses, so --approach and --drop-largest do not apply")
+    return paths[0]
+
+
+def fit_optima(
+    path: Path, columns: Columns, where: Sequence[str], count: str, skip_bad: bool, asked: Asked
+) -> tuple[Law, tuple[str, ...]]:
+    """The laws N = k C^a and D = k C^b through a table of the best models by compute, and what was left out of it."""
+    if columns.loss is not None or columns.group is not None:
+        raise UserError("--optima: each row is a best model; --loss and --group are for tables of trained models")
+    if count not in COUNTS:
+        raise UserError(f"--count {count}: must be {' or '.join(COUNTS)}")
+    roles = {"params": columns.params, "tokens": columns.tokens, "flops": columns.flops}
+    check_two(path, roles)
+    found = read_numbers(path, roles, skip_bad=skip_bad, where=where)
+    needed = 2 if asked.exponent is None else 1
+    if len(found.groups) < needed:
+        raise UserError(f"{path}{found.where}: {found.usable} can be used; this law needs {needed} or more")
+    all_three = third_of_three(found.numbers)
+    flops, params, tokens = (all_three[name] for name in ("flops", "params", "tokens"))
+    powers = ((params, asked.exponent), (tokens, rest(asked.exponent)))
+    on_params, on_tokens = (fit_power(flops, values, power) for values, power in powers)
+    drawn = [resample_power(flops, values, power, asked.resamples, asked.seed) for values, power in powers]
+    minima = [Minimum(*row) for row in zip(flops.tolist(), params.tolist(), tokens.tolist())]
+    resampled = (drawn[0], drawn[1]) if asked.resamples and not drawn[0].failed else None
+    named = [letter for letter, name in zip("NDC", (columns.params, columns.tokens, columns.flops)) if name]
+    law = Law(
+        source=asked.name or path.name + "".join(f", {text}" for text in where),
+        count=f"{'N, D and C' if named[2:] else ' and '.join(named) + ' (C = 6 N D)'} are columns of {path.name}",
+        counting=count,
+        flops_per_product=float(np.median(flops / params / tokens)),
+        points=len(flops),
+        params=_ends(params),
+        tokens=_ends(tokens),
+        flops=_ends(flops),
+        penalty="squares",
+        resamples=0 if resampled is None else asked.resamples,
+        allocations=(_allocation(0, (on_params, on_tokens), minima, resampled, asked),),
+        notes=tuple(_linear_note(flops, params, tokens, asked.exponent)),
+    )
+    return law, tuple(f"left out: {text}" for text in found.problems)
+
+
+def _linear_note(
+    flops: NDArray[np.float64], params: NDArray[np.float64], tokens: NDArray[np.float64], exponent: float | None
+) -> list[str]:
+    if exponent is None:
+        return []
+    k_params, k_tokens = linear_factor(flops, params, exponent), linear_factor(flops, tokens, 1 - exponent)
+    return [
+        f"the factors fit ln N and ln D, in which all rows count alike; a fit of N and D themselves, in which the "
+        f"largest count most, has {k_params:.6g} and {k_tokens:.6g}"
+    ]
+
+
+def _kept_powers(params: PowerBootstrap, tokens: PowerBootstrap) -> tuple[tuple[float, ...], ...]:
+    rows = np.stack((params.k, params.a, tokens.k, tokens.a), 1)
+    return _even_choice(rows[np.isfinite(rows).all(1)])
 
 
 def kept_samples(spread: SurfaceBootstrap) -> tuple[tuple[float, ...], ...]:
     """An even choice of the resampled fits that converged, to seven digits."""
-    rows = spread.samples[spread.converged]
+    return _even_choice(spread.samples[spread.converged])
+
+
+def _even_choice(rows: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
     chosen = rows[np.unique(np.linspace(0, len(rows) - 1, KEPT_SAMPLES).round().astype(int))] if len(rows) else rows
     return tuple(tuple(float(f"{value:.7g}") for value in row) for row in chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,16 @@ def write_report(path: Path, given: Given, fitted: Fitted) -> None:
     write_law_page(path, law, optimum_rows(law), figures, given.said)
 
 
+def write_optima_report(path: Path, law: Law, said: Sequence[str]) -> None:
+    """Write the page of a law through given minima."""
+    minima = {"given": [(flops, params) for found in law.allocations for flops, params, _ in found.optima]}
+    figures = {"The best size by compute, with 95 %": best_size(_best(law), minima)}
+    write_law_page(path, law, optimum_rows(law), figures, said)
+
+
 def optimum_rows(law: Law) -> list[tuple[str, str, str, str]]:
     """The best model for the largest compute of the data, and for 10 and 100 times as much."""
-    if not has_optimum(law):
+    if not has_optimum(law) and not law.allocations:
         return []
     found = [best_for_flops(law, factor * law.flops[1]) for factor in (1, 10, 100)]
     return [optimum_row(best.flops, best.params, best.tokens, best.loss) for best in found]
@@ -88,7 +96,7 @@ def _minima(law: Law) -> list[tuple[float, float]]:
 
 
 def _best(law: Law) -> list[SizeAtFlops]:
-    if not has_optimum(law):
+    if not has_optimum(law) and not law.allocations:
         return []
     found = (best_for_flops(law, flops) for flops in np.geomspace(law.flops[0], law.flops[1] * _BEYOND, 24))
     return [SizeAtFlops(best.flops, best.params.value, best.params.low, best.params.high) for best in found]

@@ -12,22 +12,28 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Estimate, Law, Profile
+from shoestring.core.records import Allocation, Estimate, Law, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Count, Flops, Interval, Seconds, rate
 from shoestring.cost.transformer import parameters
-from shoestring.laws import limits
 from shoestring.laws import optimum as laws
 from shoestring.laws.form import Surface
 from shoestring.laws.resampling import interval
 from shoestring.laws.surface import SurfaceBootstrap
 from shoestring.planning.split import choose_split
-from shoestring.report.law_page import show_estimate
+from shoestring.report.law_page import APPROACHES, show_estimate
 from shoestring.runs.estimate import pass_seconds
 from shoestring.studies.accounting import recipe_accounting
 from shoestring.studies.run_results import Count as Counting
 from shoestring.studies.run_results import count_params, row_predictions, tokens_flops
-from shoestring.studies.sizing import counting_of, surface_of
+from shoestring.studies.sizing import (
+    choose_allocation,
+    counting_of,
+    extrapolation_error,
+    limit_notes,
+    power_optimum,
+    surface_of,
+)
 
 FACTORS = (0.5, 2.0)
 """Other sizes that are shown, relative to the best."""
@@ -146,7 +152,8 @@ class Best:
     """flops_per_product · N · D."""
     params: Estimate
     tokens: Estimate
-    loss: Estimate
+    loss: Estimate | None
+    """None where the law has no surface, which alone tells losses."""
     seconds: float | None = None
     tokens_per_second: float | None = None
     off: tuple[Off, ...] = ()
@@ -164,8 +171,15 @@ def spread_of(law: Law) -> SurfaceBootstrap | None:
     return SurfaceBootstrap(samples=samples, converged=np.ones(len(samples), bool), checked=0, moved=0)
 
 
-def best_for_flops(law: Law, flops: float, factors: Sequence[float] = ()) -> Best:
-    """The best model for some compute, and what other sizes cost, at `factors` of the best."""
+def best_for_flops(law: Law, flops: float, factors: Sequence[float] = (), approach: int | None = None) -> Best:
+    """The best model for some compute, and what other sizes cost, at `factors` of the best.
+
+    `approach` is 3 for the surface, or 1 or 2 for the power laws of that approach; default: the surface where there is
+    one. Power laws tell no losses, so nothing of other sizes.
+    """
+    allocation = choose_allocation(law, approach)
+    if allocation is not None:
+        return _best_by_powers(law, flops, allocation)
     surface, spread, per_token = surface_of(law), spread_of(law), law.flops_per_product
     best = laws.optimum_for_flops(surface, flops, spread, per_token=per_token)
     off = []
@@ -173,13 +187,34 @@ def best_for_flops(law: Law, flops: float, factors: Sequence[float] = ()) -> Bes
         cost = laws.cost_of_size(surface, flops, factor, per_token)
         ends = {} if spread is None else laws.cost_interval(spread, flops, cost.params, per_token=per_token)
         off.append(_off(factor, cost.params, cost.tokens, cost.loss_difference, ends, cost.extra_compute))
-    return _best(law, flops, best, off=tuple(off), notes=tuple(_limits(law, best.params, best.tokens, flops)))
+    return _best(law, flops, best, off=tuple(off), notes=tuple(limit_notes(law, best.params, best.tokens, flops)))
+
+
+def _best_by_powers(law: Law, flops: float, allocation: Allocation) -> Best:
+    if not 0 < flops < math.inf:
+        raise UserError(f"flops = {flops}: a budget must be finite and above 0")
+    params, tokens = power_optimum(allocation, flops)
+    notes = [f"by {APPROACHES[allocation.approach]}"]
+    loss = None
+    if law.coefficients:
+        loss = predict(law, params.value, tokens.value).loss
+        notes.append("the loss is that of the surface, approach 3")
+    else:
+        notes.append("the law has no surface, so the loss is unknown")
+    return Best(
+        law=law.source,
+        flops=flops,
+        params=params,
+        tokens=tokens,
+        loss=loss,
+        notes=(*notes, *limit_notes(law, params.value, tokens.value, flops, allocation)),
+    )
 
 
 def _best(law: Law, flops: float, found: laws.SurfaceOptimum, **others: Any) -> Best:
     names = ("params", "tokens", "loss")
     values: dict[str, Any] = {name: estimate(getattr(found, name), found.intervals.get(name)) for name in names}
-    values["loss"] = _widened(values["loss"], _extrapolation_error(law, found.params, found.tokens, flops))
+    values["loss"] = _widened(values["loss"], extrapolation_error(law, found.params, found.tokens, flops))
     return Best(law=law.source, flops=flops, **values, **others)
 
 
@@ -205,7 +240,7 @@ def best_for_time(law: Law, seconds: float, measured: Sequence[Measured], factor
         seconds=seconds,
         tokens_per_second=float(speed(found.params)),
         off=tuple(_off_in_time(surface, seconds, speed, found, factor) for factor in factors),
-        notes=(*notes, *_limits(law, found.params, found.tokens, flops)),
+        notes=(*notes, *limit_notes(law, found.params, found.tokens, flops)),
     )
 
 
@@ -236,30 +271,6 @@ def estimate(value: float, ends: tuple[float, float] | None) -> Estimate:
     if ends is None or not all(map(math.isfinite, ends)):
         return Estimate(value=value)
     return Estimate(value=value, low=ends[0], high=ends[1])
-
-
-def _ranges(law: Law) -> dict[str, tuple[float, float]]:
-    return {"params": law.params, "tokens": law.tokens, "flops": law.flops}
-
-
-def _limits(law: Law, params: float, tokens: float, flops: float) -> list[str]:
-    """What is to be said of an answer outside the law's points, or of points that say little."""
-    asked = {"params": params, "tokens": tokens, "flops": flops}
-    lines = limits.beyond(_ranges(law), asked)
-    if lines:
-        error = _extrapolation_error(law, params, tokens, flops)
-        said = (
-            "unknown: the law has no held-out points outside the others"
-            if error is None
-            else f"± {error:.1%}, and is in its interval"
-        )
-        lines.append(f"the error of the loss from so far outside is {said}")
-    return [*lines, *limits.together(law.apart)]
-
-
-def _extrapolation_error(law: Law, params: float, tokens: float, flops: float) -> float | None:
-    far = limits.distance(_ranges(law), {"params": params, "tokens": tokens, "flops": flops})
-    return limits.extrapolation_error(far, law.heldout_error, law.heldout_distance)
 
 
 def _widened(loss: Estimate, error: float | None) -> Estimate:
@@ -305,13 +316,18 @@ def predict(law: Law, params: float, tokens: float) -> Prediction:
         params=params,
         tokens=tokens,
         flops=flops,
-        loss=_widened(loss, _extrapolation_error(law, params, tokens, flops)),
-        notes=tuple(_limits(law, params, tokens, flops)),
+        loss=_widened(loss, extrapolation_error(law, params, tokens, flops)),
+        notes=tuple(limit_notes(law, params, tokens, flops)),
     )
 
 
 def find_best(
-    law: Law, flops: str | None, time: str | None, profiles: Sequence[Path], factors: Sequence[float]
+    law: Law,
+    flops: str | None,
+    time: str | None,
+    profiles: Sequence[Path],
+    factors: Sequence[float],
+    approach: int | None = None,
 ) -> Best:
     """The best model for a budget as text: FLOPs, or a time with measured profiles."""
     if (flops is None) == (time is None):
@@ -326,7 +342,11 @@ def find_best(
     if flops is not None:
         if profiles:
             raise UserError("--profile: is for --time; the best model for FLOPs does not depend on a machine")
-        return best_for_flops(law, amount, factors)
+        return best_for_flops(law, amount, factors, approach)
+    if approach not in (None, 3):
+        raise UserError(
+            f"--time: needs the loss of every size, which approach {approach} does not tell; take --flops or approach 3"
+        )
     if not profiles:
         raise UserError(
             "--time: needs --profile RUN, a folder that `shoestring measure RECIPE` filled; several sizes are best"
