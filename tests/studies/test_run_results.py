@@ -12,7 +12,8 @@ from law_runs import BATCH, LENGTH, VOCABULARY, write_run
 
 from shoestring.core.errors import UserError
 from shoestring.core.records import Plan
-from shoestring.studies.run_results import Trained, compare, read_all, read_trained, wobble
+from shoestring.studies.compare import compare_runs
+from shoestring.studies.run_results import CurveColumns, Trained, compare, read_all, read_trained, wobble
 
 
 def law(params: float, tokens: float) -> float:
@@ -152,3 +153,63 @@ def test_words_counted_in_other_documents_are_another_vocabulary(tmp_path: Path)
         recipe.write_text(recipe.read_text().replace('tokenizer = "bytes"', 'tokenizer = "words:50"'))
     (note,) = read_all(runs, "total")[1]
     assert "vocabulary" in note
+
+
+VALIDATION = Path(__file__).resolve().parents[3] / "shared/data/scaling/perceiver_ar/validation"
+
+
+@pytest.mark.realdata
+def test_the_curves_of_the_article_are_compared_as_it_does(tmp_path: Path) -> None:
+    files = [VALIDATION / f"run-logs-0.8.0_scaling-1_version_{i}-tag-val_loss.csv" for i in range(3)]
+    if not files[0].is_file():
+        pytest.skip("the article's curves are not beside the project")
+    per_step = ",".join(str(count * 80 * 512) for count in (282335232, 449287488, 664923168))
+    columns = CurveColumns(loss="Value", step="Step", flops_per_step=per_step, names="1.1, 1.2, 1.3")
+    first, second = compare_runs(files, tmp_path / "page.html", columns).to_json()
+    assert [first["losses"][-1][0], first["losses"][-1][1]] == pytest.approx([3.2629, 3.2453], abs=1e-3)
+    assert second["losses"][-1][1] == pytest.approx(3.2601, abs=1e-3)
+    assert first["crossings"] and 0.5 < first["crossings"][-1] / 578222555136000000 < 0.7
+    assert "1.2 is ahead" in first["verdict"] and "1.2" in (tmp_path / "page.html").read_text()
+
+
+def write_curves(path: Path) -> Path:
+    rows = [f"{run},{t},{6e6 * t},{3 + run / 10 - t / 1e4}" for run in (0, 1) for t in (300, 100, 200, 400)]
+    path.write_text("run,tokens,flops,loss\n" + "\n".join(rows) + "\n1,400,2.4e9,2.0\n")
+    return path
+
+
+def test_tables_are_curves_by_flops_or_by_tokens(tmp_path: Path) -> None:
+    table = write_curves(tmp_path / "t.csv")
+    page = tmp_path / "p.html"
+    (by_flops,) = compare_runs([table], page, CurveColumns(loss="loss", flops="flops", group="run")).to_json()
+    by = CurveColumns(loss="loss", tokens="tokens", params="1M", group="run", names="a,b")
+    (by_tokens,) = compare_runs([table], page, by).to_json()
+    assert by_flops["flops"] == by_tokens["flops"] == [6e8, 1.2e9, 1.8e9, 2.4e9]
+    assert by_flops["losses"] == by_tokens["losses"]
+    assert by_flops["losses"][0] == pytest.approx([2.99, 3.09])
+    assert by_flops["losses"][-1] == pytest.approx([2.96, 2.0])  # of two rows at equal compute the later
+    assert by_flops["params"] == [None, None] and by_tokens["params"] == [1e6, 1e6]
+    assert (by_tokens["first"], by_flops["second"]) == ("a", "1")
+    run = write_run(tmp_path, 16, 1, 100, lambda *_: 3.0)
+    both = compare_runs([run, table], page, CurveColumns(loss="loss", flops="flops", where=("run=0",)))
+    assert both.comparisons[0].second.name == "t" and any("as given" in line for line in both.said)
+
+
+def test_a_table_without_compute_is_refused(tmp_path: Path) -> None:
+    table = write_curves(tmp_path / "t.csv")
+    for columns, message in (
+        (CurveColumns(), "name its columns"),
+        (CurveColumns(loss="loss", flops="flops", step="tokens"), "one of --flops, --step and --tokens"),
+        (CurveColumns(loss="loss", step="tokens"), "--flops-per-step: missing"),
+        (CurveColumns(loss="loss", flops="flops", params="1M"), "--params: is for --tokens"),
+        (CurveColumns(loss="loss", step="tokens", flops_per_step="1,2,3"), "3 values for 1 curves"),
+        (CurveColumns(loss="loss", step="tokens", flops_per_step="lots"), "--flops-per-step lots"),
+        (CurveColumns(loss="loss", step="tokens", flops_per_step="0"), "not above 0"),
+        (CurveColumns(loss="loss", flops="flops"), "at least two runs"),
+        (CurveColumns(loss="los", flops="flops"), 'no column "los"'),
+        (CurveColumns(loss="loss", flops="flops", where=("run=7",)), "no row can be used"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare_runs([table], tmp_path / "p.html", columns)
+    with pytest.raises(UserError, match="run folders need none"):
+        compare_runs([tmp_path, tmp_path], tmp_path / "p.html", CurveColumns(loss="loss"))

@@ -352,19 +352,31 @@ def _design_json(made: Designed, file: Path, time: Interval | None) -> dict[str,
 
 
 @law.command()
-@click.argument("runs", nargs=-1, required=True, type=options.PATH, metavar="RUN…")
+@click.argument("runs", nargs=-1, required=True, type=options.PATH, metavar="RUN… | TABLE…")
+@click.option("--loss", metavar="COLUMN", help="Tables: the loss.")
+@click.option("--flops", metavar="COLUMN", help="Tables: FLOPs so far; or --step, or --tokens.")
+@click.option("--step", metavar="COLUMN", help="Tables: steps so far; needs --flops-per-step.")
+@click.option("--flops-per-step", metavar="LIST", help="One number for each curve, or one for all.")
+@click.option("--tokens", metavar="COLUMN", help="Tables: tokens so far; needs --params, for C = 6 N D.")
+@click.option("--params", metavar="LIST", help="Parameters of each curve, such as 40M,60M.")
+@click.option("--group", metavar="COLUMN", help="Tables: the run of a row; default: a table is one curve.")
+@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Tables: only these rows; may be repeated.")
+@click.option("--names", metavar="LIST", help="Names of the curves, one for each; default: their files or groups.")
+@click.option("--skip-bad", is_flag=True, help="Tables: leave bad rows out, and name them.")
 @click.option("--out", type=options.PATH, default=Path("compare.html"), metavar="FILE", help="The page.")
 @options.output
-def compare(runs: tuple[Path, ...], out: Path, terminal: options.Terminal) -> options.Result:
+def compare(runs: tuple[Path, ...], out: Path, terminal: options.Terminal, **columns: Any) -> options.Result:
     """Compare a finished run with others, over compute.
 
     Tells for the first run and each of the others which held-out loss is lower at equal compute, and whether the curves
     cross. A difference counts where it is more than twice the noise: how much a held-out loss varies from one
-    evaluation to the next. Another seed may differ by more.
+    evaluation to the next. Another seed may differ by more. Tables (CSV, or .jsonl) are curves that a tracker exported:
+    name their columns.
     """
     from shoestring.studies.compare import compare_runs
+    from shoestring.studies.run_results import CurveColumns
 
-    compared = compare_runs(runs, out)
+    compared = compare_runs(runs, out, CurveColumns(**columns))
     terminal.table("Held-out loss at equal compute", compared.rows[0], compared.rows[1:])
     for line in compared.said:
         terminal.say(line)

@@ -11,7 +11,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.units import Count, Flops
 from shoestring.report.law_figures import Curve, loss_by_flops
 from shoestring.report.law_page import write_comparison
-from shoestring.studies.run_results import Comparison, Trained, compare, over_flops, read_all
+from shoestring.studies.run_results import Comparison, CurveColumns, TableCurve, Trained, compare, over_flops, read_all
 
 _SHOWN = 10
 """Lines of the table."""
@@ -42,22 +42,45 @@ class Compared:
         ]
 
 
-def compare_runs(paths: Sequence[Path], page: Path) -> Compared:
-    """Compare the first run with each of the others, and write a page."""
-    if len(paths) < 2:
-        raise UserError("give at least two runs: shoestring law compare RUN RUN")
-    runs, notes = read_all(paths, "total")
+def compare_runs(paths: Sequence[Path], page: Path, columns: CurveColumns | None = None) -> Compared:
+    """Compare the first run with each of the others, and write a page; tables are read by their `columns`."""
+    runs, notes = _read(paths, columns or CurveColumns())
+    if len(runs) < 2:
+        raise UserError("give at least two runs, or curves of tables: shoestring law compare RUN RUN")
     found = tuple(compare(runs[0], other) for other in runs[1:])
     rows = _table(found)
-    said = tuple(f"{c.first.name} ({_size(c.first)}), {c.second.name} ({_size(c.second)}). {c.verdict}" for c in found)
-    figure = loss_by_flops([Curve(over_flops(run), name=f"{run.name}, {_size(run)}") for run in runs])
+    said = tuple(f"{_named(c.first, ' ({})')}, {_named(c.second, ' ({})')}. {c.verdict}" for c in found)
+    figure = loss_by_flops([Curve(over_flops(run), name=_named(run, ", {}")) for run in runs])
     title = " against ".join(run.name for run in runs)
     write_comparison(page, title, " ".join(c.verdict for c in found), figure, rows)
     return Compared(found, rows, (*said, *notes))
 
 
-def _size(run: Trained) -> str:
-    return f"{Count(run.params).short()} parameters, {Count(run.tokens).short()} tokens"
+def _read(paths: Sequence[Path], columns: CurveColumns) -> tuple[list[Trained | TableCurve], list[str]]:
+    """The runs, that of the first path first, with notes; files are tables of one or more curves."""
+    tables, folders = ([path for path in paths if path.is_file() == is_file] for is_file in (True, False))
+    if not tables:
+        if columns != CurveColumns():
+            raise UserError("the names of columns are for tables; run folders need none")
+        if len(paths) < 2:
+            return [], []
+    runs, notes = read_all(folders, "total") if folders else ([], [])
+    if not tables:
+        return list(runs), notes
+    from shoestring.studies.curves import read_curves  # needs numpy
+
+    curves, said = read_curves(tables, columns)
+    if runs:
+        said.append("FLOPs of run folders are exact; those of tables are as given")
+    first_is_table = paths[0].is_file()
+    return [*curves, *runs] if first_is_table else [*runs, *curves], [*notes, *said]
+
+
+def _named(run: Trained | TableCurve, form: str) -> str:
+    """The name of a run, with its size in a form such as " ({})" where that is known."""
+    if run.params is None or run.tokens is None:
+        return run.name
+    return run.name + form.format(f"{Count(run.params).short()} parameters, {Count(run.tokens).short()} tokens")
 
 
 def _table(found: Sequence[Comparison]) -> tuple[tuple[str, ...], ...]:

@@ -53,6 +53,39 @@ class Trained:
         return self.flops_per_token * self.tokens
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableCurve:
+    """A loss curve of which there is no run folder."""
+
+    name: str
+    places: tuple[tuple[float, float], ...]
+    """(FLOPs, loss), ascending."""
+    params: float | None = None
+    tokens: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveColumns:
+    """How tables of losses are read: the column of compute is one of FLOPs, steps and tokens."""
+
+    loss: str | None = None
+    flops: str | None = None
+    step: str | None = None
+    """With the FLOPs of a step."""
+    tokens: str | None = None
+    """With parameters: C = 6 N D."""
+    group: str | None = None
+    """Rows with the same text there are of one curve; None: a table is a curve."""
+    where: tuple[str, ...] = ()
+    flops_per_step: str | None = None
+    """Numbers with commas between them: one for each curve, or one for all."""
+    params: str | None = None
+    """Likewise."""
+    names: str | None = None
+    """Of the curves, with commas between them; default: their file or group."""
+    skip_bad: bool = False
+
+
 def row_predictions(recipe: Recipe) -> int:
     """Predictions per row without padding: what D counts."""
     family, length = family_of(recipe.model), recipe.data.length
@@ -155,8 +188,8 @@ def wobble(curve: Sequence[tuple[float, float]]) -> float | None:
 class Comparison(NamedTuple):
     """Two runs over the same compute."""
 
-    first: Trained
-    second: Trained
+    first: Trained | TableCurve
+    second: Trained | TableCurve
     rows: list[tuple[float, float, float]]
     """(FLOPs, loss of the first, loss of the second) over the compute that both have."""
     noise: float | None
@@ -170,7 +203,7 @@ _SURE = 2.0
 """Standard deviations from which a difference counts."""
 
 
-def compare(first: Trained, second: Trained) -> Comparison:
+def compare(first: Trained | TableCurve, second: Trained | TableCurve) -> Comparison:
     """Compare the curves of two runs over compute; a difference within the noise does not count.
 
     Both are interpolated where either was evaluated, linearly in the logarithm of compute.
@@ -184,7 +217,7 @@ def compare(first: Trained, second: Trained) -> Comparison:
         raise UserError(f"{first.name} and {second.name}: their evaluations have no compute in common")
     x, y = ([(math.log(flops), loss) for flops, loss in curve] for curve in (a, b))
     rows = [(flops, interpolate(x, math.log(flops)), interpolate(y, math.log(flops))) for flops in places]
-    wobbles = [wobble(run.curve) for run in (first, second)]
+    wobbles = [wobble(curve) for curve in (a, b)]
     noise = None if None in wobbles else math.hypot(*(value or 0.0 for value in wobbles))
     ahead, crossings = 0, []
     for flops, one, other in rows:
@@ -196,7 +229,11 @@ def compare(first: Trained, second: Trained) -> Comparison:
 
 
 def _verdict(
-    first: Trained, second: Trained, rows: list[tuple[float, float, float]], noise: float | None, crossings: list[float]
+    first: Trained | TableCurve,
+    second: Trained | TableCurve,
+    rows: list[tuple[float, float, float]],
+    noise: float | None,
+    crossings: list[float],
 ) -> str:
     _, x, y = rows[-1]
     best = first.name if x <= y else second.name
@@ -209,6 +246,8 @@ def _verdict(
     return f"The curves {crossed}; {end} ({size})."
 
 
-def over_flops(run: Trained) -> list[tuple[float, float]]:
+def over_flops(run: Trained | TableCurve) -> list[tuple[float, float]]:
     """The curve of a run as (FLOPs, held-out loss)."""
+    if isinstance(run, TableCurve):
+        return list(run.places)
     return [(tokens * run.flops_per_token, loss) for tokens, loss in run.curve]
