@@ -18,9 +18,13 @@ from shoestring.core.units import Count
 from shoestring.cost.transformer import parameters
 from shoestring.data.tokenize.tokenizers import open_tokenizer
 from shoestring.planning.corpus import full_passes
+from shoestring.planning.make import evaluation_count
 from shoestring.runs.prepare import vocabulary_of
 from shoestring.studies.accounting import CONVENTIONS, count_all, flops_per_prediction
-from shoestring.studies.isoflop import design, fit_size, own_flops, parse_sizes, write_recipes
+from shoestring.studies.isoflop import design, fit_size, own_flops, parse_amount, parse_sizes, write_recipes
+from shoestring.training.checkpoint import State
+from shoestring.training.hooks import Evenly
+from shoestring.training.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes/perceiver_scaling"
@@ -238,3 +242,44 @@ def test_every_convention_is_listed_with_its_share_of_the_exact_count() -> None:
     assert "article" not in {
         row.convention for row in count_all(recipe_file.load(ROOT / "recipes/stories_llama.toml"), 643)
     }
+
+
+@pytest.mark.parametrize("experiment", ["1", "2a"])
+@pytest.mark.parametrize("unit", ["steps", "tokens"])
+def test_warm_up_and_evaluation_of_the_article_are_alike_in_all_runs(experiment: str, unit: str) -> None:
+    names = [name for name in TABLE if name.startswith(experiment + "_")]
+    vocabulary, reference = TABLE[names[0]][2], shipped(names[0])
+    sizes = parse_sizes(",".join(f"{TABLE[n][0]}x{TABLE[n][1]}" for n in names), reference, vocabulary)
+    factor = 1 if unit == "steps" else 80 * 512
+    warmup, every = (parse_amount(f"{n * factor} {unit}", "--x") for n in (200, 1000))
+    flops = [own_flops(reference, vocabulary, "article")]
+    for one, name in zip(design(reference, vocabulary, sizes, flops, "article", warmup, every), names):
+        assert one.recipe.train.warmup == pytest.approx(shipped(name).train.warmup, rel=1e-4)
+        state = State(recipe="", data="", schedule=Schedule(total=one.steps))
+        due = Evenly(one.recipe.evaluate.every, state)
+        for step in range(1000, one.steps + 1, 1000):
+            assert due(step, state.schedule) and not due(step - 1, state.schedule)
+            due.taken(step, state.schedule)
+        assert evaluation_count(one.recipe) == math.ceil(one.steps / 1000)
+    rounded = replace(reference, evaluate=replace(reference.evaluate, every=1000 / 49000))
+    assert evaluation_count(rounded) == 49
+
+
+def test_amounts_are_shares_steps_or_tokens(tmp_path: Path) -> None:
+    assert [parse_amount(text, "--x")[:2] for text in ("0.05", "200 steps", "1step", "8M tokens")] == [
+        (0.05, "share"),
+        (200, "steps"),
+        (1, "steps"),
+        (8e6, "tokens"),
+    ]
+    for text in ("5%", "1.5", "-1 steps", "steps", "lots", "nan"):
+        with pytest.raises(UserError, match="--warmup"):
+            parse_amount(text, "--warmup")
+    recipe = shipped("2b_1")
+    flops = own_flops(recipe, 262, "exact") / 100  # 262 steps
+    with pytest.raises(RecipeError, match="has only 262 steps"):
+        design(recipe, 262, [recipe.model], [flops], "exact", parse_amount("300 steps", "--warmup"))
+    with pytest.raises(RecipeError, match="--evaluate-every 0: must be above 0"):
+        design(recipe, 262, [recipe.model], [flops], "exact", None, parse_amount("0", "--evaluate-every"))
+    (made,) = design(recipe, 262, [recipe.model], [flops], "exact", None, parse_amount("300 steps", "--x"))
+    assert made.recipe.evaluate.every == 1.0 and made.recipe.train.warmup == recipe.train.warmup

@@ -239,6 +239,10 @@ def flops(
 @click.option("--flops", metavar="LIST", help="1e17,1e18; default: what the recipe's own steps take.")
 @click.option("--out", type=options.PATH, metavar="FOLDER", help="Where to write the recipes.")
 @click.option("--convention", default="exact", show_default=True, help="How FLOPs are counted; see `law flops`.")
+@click.option(
+    "--warmup", metavar="AMOUNT", help="0.05 of the steps, '200 steps' or '8M tokens'; default: the recipe's."
+)
+@click.option("--evaluate-every", metavar="AMOUNT", help="Likewise, between evaluations; default: the recipe's.")
 @profiles_option
 @click.option("--gpu", metavar="NAME", help="A GPU by name, for an estimate of the time.")
 @options.overrides
@@ -250,6 +254,8 @@ def isoflop(
     flops: str | None,
     out: Path | None,
     convention: str,
+    warmup: str | None,
+    evaluate_every: str | None,
     profiles: tuple[Path, ...],
     gpu: str | None,
     overrides: tuple[str, ...],
@@ -260,18 +266,21 @@ def isoflop(
 
     Writes a recipe for each size, with the steps that spend the FLOPs. The recipes extend RECIPE and are written to
     --out (default: a folder beside the runs). Train each, then use `law fit` or `law compare` on their run folders. The
-    time comes from --profile (measured sizes; one alone is scaled by FLOPs), or is estimated from --gpu.
+    time comes from --profile (measured sizes; one alone is scaled by FLOPs), or is estimated from --gpu. A warm-up or
+    an interval of evaluations in steps or tokens (predictions) is the same in all runs, whatever their length.
     """
     from shoestring.core import recipe_file
     from shoestring.planning.corpus import full_passes
     from shoestring.runs.prepare import vocabulary_of
-    from shoestring.studies.isoflop import design, own_flops, parse_sizes, write_recipes
+    from shoestring.studies.isoflop import design, own_flops, parse_amount, parse_sizes, write_recipes
     from shoestring.studies.optimum import time_runs
 
     loaded = recipe_file.load(recipe, overrides)
     symbols = vocabulary_of(loaded, vocabulary)
     amounts = _flops_list(flops) if flops else [own_flops(loaded, symbols, convention)]
-    designed = design(loaded, symbols, parse_sizes(sizes, loaded, symbols), amounts, convention)
+    warm = None if warmup is None else parse_amount(warmup, "--warmup")
+    every = None if evaluate_every is None else parse_amount(evaluate_every, "--evaluate-every")
+    designed = design(loaded, symbols, parse_sizes(sizes, loaded, symbols), amounts, convention, warm, every)
     times, how = time_runs([made.recipe for made in designed], symbols, profiles, gpu)
     files = write_recipes(recipe, designed, out or Path(loaded.run.folder) / f"{loaded.run.name}-isoflop")
     _print_design(designed, times, how, convention, terminal)
@@ -347,6 +356,8 @@ def _design_json(made: Designed, file: Path, time: Interval | None) -> dict[str,
         "exact_flops_per_token": made.exact_per_prediction,
         "tokens": made.tokens,
         "steps": made.steps,
+        "warmup": made.recipe.train.warmup,
+        "evaluate_every": made.recipe.evaluate.every,
         "seconds": None if time is None else time._asdict(),
     }
 

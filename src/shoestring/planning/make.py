@@ -81,7 +81,7 @@ def counting_seconds(tokens: float) -> float:
 
 
 def evaluation_count(recipe: Recipe) -> int:
-    return math.ceil(1 / recipe.evaluate.every)
+    return math.ceil(1 / recipe.evaluate.every - 1e-9)  # as hooks.Evenly: 49.00000000000001 is 49
 
 
 def reserve_seconds(time: float) -> float:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError, RecipeError, UserError
@@ -21,6 +22,37 @@ from shoestring.studies.accounting import flops_per_prediction, recipe_accountin
 _ASPECT_WEIGHT = 0.25
 """Weight of a change of width / layers against the same relative change of parameters."""
 _MOST_HEADS = 512
+
+
+class Amount(NamedTuple):
+    """A part of a run."""
+
+    value: float
+    unit: Literal["share", "steps", "tokens"]
+    """Tokens are predictions: what D counts."""
+    text: str
+
+    def share(self, steps: int, tokens_per_step: float) -> float:
+        """Of a run of so many steps."""
+        if self.unit == "share":
+            return self.value
+        return self.value / steps / (tokens_per_step if self.unit == "tokens" else 1)
+
+
+def parse_amount(text: str, option: str) -> Amount:
+    """A share as "0.05", or "200 steps", or "8M tokens"."""
+    match = re.fullmatch(r"(.*?)\s*(step|token)s?", text.strip())
+    unit: Literal["share", "steps", "tokens"] = "share"
+    try:
+        if match:
+            value, unit = float(Count.parse(match[1])), "steps" if match[2] == "step" else "tokens"
+        else:
+            value = float(text)
+    except ValueError as cause:
+        raise UserError(f'{option} {text}: must be a share, as 0.05, or "200 steps", or "8M tokens"') from cause
+    if not 0 <= value < math.inf or (unit == "share" and value > 1):
+        raise UserError(f"{option} {text}: must be a share from 0 to 1, or a number of steps or tokens")
+    return Amount(value, unit, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +147,18 @@ def _step_flops(recipe: Recipe, vocabulary: int, convention: str) -> float:
 
 
 def design(
-    recipe: Recipe, vocabulary: int, sizes: Sequence[Model], flops: Sequence[float], convention: str = "exact"
+    recipe: Recipe,
+    vocabulary: int,
+    sizes: Sequence[Model],
+    flops: Sequence[float],
+    convention: str = "exact",
+    warmup: Amount | None = None,
+    every: Amount | None = None,
 ) -> list[Designed]:
     """A run for each size at each amount of compute, in whole steps.
 
-    Each keeps everything of the recipe except its size, its name and its budget.
+    Each keeps everything of the recipe except its size, its name and its budget, and with `warmup` and `every` the
+    share of its steps that is the warm-up, or lies between evaluations.
     """
     designed, problems = [], []
     for amount in flops:
@@ -138,9 +177,15 @@ def design(
                 )
             counted, each = recipe_accounting(made, vocabulary), flops_per_prediction(made, vocabulary, convention)
             steps = math.ceil(round(amount / step, 9))  # 26144.000000000004 is 26144
+            made = replace(made, budget=replace(budget, steps=Count(steps)))
+            try:
+                made = _with_amounts(made, steps, counted.predictions * recipe.batch, warmup, every)
+            except UserError as cause:
+                problems.append(str(cause))
+                continue
             designed.append(
                 Designed(
-                    recipe=replace(made, budget=replace(budget, steps=Count(steps))),
+                    recipe=made,
                     params=sum(parameters(model, vocabulary, recipe.data.length).values()),
                     params_no_embeddings=counted.parameters["6N, no embeddings"],
                     flops=amount,
@@ -152,8 +197,25 @@ def design(
                 )
             )
     if problems:
-        raise RecipeError("--sizes", problems)
+        raise RecipeError("the designed runs", problems)
     return designed
+
+
+def _with_amounts(
+    recipe: Recipe, steps: int, tokens_per_step: float, warmup: Amount | None, every: Amount | None
+) -> Recipe:
+    """The recipe with its warm-up and its evaluations as shares of its steps; the last step is always evaluated."""
+    if warmup is not None:
+        share = warmup.share(steps, tokens_per_step)
+        if share >= 1:
+            raise UserError(f"--warmup {warmup.text}: {recipe.run.name} has only {steps:,} steps")
+        recipe = replace(recipe, train=replace(recipe.train, warmup=share))
+    if every is not None:
+        share = every.share(steps, tokens_per_step)
+        if share <= 0:
+            raise UserError(f"--evaluate-every {every.text}: must be above 0")
+        recipe = replace(recipe, evaluate=replace(recipe.evaluate, every=min(share, 1.0)))
+    return recipe
 
 
 def write_recipes(file: Path, designed: Sequence[Designed], folder: Path) -> list[Path]:
