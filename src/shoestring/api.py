@@ -140,23 +140,59 @@ def generate(
     return generate_text(open_run(run).folder, prompt, max_tokens, drawing, n, seed, which)
 
 
-def fit_law(runs: Iterable[Run | str | Path], *, approach: str = "all", resamples: int = 4000) -> Law:
-    """The scaling law of finished runs: loss over parameters and predictions, with 95 % intervals.
+def fit_law(
+    runs: Run | str | Path | Iterable[Run | str | Path],
+    *,
+    approach: str = "all",
+    penalty: str = "huber",
+    delta: float | None = None,
+    window: float = 5.0,
+    exponent: float | None = None,
+    resamples: int = 4000,
+    params: str | None = None,
+    tokens: str | None = None,
+    loss: str | None = None,
+    flops: str | None = None,
+    group: str | None = None,
+    where: Sequence[str] = (),
+    optima: bool = False,
+    skip_bad: bool = False,
+    name: str | None = None,
+) -> Law:
+    """The scaling law of finished runs, or of a table: loss over parameters and predictions, with 95 % intervals.
 
-    `approach` is "1" (envelope of the curves), "2" (parabolas at equal FLOPs), "3" (the surface) or "all".
+    `approach` is "1" (envelope of the curves), "2" (parabolas at equal FLOPs), "3" (the surface) or "all". `delta` is
+    that of Huber's penalty. Parabolas take the sizes within a factor of `window` of the lowest loss. With an `exponent`,
+    N grows as C^exponent in approaches 1 and 2, and only the factors are fitted. For a table (CSV, or .jsonl),
+    `params`, `tokens`, `loss`, `flops` and `group` name columns: rows of one group share the noise of a run. With
+    `optima` each row is the best model of its compute, and there is no loss.
     """
-    from shoestring.studies.law import Columns, ask, read_given
+    from shoestring.studies.law import Columns, ask, fit_optima, one_table, read_given
     from shoestring.studies.law import fit_law as fit
 
-    given = read_given([open_run(run).path for run in runs], Columns())
-    return fit(given, ask(approach, "huber", resamples, None)).law
+    asked = ask(approach, penalty, resamples, name, delta, window, exponent)
+    columns = Columns(params=params, tokens=tokens, loss=loss, flops=flops, group=group)
+    given = [runs] if isinstance(runs, (Run, str, Path)) else list(runs)
+    paths = [_table_or_run(each) for each in given]
+    if optima:
+        return fit_optima(one_table(paths, approach, 0), columns, where, "total", skip_bad, asked)[0]
+    return fit(read_given(paths, columns, where, skip_bad=skip_bad), asked).law
 
 
-def optimum(law: Law, flops: float) -> Best:
-    """The best model for an amount of training compute, by a law with a surface."""
+def _table_or_run(given: Run | str | Path) -> Path:
+    if not isinstance(given, Run) and Path(given).is_file():
+        return Path(given)
+    return open_run(given).path
+
+
+def optimum(law: Law, flops: float, approach: int | None = None) -> Best:
+    """The best model for an amount of training compute, by the surface (3) or by the power laws of approach 1 or 2.
+
+    Default: by the surface, where the law has one.
+    """
     from shoestring.studies.optimum import best_for_flops
 
-    return best_for_flops(law, flops)
+    return best_for_flops(law, flops, approach=approach)
 
 
 def open_run(folder: Run | str | Path) -> Run:

@@ -463,3 +463,25 @@ def test_a_plan_judges_parameters_tokens_and_compute(runs: list[Path], given: Gi
     assert best.value.startswith(Count(size.value).short()) and "extrapolated" in best.reason
     flat = Law(**{**known().__dict__, "coefficients": {"E": Estimate(value=1.0)}})
     assert "tells no best size" in reason(flat, 1e15)
+
+
+def test_notebooks_have_the_options_of_the_command(runs: list[Path], given: Given, tmp_path: Path) -> None:
+    import shoestring as ss
+
+    fixed = ss.fit_law(runs, exponent=0.5, window=3.0, resamples=20)
+    assert fixed == fit_law(given, ask("all", "huber", 20, None, None, 3.0, 0.5)).law
+    (tmp_path / "t.csv").write_text(TABLE)
+    columns = Columns(params="N", tokens="D", loss="loss", group="name")
+    found = ss.fit_law(
+        tmp_path / "t.csv", approach="3", delta=0.01, resamples=20, params="N", tokens="D", loss="loss", group="name"
+    )
+    assert found == fit_law(read_given([tmp_path / "t.csv"], columns), ask("3", "huber", 20, None, 0.01)).law
+    assert found.groups == 12 and found.delta == 0.01
+    (tmp_path / "best.csv").write_text("C,N\n1e18,1e8\n1e20,1e9\n")
+    minima = ss.fit_law(str(tmp_path / "best.csv"), params="N", flops="C", optima=True, resamples=0)
+    assert ss.optimum(minima, 1e22).params.value == pytest.approx(1e10)
+    assert ss.optimum(fixed, 1e15, 1) == best_for_flops(fixed, 1e15, (), 1)
+    with pytest.raises(UserError, match="--delta"):
+        ss.fit_law(runs, penalty="l1", delta=0.1)
+    with pytest.raises(UserError, match="are for a table"):
+        ss.fit_law(runs, group="name")
