@@ -162,10 +162,10 @@ def fit_law(
     """The scaling law of finished runs, or of a table: loss over parameters and predictions, with 95 % intervals.
 
     `approach` is "1" (envelope of the curves), "2" (parabolas at equal FLOPs), "3" (the surface) or "all". `delta` is
-    that of Huber's penalty. Parabolas take the sizes within a factor of `window` of the lowest loss. With an `exponent`,
-    N grows as C^exponent in approaches 1 and 2, and only the factors are fitted. For a table (CSV, or .jsonl),
-    `params`, `tokens`, `loss`, `flops` and `group` name columns: rows of one group share the noise of a run. With
-    `optima` each row is the best model of its compute, and there is no loss.
+    that of Huber's penalty. Parabolas take the sizes within a factor of `window` of the lowest loss. With an
+    `exponent`, N grows as C^exponent in approaches 1 and 2, and only the factors are fitted. For a table (CSV, or
+    .jsonl), `params`, `tokens`, `loss`, `flops` and `group` name columns: rows of one group share the noise of a run.
+    With `optima` each row is the best model of its compute, and there is no loss.
     """
     from shoestring.studies.law import Columns, ask, fit_optima, one_table, read_given
     from shoestring.studies.law import fit_law as fit
