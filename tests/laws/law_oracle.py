@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.stats import norm
 
 from shoestring.laws.points import Points
 
@@ -85,3 +87,11 @@ def grid_points(truth: tuple[float, ...] = TRUTH, noise: float = 0.0, seed: int 
     params, tokens = (x.ravel() for x in np.meshgrid(np.geomspace(1e7, 1e10, 6), np.geomspace(1e9, 1e12, 6)))
     loss = E + A / params**alpha + B / tokens**beta
     return Points(params=params, tokens=tokens, loss=loss * np.exp(noise * np.random.default_rng(seed).normal(size=36)))
+
+
+def corrected(values: Any, estimate: float, level: float = 0.95) -> tuple[float, float]:
+    """Efron's bias-corrected percentiles, as in his formula."""
+    values = np.asarray(values)
+    bias = norm.ppf(np.mean(values < estimate))
+    low, high = np.quantile(values, norm.cdf(2 * bias + norm.ppf([(1 - level) / 2, (1 + level) / 2])))
+    return float(low), float(high)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from law_oracle import TRUTH, grid_points
+from law_oracle import TRUTH, corrected, grid_points
 from scipy.optimize import brentq, minimize_scalar
 
 from shoestring.core.errors import UserError
@@ -105,8 +105,8 @@ def test_intervals_are_of_the_laws_of_the_bootstrap() -> None:
     best = optimum_for_time(fit.surface, 86400.0, speed, (1e6, 1e11), bootstrap, 0.9)
     every = [optimum_for_time(one, 86400.0, speed, (1e6, 1e11)) for one in bootstrap.surfaces]
     for name in ("params", "tokens", "loss"):
-        expected = np.quantile([getattr(one, name) for one in every], [0.05, 0.95])
-        assert best.intervals[name] == pytest.approx(tuple(expected), rel=1e-6)
+        expected = corrected([getattr(one, name) for one in every], getattr(best, name), 0.9)
+        assert best.intervals[name] == pytest.approx(expected, rel=1e-6)
     flops = optimum_for_flops(fit.surface, 1e21, bootstrap)
     assert flops.intervals == bootstrap.optimum_interval(1e21)
     cost = cost_interval(bootstrap, 1e21, flops.params)

@@ -1,4 +1,4 @@
-"""Linear interpolation, and bisection over whole numbers."""
+"""Linear interpolation, bisection over whole numbers, and the ends of an interval."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ def last_that_holds(holds: Callable[[int], bool], first: int, most: int = 1 << 8
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+def corrected_ends(below: float, count: int, level: float = 0.95) -> tuple[float, float]:
+    """The shares of `count` ascending resamples between which an estimate's interval lies (Efron's bias correction).
+
+    `below` is the share of the resamples that are below the estimate: at a half, the interval is their middle.
+    """
+    from statistics import NormalDist  # loads what a plan does not need
+
+    normal, half = NormalDist(), 0.5 / count
+    bias = 2 * normal.inv_cdf(min(max(below, half), 1 - half))
+    low, high = (normal.cdf(bias + normal.inv_cdf(end)) for end in ((1 - level) / 2, (1 + level) / 2))
+    return low, high

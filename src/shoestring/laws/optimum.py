@@ -107,8 +107,9 @@ def optimum_for_time(
         best = _best_sizes(samples, seconds, speed, sizes)
         seen = np.asarray(speed(best)) * seconds
         losses = Surface(*samples.T).loss(best, seen)
-        columns = {"params": best, "tokens": seen, "loss": losses}
-        intervals = {name: interval(values, level) for name, values in columns.items()}
+        own = float(surface.loss(params, tokens))
+        columns = {"params": (best, float(params)), "tokens": (seen, tokens), "loss": (losses, own)}
+        intervals = {name: interval(values, level, one) for name, (values, one) in columns.items()}
     return SurfaceOptimum(
         params=float(params),
         tokens=tokens,
@@ -177,8 +178,12 @@ def cost_interval(bootstrap: SurfaceBootstrap, flops: float, params: float, per_
     """
     laws = [one for one in bootstrap.surfaces if min(one[1:]) > 0]
     costs = [cost_of_size(one, flops, params / one.optimum(flops, per_token)[0], per_token) for one in laws]
-    table = np.array(costs).reshape(-1, len(SizeCost._fields))
-    return {name: interval(column) for name, column in zip(SizeCost._fields, table.T) if name != "params"}
+    table, fitted = np.array(costs).reshape(-1, len(SizeCost._fields)), bootstrap.fitted
+    own: tuple[float | None, ...] = (None,) * len(SizeCost._fields)
+    if fitted is not None and min(fitted[1:]) > 0:
+        own = cost_of_size(fitted, flops, params / fitted.optimum(flops, per_token)[0], per_token)
+    named = zip(SizeCost._fields, table.T, own, strict=True)
+    return {name: interval(column, 0.95, one) for name, column, one in named if name != "params"}
 
 
 def _check_budget(name: str, value: float) -> None:

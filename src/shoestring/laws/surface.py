@@ -149,6 +149,8 @@ class SurfaceBootstrap:
     """Resamples that were also started elsewhere: some, or all if one of these moved."""
     moved: int
     """Resamples whose lowest minimum was found from the other start, not from the fit of all points."""
+    fitted: Surface | None = None
+    """What they are resamples of, by which intervals are corrected for bias."""
 
     @property
     def failed(self) -> int:
@@ -173,12 +175,23 @@ class SurfaceBootstrap:
 
     def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """Percentile intervals of each coefficient and of a_opt."""
-        return {name: interval(values, level) for name, values in self.values().items()}
+        fitted: dict[str, float] = {} if self.fitted is None else self.fitted._asdict()
+        if self.fitted is not None and min(self.fitted[1:]) > 0:
+            fitted["a_opt"] = self.fitted.a_opt
+        return {name: interval(values, level, fitted.get(name)) for name, values in self.values().items()}
 
     def optimum_interval(self, flops: float, per_token: float = PER_TOKEN) -> dict[str, tuple[float, float]]:
         """95 % percentile intervals of the best "params" and "tokens" for a budget, and of the "loss" there."""
-        optima = self.optima(flops, per_token)
-        return {name: interval(values) for name, values in zip(("params", "tokens", "loss"), optima.T)}
+        optima, fitted = self.optima(flops, per_token), self.fitted
+        known = fitted is not None and min(fitted[1:]) > 0
+        best = fitted.optimum(flops, per_token) if fitted is not None and known else (None, None, None)
+        names = ("params", "tokens", "loss")
+        return {name: interval(values, 0.95, one) for name, values, one in zip(names, optima.T, best, strict=True)}
+
+    def loss_interval(self, params: float, tokens: float) -> tuple[float, float]:
+        """95 % percentile interval of the loss of a model."""
+        losses = np.array([one.loss(params, tokens) for one in self.surfaces])
+        return interval(losses, 0.95, None if self.fitted is None else float(self.fitted.loss(params, tokens)))
 
 
 def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceBootstrap:
@@ -204,7 +217,11 @@ def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, se
     rows, _ = _canonical(found.rows)
     converged = found.converged & _identified(points, weights)
     return SurfaceBootstrap(
-        samples=centred.outward(rows), converged=converged, checked=len(moved), moved=int(moved.sum())
+        samples=centred.outward(rows),
+        converged=converged,
+        checked=len(moved),
+        moved=int(moved.sum()),
+        fitted=fit.surface,
     )
 
 

@@ -18,7 +18,6 @@ from shoestring.core.units import Count, Flops, Interval, Seconds, rate
 from shoestring.cost.transformer import parameters
 from shoestring.laws import optimum as laws
 from shoestring.laws.form import Surface
-from shoestring.laws.resampling import interval
 from shoestring.laws.surface import SurfaceBootstrap
 from shoestring.planning.split import choose_split
 from shoestring.report.law_page import APPROACHES, show_estimate
@@ -168,7 +167,8 @@ def spread_of(law: Law) -> SurfaceBootstrap | None:
     if not law.samples:
         return None
     samples = np.array(law.samples)
-    return SurfaceBootstrap(samples=samples, converged=np.ones(len(samples), bool), checked=0, moved=0)
+    every = np.ones(len(samples), bool)
+    return SurfaceBootstrap(samples=samples, converged=every, checked=0, moved=0, fitted=surface_of(law))
 
 
 def best_for_flops(law: Law, flops: float, factors: Sequence[float] = (), approach: int | None = None) -> Best:
@@ -309,8 +309,8 @@ def predict(law: Law, params: float, tokens: float) -> Prediction:
             raise UserError(f"{name} {value:g}: must be above 0")
     surface, spread = surface_of(law), spread_of(law)
     flops = law.flops_per_product * params * tokens
-    losses = None if spread is None else np.array([one.loss(params, tokens) for one in spread.surfaces])
-    loss = estimate(float(surface.loss(params, tokens)), None if losses is None else interval(losses))
+    ends = None if spread is None else spread.loss_interval(params, tokens)
+    loss = estimate(float(surface.loss(params, tokens)), ends)
     return Prediction(
         law=law.source,
         params=params,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from importlib import resources
 from pathlib import Path
 
 from shoestring.core.errors import UserError
-from shoestring.core.numeric import interpolate
+from shoestring.core.numeric import corrected_ends, interpolate
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Allocation, Estimate, Law, Line, Plan, Profile
 from shoestring.core.units import Interval
@@ -17,9 +18,6 @@ from shoestring.laws.form import Surface
 from shoestring.planning.lines import Optimum, law_lines
 from shoestring.studies.run_results import COUNTS, count_params
 from shoestring.studies.run_results import Count as Counting
-
-_TAIL = 0.025
-"""Share of the resamples on each side of a 95 % interval."""
 
 
 def read_law(path: Path | None) -> Law:
@@ -77,10 +75,13 @@ def power_optimum(allocation: Allocation, flops: float) -> tuple[Estimate, Estim
     return found[0], found[1]
 
 
-def _middle(values: list[float]) -> tuple[float, float]:
-    """The ends of the 95 % in the middle of ascending values."""
+def _middle(values: list[float], estimate: float | None = None) -> tuple[float, float]:
+    """The ends of the 95 % in the middle of ascending values, as by `laws.resampling.interval`."""
+    below = 0.5
+    if estimate is not None:
+        below = (bisect.bisect_left(values, estimate) + bisect.bisect_right(values, estimate)) / 2 / len(values)
     places = list(enumerate(values))
-    low, high = (interpolate(places, (len(values) - 1) * share) for share in (_TAIL, 1 - _TAIL))
+    low, high = (interpolate(places, (len(values) - 1) * share) for share in corrected_ends(below, len(values)))
     return low, high
 
 
@@ -147,5 +148,5 @@ def best_params(law: Law, flops: float) -> Interval:
     params = sorted(one.optimum(flops, law.flops_per_product)[0] for one in resampled)
     if not params or not math.isfinite(params[-1]):
         return Interval.exactly(value)
-    low, high = _middle(params)
+    low, high = _middle(params, value)
     return Interval(low, value, high)
