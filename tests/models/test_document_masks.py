@@ -230,11 +230,13 @@ def test_a_token_sees_its_document_up_to_itself(seed: int) -> None:
     segments = packed(seed)[0].segments
     assert segments is not None
     documents = Documents(segments)
-    assert torch.equal(documents.dense, seen(segments))
+    for dtype in (torch.float32, torch.bfloat16):
+        added = documents.dense(dtype)
+        assert added.dtype == dtype
+        assert torch.equal(added == 0, seen(segments)) and torch.equal(added == -torch.inf, ~seen(segments))
     assert torch.equal(documents.positions, seen(segments).sum(-1)[:, 0] - 1)
-    assert documents.dense is documents.dense, "made once"
     blocks, (rows, length) = documents.blocks, segments.shape
-    assert torch.equal(create_mask(blocks.mask_mod, rows, 1, length, length, "cpu"), documents.dense)
+    assert torch.equal(create_mask(blocks.mask_mod, rows, 1, length, length, "cpu"), seen(segments))
 
 
 def listed(counts: Tensor, indices: Tensor) -> list[list[int]]:

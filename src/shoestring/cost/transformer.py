@@ -216,12 +216,16 @@ class Transformer(Family):
     def heads_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:  # noqa: ARG002
         """Bytes per row: queries, keys and values, the output of attention, and the sums of softmax."""
         n, s, d = work.processed, setting.number, model.width
-        return 4 * s * d * n + 4 * model.heads * n + self.mask_bytes(work, setting)
+        return 4 * s * d * n + 4 * model.heads * n
 
-    def mask_bytes(self, work: Work, setting: Setting) -> int:
-        """Bytes per row of the mask, if attention stays within documents."""
-        n = work.processed
-        return setting.number * n * n if setting.document_mask and (not setting.gpu or n < FLEX) else 0
+    def mask_bytes(self, model: Model, work: Work, setting: Setting) -> int:
+        """Bytes per row of the mask that all layers share, if attention stays within documents."""
+        n, dropped = work.processed, bool(model.dropout)
+        if not setting.document_mask or (setting.gpu and n >= FLEX and not dropped):
+            return 0
+        if dropped and not setting.gpu and setting.recompute != "full":  # plain products do not save it
+            return 0
+        return setting.number * n * n
 
     def angle_bytes(self, model: Model, prefix: int) -> int:  # noqa: ARG002
         """Bytes of the cosines and sines of a row's own positions."""
@@ -238,6 +242,7 @@ class Transformer(Family):
         """Bytes per row before the first layer and after the last one, which are not compiled."""
         s, d = setting.number, model.width
         found = Counter({"embedding": INDEX * (work.length + 1), "output": s * d * work.processed})
+        found["mask"] = self.mask_bytes(model, work, setting)
         if model.dropout:
             found["dropout"] += work.embedded * d * (1 if setting.gpu else self.dropped_embedding(setting))
         return found

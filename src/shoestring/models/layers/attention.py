@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -19,7 +19,7 @@ BLOCK = 128
 """Tokens per block of flex attention, which skips blocks that no query sees; a shorter row has none to skip."""
 
 Seen = BlockMask | Tensor
-"""What queries see: blocks for flex attention, or a mask, R 1 T T."""
+"""What queries see: blocks for flex attention, or a mask to add, R 1 T T."""
 
 
 class Heads(NamedTuple):
@@ -47,11 +47,14 @@ class Documents:
         """The position of each token in its document, from 0."""
         return self.places - self.starts
 
-    @cached_property
-    def dense(self) -> Bool[Tensor, "R 1 T T"]:
-        """Whether a query (third axis) sees a key (last axis)."""
-        seen = (self.starts[:, :, None] <= self.places) & (self.places <= self.places[:, None])
-        return seen[:, None]
+    def dense(self, dtype: torch.dtype) -> Float[Tensor, "R 1 T T"]:
+        """What is added to the products of a query (third axis) and a key (last axis): 0 if it sees it, else -∞.
+
+        Every layer saves this tensor. Of a mask of booleans, each would make and save such a tensor of its own.
+        """
+        hidden = self.places < self.starts[:, :, None]  # R T T
+        hidden |= self.places > self.places[:, None]
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
     @cached_property
     def blocks(self) -> BlockMask:
@@ -78,7 +81,7 @@ class Documents:
     def seen(self, stream: Float[Tensor, "R T D"], heads: Heads, dropout: float = 0.0) -> Seen:
         """The mask for `attend` and a stream like this; chosen outside the layers, which are compiled."""
         large = stream.is_cuda and len(self.places) >= BLOCK and not dropout
-        return self.blocks if large and _flex_works(stream.device, stream.dtype, heads) else self.dense
+        return self.blocks if large and _flex_works(stream.device, stream.dtype, heads) else self.dense(stream.dtype)
 
 
 def attend(

@@ -86,7 +86,7 @@ class LlamaFamily(InFolder, Transformer):
         if setting.fused and n <= SHORT and not setting.document_mask and not model.dropout:
             return made + mixed
         again = 0 if setting.fused and not setting.document_mask else s * n * (d + k)  # queries and keys, rotated
-        return made + again + mixed + 4 * model.heads * n + self.mask_bytes(work, setting)
+        return made + again + mixed + 4 * model.heads * n
 
     def mlp_bytes(self, model: Model, setting: Setting) -> int:
         d, f, s = model.width, self.hidden(model), setting.number
