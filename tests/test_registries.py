@@ -171,6 +171,8 @@ def test_a_name_that_is_taken_or_unknown_is_refused() -> None:
         registry("family").add("llama", BigramFamily())
     with pytest.raises(RecipeError, match=r"""must be one of "llama", .* did you mean 'llama'\?"""):
         recipe_file.build({"budget": {"steps": 1}, "train": {"batch": 1}, "model": {"family": "lama"}}, "here")
+    with pytest.raises(RecipeError, match=r"""must be one of "llama", [^;]*$"""):
+        recipe_file.build({"budget": {"steps": 1}, "train": {"batch": 1}, "model": {"family": "zzz"}}, "here")
 
 
 def test_listing_names_loads_nothing() -> None:

@@ -225,7 +225,7 @@ def test_parts_make_the_same_store_as_one_command(
         told = last_json(said.out)
         left.append(told["missing_shards"])
         assert told["whole"] is (part == "1/3") is (tmp_path / "parts/manifest.json").is_file()
-        assert told["whole"] or f"part {part} is written; {left[-1]} shards of other parts are missing" in said.err
+        assert told["whole"] or f"part {part} is written; missing: {left[-1]} shards of other parts" in said.err
     assert left == [8, 4, 4, 0], "of nine shards of training rows, and two of held-out ones"
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
 

@@ -53,6 +53,13 @@ def test_a_random_model_is_shown_in_order(dtype: torch.dtype) -> None:
     assert describe(model, words) == found
 
 
+def test_one_state_and_one_word_are_in_the_singular() -> None:
+    one = Parameters(torch.ones(1), torch.ones(1, 1), torch.ones(1, 1))
+    assert describe(one, ["a"], sentences=0).lines()[0].startswith("1 state over 1 word,")
+    with pytest.raises(HmmError, match=r"2 words for a model of 1 symbol$"):
+        describe(one, ["a", "b"], sentences=0)
+
+
 def test_ties_go_to_the_lower_number() -> None:
     model = Parameters(torch.full((3,), 1 / 3), torch.full((3, 3), 1 / 3), torch.full((3, 4), 0.25))
     found = describe(model, "abcd", top=3, sentences=0)

@@ -130,7 +130,7 @@ def test_groups_without_an_optimum_are_named() -> None:
     told = "\n".join(fit.left_out)
     assert "1e+24 FLOP, 5 points" in told and "1e+26 FLOP, 5 points: the parabola opens downward" in told
     assert "1e+28 FLOP, 2 points: 2 sizes, and a parabola needs three or more" in told
-    with pytest.raises(UserError, match="0 budgets have an optimum"):
+    with pytest.raises(UserError, match="0 budgets with an optimum"):
         fit_isoflop(points.take(slice(len(good), None)))
 
 
@@ -173,7 +173,7 @@ def test_curves_that_cannot_be_compared_are_refused() -> None:
         fit_envelope([one])
     with pytest.raises(UserError, match="tokens must ascend"):
         fit_envelope([one, Curve(params=1e8, tokens=one.tokens[::-1], loss=one.loss, name="b")])
-    with pytest.raises(UserError, match="1 are lowest somewhere"):
+    with pytest.raises(UserError, match="lowest somewhere: 1;"):
         fit_envelope([one, one])
 
 

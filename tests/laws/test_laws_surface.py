@@ -124,6 +124,7 @@ def test_a_step_is_named() -> None:
         (np.full(8, 1e8), np.geomspace(1e6, 1e9, 8), "params take 1 different value:"),
         (np.geomspace(1e6, 1e9, 8), np.array([1e9, 2e9] * 4), "tokens take 2 different values:"),
         (np.geomspace(1e6, 1e9, 4), np.array([1e9, 2e9, 5e9, 1e8]), "4 points; a law of 5 coefficients needs 5"),
+        (np.array([1e6]), np.array([1e9]), "^1 point; a law of 5 coefficients needs 5"),
     ],
 )
 def test_what_cannot_be_told_apart_is_refused(params: np.ndarray, tokens: np.ndarray, match: str) -> None:

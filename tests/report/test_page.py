@@ -222,6 +222,14 @@ def test_unknown_quantities_are_called_unknown(tmp_path: Path) -> None:
     assert "bits a byte" not in page.plain
 
 
+def test_one_of_a_thing_is_in_the_singular(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    replace(EVALUATION, rows=1, tokens=1).write(folder.evaluation)
+    page = Page(page_of(folder, replace(OUTCOME, steps=1, tokens=1)))
+    assert "1 step, 1 position in" in page.plain
+    assert "1 row, 1 prediction, after step 900" in page.plain
+
+
 def test_an_evaluation_without_baselines_is_shown(tmp_path: Path) -> None:
     folder = finished(tmp_path)
     replace(EVALUATION, baselines={}).write(folder.evaluation)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoestring.cli import options
+from shoestring.core.units import counted
 
 if TYPE_CHECKING:
     from shoestring.data.store.store import SplitEntry
@@ -56,7 +57,7 @@ def _check_sentences(file: Path, terminal: options.Terminal) -> options.Result:
         for ledger in [rows.ledger[name]]
     ]
     terminal.table(f"{file} is whole", ("split", "sentences", "kept", "tokens", "rows"), lines)
-    terminal.say(f"{rows.reason}\n{Bytes(file.stat().st_size).short()}, {len(rows.alphabet):,} words")
+    terminal.say(f"{rows.reason}\n{Bytes(file.stat().st_size).short()}, {counted(len(rows.alphabet), 'word')}")
     return {"store": str(file), "alphabet": list(rows.alphabet), "ledger": rows.ledger}
 
 
@@ -91,7 +92,9 @@ def show(
     length = length or (opened.manifest.row - 1 if opened.manifest.row else 128)
     source = opened.split(split, length) if packing == "concat" else PackedSource(opened, split, length, packing)
     if first >= len(source):
-        raise DataError(f"--first {first}: {store} has {len(source):,} {split} rows of {length:,}, numbered from 0")
+        raise DataError(
+            f"--first {first}: {store} has {counted(len(source), f'{split} row')} of {length:,}, numbered from 0"
+        )
     numbers = np.arange(first, min(first + rows, len(source)))
     batch = source.rows(numbers)
     shown = []
@@ -117,7 +120,7 @@ def _show_sentences(file: Path, split: str, first: int, rows: int, terminal: opt
         raise DataError(f"--split {split}: {file} has train and heldout")
     kept = splits[split]
     if first >= len(kept):
-        raise DataError(f"--first {first}: {file} has {len(kept):,} {split} rows, numbered from 0")
+        raise DataError(f"--first {first}: {file} has {counted(len(kept), f'{split} row')}, numbered from 0")
     shown = [
         {"row": number, "documents": [" ".join(opened.alphabet[token] for token in kept[number].tolist())]}
         for number in range(first, min(first + rows, len(kept)))

@@ -8,6 +8,7 @@ import click
 
 from shoestring.cli import options
 from shoestring.core.specs import CheckpointSpec
+from shoestring.core.units import counted
 
 
 @click.command()
@@ -24,7 +25,9 @@ def export(run: Path, folder: Path, checkpoint: CheckpointSpec, terminal: option
     from shoestring.runs.export import export_run
 
     done = export_run(RunFolder.open(run), folder, checkpoint)
-    terminal.say(f"{done.folder}: {done.architecture}, {done.parameters:,} parameters, after step {done.step:,}")
+    terminal.say(
+        f"{done.folder}: {done.architecture}, {counted(done.parameters, 'parameter')}, after step {done.step:,}"
+    )
     without = "without a tokenizer: transformers cannot read this kind"
     terminal.say(f"with the tokenizer {done.tokenizer}" if done.tokenizer else without)
     return done.to_dict()

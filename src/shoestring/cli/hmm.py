@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from shoestring.cli import options
+from shoestring.core.units import counted
 
 model_path = click.argument("model", type=options.PATH, metavar="MODEL")
 
@@ -121,9 +122,9 @@ def score(
         for name, losses in scores.baselines.items()
     ]
     head = ("baseline", "nats per token", "last token", "KL(model ‖ it)", "KL(it ‖ model)")
-    terminal.table(f"{what}: {scores.sequences:,} rows, {scores.tokens:,} predictions", head, lines)
+    terminal.table(f"{what}: {counted(scores.sequences, 'row')}, {counted(scores.tokens, 'prediction')}", head, lines)
     if scores.impossible:
-        terminal.say(f"{scores.impossible:,} rows have probability zero and are left out")
+        terminal.say(f"left out: {counted(scores.impossible, 'row')} of probability zero")
     for note in notes:
         terminal.say(note)
     return {"scored": what, "notes": notes, **scores.to_dict()}
@@ -170,7 +171,7 @@ def sample(
     terminal.close()
     left = 0 if manifest is not None else missing_shards(out, job)
     if manifest is None:
-        terminal.say(f"part {shard} is written; {left:,} shards of other parts are missing")
+        terminal.say(f"part {shard} is written; missing: {counted(left, 'shard')} of other parts")
     else:
         answers = out / "answers.json"
         known = f", answers: {answers}" if answers.is_file() else ""

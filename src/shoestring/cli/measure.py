@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoestring.cli import options
+from shoestring.core.units import counted
 
 if TYPE_CHECKING:
     from shoestring.core.recipe import Recipe
@@ -90,7 +91,11 @@ def _estimate(recipe: Recipe, gpu: str | None) -> tuple[dict[str, Any], list[tup
     numbers |= {"gpu_bytes": known.memory_bytes, "largest": largest}
     rows += [
         ("gpu", Bytes(known.memory_bytes).short(), f"{gpu}, by its vendor"),
-        ("largest batch", f"{largest:,} rows" if largest else "none", "in all its memory; shoestring measure verifies"),
+        (
+            "largest batch",
+            counted(largest, "row") if largest else "none",
+            "in all its memory; shoestring measure verifies",
+        ),
     ]
     batch = min(recipe.batch, largest) or 1
     seconds = estimate_seconds(recipe, vocabulary, gpu, batch)
@@ -100,4 +105,4 @@ def _estimate(recipe: Recipe, gpu: str | None) -> tuple[dict[str, Any], list[tup
     low, expected, high = (Seconds(value).short() for value in (seconds.low, seconds.expected, seconds.high))
     speed = rate(batch * recipe.data.length / seconds.expected, "positions/s")
     reason = f"{low} to {high}, by the share of the peak that other runs reached; {speed}"
-    return numbers, [*rows, (f"pass of {batch:,} rows", expected, reason)]
+    return numbers, [*rows, (f"pass of {counted(batch, 'row')}", expected, reason)]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from shoestring.core.records import Density, Evaluation, MemoryModel, Outcome, Plan, Point, Profile
 from shoestring.core.throughput import fastest, knee, smallest_near
-from shoestring.core.units import Bytes, Count, Seconds, rate
+from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.runs.reporter import Reporter, TrainingProgress
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Terminal(Reporter):
     def writing(self, progress: RowsWritten) -> None:
         """Show the progress of writing rows."""
         text = (
-            f"{Count(progress.rows).short()} of {Count(progress.total).short()} rows · "
+            f"{Count(progress.rows).short()} of {with_name(Count(progress.total).short(), 'rows')} · "
             f"{rate(progress.rate, 'positions/s')} · time left {Seconds(progress.seconds_left).short()}"
         )
         self._show(progress.rows, progress.total, text)
@@ -149,7 +149,8 @@ class Terminal(Reporter):
         losses = evaluation.baselines | {"this model": evaluation.loss}
         rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
         rows[-1] = (rows[-1][0], with_error(evaluation.loss, evaluation.loss_error), rows[-1][2])
-        title = f"\n{evaluation.text or 'Held out'}: {evaluation.rows:,} rows, {evaluation.tokens:,} predictions"
+        held = f"{counted(evaluation.rows, 'row')}, {counted(evaluation.tokens, 'prediction')}"
+        title = f"\n{evaluation.text or 'Held out'}: {held}"
         what = "nats per token" if evaluation.macro_f1 is None else "nats per row"
         self.table(title, ("baseline", what, "perplexity"), rows)
         if evaluation.loss_error is not None:
@@ -224,7 +225,7 @@ def _memory_lines(use: str, memory: MemoryModel | None) -> list[str]:
         text += f"; {limit} may be used, less a margin of {margin}"
     if memory.largest is not None:
         time_used = Seconds(memory.trial_seconds).short()
-        trials = f"{memory.trials} trials, {memory.out_of_memory} out of memory, {time_used}"
+        trials = f"{counted(memory.trials, 'trial')}, {memory.out_of_memory} out of memory, {time_used}"
         text += f"; the largest batch is {memory.largest:,} ({memory.verified:,} was tried; {trials})"
     return [text]
 
@@ -235,7 +236,7 @@ def _density(density: Density) -> str:
     tokens = _interval(density.tokens_per_gb, density.tokens_per_gb_error, "tokens/GB")
     read = f"{Bytes(density.text_bytes).short()} of text"
     if density.tokens_per_gb_error is None:
-        how = f"from its first {density.documents:,} entries, {read}; unverified"
+        how = f"from its first {counted(density.documents, 'entry', 'entries')}, {read}; unverified"
     elif density.tokens_per_gb_error == 0:
         how = f"all of its {read} counted"
     else:

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -55,6 +55,12 @@ AtLeast = partial(Between, high=math.inf)
 MoreThan = partial(Between, high=math.inf, open_low=True)
 
 
+def _meant(value: str, choices: Sequence[str]) -> str:
+    """The choice that a wrong value is close to, as a hint after all of them."""
+    close = closest(value, choices)
+    return "" if close is None else f"; did you mean {close!r}?"
+
+
 @dataclass(frozen=True)
 class Registered:
     """The text must be a name in a registry, or with `may_be_code` an object of the user's own."""
@@ -68,7 +74,7 @@ class Registered:
             return None
         shown = ", ".join(f'"{name}"' for name in known)
         code = ', or "file.py:name"' if self.may_be_code else ""
-        return f"must be one of {shown}{code}; {nearest(value, known)}"
+        return f"must be one of {shown}{code}{_meant(value, known)}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if origin is Literal:
         if value in args and type(value) in {type(arg) for arg in args}:
             return value
-        hint = f"; {nearest(value, list(args))}" if isinstance(value, str) and len(args) > 3 else ""
+        hint = _meant(value, list(args)) if isinstance(value, str) and len(args) > 3 else ""
         return wrong(f"{'one of ' if len(args) > 1 else ''}{', '.join(_show(arg) for arg in args)}{hint}")
     if origin is tuple:
         if not isinstance(value, (list, tuple)):

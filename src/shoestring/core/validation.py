@@ -10,6 +10,7 @@ from pathlib import Path
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Data, Model, Recipe
 from shoestring.core.registry import registry
+from shoestring.core.units import counted
 
 _MASKED = ("masked", "whole_words", "label")
 """Fields of `[data]` that only some families read."""
@@ -53,9 +54,9 @@ def _batch_problems(recipe: Recipe) -> list[str]:
     if train.tokens is not None and int(train.tokens) % length:
         return [f"train.tokens = {train.tokens}: must be a multiple of data.length = {length}"]
     if train.per_device is not None and recipe.batch % train.per_device:
-        rows = f"{recipe.batch} rows (train.batch)"
+        rows = f"{counted(recipe.batch, 'row')} (train.batch)"
         if train.tokens is not None:
-            rows = f"{recipe.batch} rows (train.tokens ÷ data.length)"
+            rows = f"{counted(recipe.batch, 'row')} (train.tokens ÷ data.length)"
         return [f"train.per_device = {train.per_device}: must divide the effective batch of {rows}"]
     return []
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe
+from shoestring.core.units import counted
 from shoestring.data.pack.frame import frame_rows
 from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
 from shoestring.data.read.labels import Labelled, read_labelled
@@ -104,8 +105,8 @@ class LabelledCorpus:
         for name, numbers in (("for training", self._train), ("held out", held_out)):
             if not len(numbers) and (data.validation is None or numbers is self._train):
                 raise DataError(
-                    f'data.source = "{data.source}": none of its {len(self._documents.labels):,} documents is {name}; '
-                    f"use more, or another data.heldout"
+                    f'data.source = "{data.source}": none of its {counted(len(self._documents.labels), "document")} is '
+                    f"{name}; use more, or another data.heldout"
                 )
         counts = np.bincount(self._documents.labels[self._train], minlength=classes)
         self.class_counts: NDArray[np.int64] | None = counts.astype(np.int64)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shoestring.core.errors import DataError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
+from shoestring.core.units import counted
 from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
 from shoestring.data.read.corpora import texts
 from shoestring.data.read.labels import read_labelled
@@ -88,7 +89,7 @@ def text_batch(recipe: Recipe, tokenizer: Tokenizer, source: str) -> Batch:
     stream = with_ends(ids, sizes, tokenizer.end).astype(np.int64)
     rows = TextRows(stream, sizes + 1, length, data.packing, data.document_mask)
     if not len(rows):
-        raise DataError(f'"{source}", to be scored: its {len(stream):,} tokens make no row of {length + 1:,}')
+        raise DataError(f'"{source}", to be scored: no row of {length + 1:,} in its {counted(len(stream), "token")}')
     return _predicted(rows, masking, family.last_predictions(recipe.model), recipe.evaluate.rows, source)
 
 
@@ -98,7 +99,9 @@ def _predicted(rows: TextRows, masking: Masking | None, last: int | None, most: 
         made = MaskedRows(rows, masking)
     batch = made.batch(RowIndex.first(drawn_rows(most, len(rows))))
     if not batch.predictions():
-        raise DataError(f'"{source}", to be scored: nothing is predicted in its {len(rows):,} rows; use more text')
+        raise DataError(
+            f'"{source}", to be scored: nothing is predicted in its {counted(len(rows), "row")}; use more text'
+        )
     return batch
 
 

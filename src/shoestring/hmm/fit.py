@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Fault
 from shoestring.core.seeds import derive
+from shoestring.core.units import counted
 from shoestring.hmm.expect import Counts, check_weights, expect, zeros
 from shoestring.hmm.inference import check_tokens
 from shoestring.hmm.maximize import check_tables, log_prior, maximize, numbers
@@ -249,7 +250,7 @@ class Fit:
 def _check_start(start: Parameters, settings: FitSettings, symbols: int) -> None:
     check(start)
     if start.states != settings.states:
-        raise HmmError(f"the start has {start.states} states, the settings ask for {settings.states}")
+        raise HmmError(f"the start has {counted(start.states, 'state')}, the settings ask for {settings.states}")
     if start.symbols != symbols:
         raise HmmError(f"the start has an alphabet of {start.symbols} symbols, the data one of {symbols}")
     if (start.end is not None) != settings.end:

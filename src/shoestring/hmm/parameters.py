@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoestring.core.errors import StorageError, UserError, VersionError
 from shoestring.core.seeds import derive
+from shoestring.core.units import counted
 from shoestring.storage.tensor_file import read_tensors, write_tensors
 
 SCHEMA = "shoestring.hmm/2"
@@ -152,7 +153,9 @@ def save(
     """Write a model as one safetensors file in float64, atomically. `extra` must be plain JSON values."""
     check(parameters)
     if alphabet is not None and len(alphabet) != parameters.symbols:
-        raise HmmError(f"{path}: {len(alphabet)} words for a model of {parameters.symbols} symbols")
+        raise HmmError(
+            f"{path}: {counted(len(alphabet), 'word')} for a model of {counted(parameters.symbols, 'symbol')}"
+        )
     exact = parameters.to("cpu", torch.float64)
     tensors = {name: table.numpy() for name, table in exact._asdict().items() if table is not None}
     words = None if alphabet is None else list(alphabet)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from shoestring.core.units import counted
 from shoestring.hmm.inference import token_log_probs, viterbi
 from shoestring.hmm.parameters import HmmError, Parameters
 from shoestring.hmm.sampling import CLOSING, SENTENCE_ENDS, from_sentence_start, stationary
@@ -63,7 +64,7 @@ class Description:
         """The description as text: for each of the `most` first states, or for all, a line of words and a line of
         moves; then the sentences."""
         wide = len(str(max(state.state for state in self.states)))
-        found = [f"{len(self.states)} states over {self.symbols} words, the most visited first"]
+        found = [f"{counted(len(self.states), 'state')} over {counted(self.symbols, 'word')}, the most visited first"]
         for state in self.states[:most]:
             share, words = f"{state.stationary:6.2%}", _words(state.words)
             moves = ", ".join(f"{move.state} {move.probability:.2f}" for move in state.moves)
@@ -130,7 +131,9 @@ def find_words(words: Sequence[str], alphabet: Sequence[str]) -> list[int]:
         if word not in ids:
             close = difflib.get_close_matches(word, alphabet, n=1, cutoff=0.0)
             hint = f'; the nearest is "{close[0]}"' if close else ""
-            raise HmmError(f'word {position + 1}, "{word}", is not among the {len(ids)} words of the model{hint}')
+            raise HmmError(
+                f'word {position + 1}, "{word}", is not among the {counted(len(ids), "word")} of the model{hint}'
+            )
     return [ids[word] for word in words]
 
 
@@ -162,7 +165,7 @@ def explanation_lines(steps: Sequence[Step]) -> list[str]:
 
 def _check(parameters: Parameters, alphabet: Sequence[str], top: int) -> None:
     if len(alphabet) != parameters.symbols:
-        raise HmmError(f"{len(alphabet)} words for a model of {parameters.symbols} symbols")
+        raise HmmError(f"{counted(len(alphabet), 'word')} for a model of {counted(parameters.symbols, 'symbol')}")
     if top < 1:
         raise HmmError(f"top = {top}: must be at least 1")
 

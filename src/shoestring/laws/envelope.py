@@ -10,6 +10,7 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.core.seeds import derive
+from shoestring.core.units import counted
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
 from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, rest
@@ -58,7 +59,7 @@ def fit_envelope(
     minima = _minima(curves, grid, table, per_token)
     if len({one.params for one in minima}) < 2:
         raise UserError(
-            f"{len(curves)} curves, and {len(minima)} are lowest somewhere; a power law needs two sizes or more"
+            f"{counted(len(curves), 'curve')}, lowest somewhere: {len(minima)}; a power law needs two sizes or more"
         )
     flops, params, tokens = np.array(minima).T
     return Envelope(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoestring.core.errors import UserError
+from shoestring.core.units import counted
 from shoestring.laws.descent import Floats
 from shoestring.laws.noise import draw_noise, estimate_noise
 from shoestring.laws.points import Points
@@ -69,14 +70,14 @@ def fit_isoflop(points: Points, window: float = WINDOW, exponent: float | None =
         group = _within(group, window)
         found = _optimum(group)
         if isinstance(found, str):
-            left_out.append(f"{group.flops:.3g} FLOP, {len(group.points)} points: {found}")
+            left_out.append(f"{group.flops:.3g} FLOP, {counted(len(group.points), 'point')}: {found}")
         else:
             kept.append(group)
             optima.append(found)
     if len(optima) < (2 if exponent is None else 1):
         reasons = "".join(f"\n  {line}" for line in left_out[:10])
         needed = "two or more" if exponent is None else "one"
-        raise UserError(f"{len(optima)} budgets have an optimum; a power law needs {needed}{reasons}")
+        raise UserError(f"{counted(len(optima), 'budget')} with an optimum; a power law needs {needed}{reasons}")
     flops, params, tokens = (np.array([getattr(one, name) for one in optima]) for name in ("flops", "params", "tokens"))
     return IsoFlop(
         optima=tuple(optima),

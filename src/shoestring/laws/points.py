@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError, nearest, storage_error
+from shoestring.core.units import counted
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
 
@@ -184,7 +185,7 @@ def read_numbers(
         groups=groups,
         names=labels,
         problems=problems,
-        usable=f"{len(kept)} of its {rows} rows" if len(kept) < rows else f"{rows} row{'s' * (rows != 1)}",
+        usable=f"{len(kept)} of its {rows} rows" if len(kept) < rows else counted(rows, "row"),
         where=f" where {' and '.join(where)}" if where else "",
     )
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from shoestring.core.errors import UserError
+from shoestring.core.units import counted
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
 from shoestring.laws.extrapolation import distance
 from shoestring.laws.form import PER_TOKEN, Surface
@@ -93,7 +94,9 @@ def fit_surface(points: Points, penalty: Penalty = "huber", delta: float = 1e-3)
 def check_identified(points: Points) -> None:
     """Raise UserError for points that cannot determine the five coefficients."""
     if len(points) < COEFFICIENTS:
-        raise UserError(f"{len(points)} points; a law of {COEFFICIENTS} coefficients needs {COEFFICIENTS} or more")
+        raise UserError(
+            f"{counted(len(points), 'point')}; a law of {COEFFICIENTS} coefficients needs {COEFFICIENTS} or more"
+        )
     logs = {"params": np.log(points.params), "tokens": np.log(points.tokens)}
     for name, values in logs.items():
         distinct = 1 + int((np.diff(np.sort(values)) > _STRAIGHT).sum())
@@ -316,8 +319,8 @@ def heldout_error(points: Points, share: float = 0.8, penalty: Penalty = "huber"
     count = round(share * len(points))
     if count < COEFFICIENTS or count == len(points):
         raise UserError(
-            f"{len(points)} points, {count} of them to fit: a law needs {COEFFICIENTS}, and at least one point must "
-            "be left to predict"
+            f"{counted(len(points), 'point')}, {count} of them to fit: a law needs {COEFFICIENTS}, and at least "
+            "one point must be left to predict"
         )
     fitted, others = points.take(order[:count]), points.take(order[count:])
     surface = fit_surface(fitted, penalty, delta).surface

@@ -11,7 +11,7 @@ from shoestring.core.errors import Refusal
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density
-from shoestring.core.units import Bytes
+from shoestring.core.units import Bytes, counted
 
 _PREPARE_SHARE = 0.10
 """Largest share of the time budget for preparing an endless corpus, which is then repeated."""
@@ -221,7 +221,7 @@ def _chosen(recipe: Recipe, checkpoints: int, checkpoint_bytes: int) -> str:
         return ""
     fields = [name for name in ("save_every", "save_steps") if getattr(recipe.train, name) is not None]
     taken = Bytes(count * checkpoint_bytes).short()
-    return f" ({taken} of them for {count:,} steps of train.{' and '.join(fields)})"
+    return f" ({taken} of them for {counted(count, 'step')} of train.{' and '.join(fields)})"
 
 
 def corpus_that_is_ready(

@@ -8,7 +8,7 @@ from shoestring.core.errors import Refusal
 from shoestring.core.numeric import interpolate
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
-from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, rate
+from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate
 from shoestring.planning.figures import show_seconds
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.lines import devices_note, parts_reason
@@ -47,8 +47,8 @@ def plan_hmm(
     length = recipe.data.length
     split = choose_split(profile, HMM_ROWS, None, recipe.budget.memory)
     updates = 1 if hmm.update == "all" else -(-rows // hmm.update_every)
-    counted = -(-rows // updates // devices)
-    counting = _seconds(profile.points, split.point, counted)
+    own_rows = -(-rows // updates // devices)
+    counting = _seconds(profile.points, split.point, own_rows)
     epoch = updates * (counting + profile.update_seconds) * correction.factor
     score = recipe.evaluate.rows * profile.validate_seconds_per_row
     evaluations = evaluation_count(recipe)
@@ -68,7 +68,7 @@ def plan_hmm(
     epochs = allowed[binding]
     if epochs < 1:
         raise Refusal(
-            f"nothing fits the time: budget.time = {recipe.budget.time}, and one epoch of {rows:,} rows takes "
+            f"nothing fits the time: budget.time = {recipe.budget.time}, and one epoch of {counted(rows, 'row')} takes "
             f"{Seconds(epoch).short()}; raise it, or choose fewer data.documents or hmm.states",
             "time",
         )
@@ -76,10 +76,10 @@ def plan_hmm(
     parts["checkpoints"] = parts["train"] * saving_share
     tokens = epochs * rows * length
     seconds = sum(parts.values())
-    passes = (epochs + extra) * updates * -(-counted // split.per_device)
+    passes = (epochs + extra) * updates * -(-own_rows // split.per_device)
     ends = seconds_ends(parts, profile, split.point, passes, correction.spread)
     limit = getattr(recipe.budget, binding)
-    at_once = min(split.per_device, counted)  # the measured peak includes scoring
+    at_once = min(split.per_device, own_rows)  # the measured peak includes scoring
     peak = _peak(profile.points, at_once)
     disk = (recipe.train.keep + 2) * (profile.checkpoint_bytes + EPOCH_BYTES * (epochs + extra))
     if recipe.budget.disk is not None and disk > recipe.budget.disk:
@@ -90,14 +90,22 @@ def plan_hmm(
         )
     table = [
         ("rows", Count(rows).short(), "; ".join(filter(None, (f"of {length} tokens", rows_reason)))),
-        ("micro-batch", f"at most {split.per_device:,} rows", split.reason),
+        ("micro-batch", f"at most {counted(split.per_device, 'row')}", split.reason),
         *(("devices", str(devices), note) for note in devices_note(devices, profile)),
         ("updates", f"{updates:,} per epoch", f'hmm.update = "{hmm.update}"'),
         ("epochs", f"{epochs:,}", f"budget.{binding} = {limit}"),
-        ("time per epoch", Seconds(epoch).short(), f"{rows:,} rows at {rate(rows * length / epoch, 'positions/s')}"),
+        (
+            "time per epoch",
+            Seconds(epoch).short(),
+            f"{counted(rows, 'row')} at {rate(rows * length / epoch, 'positions/s')}",
+        ),
         ("computation", Flops(tokens * profile.cost.train_flops_per_token).short(), "6 H² per token"),
         ("seconds", Interval(ends[0], seconds, ends[1]).show(show_seconds), parts_reason(parts)),
-        ("memory", "unknown" if peak is None else Bytes(peak).short(), f"measured; micro-batch of {at_once:,} rows"),
+        (
+            "memory",
+            "unknown" if peak is None else Bytes(peak).short(),
+            f"measured; micro-batch of {counted(at_once, 'row')}",
+        ),
         *_rows_per_gigabyte(profile),
         ("parameters", Count(profile.cost.total_parameters).short(), "start, transitions, emissions"),
     ]

@@ -10,7 +10,7 @@ from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe, Train
 from shoestring.core.records import Density, Line, Plan, Profile
-from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate
+from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate, with_name
 from shoestring.planning.corpus import Corpus, full_passes
 from shoestring.planning.figures import show_bytes, show_count, show_seconds
 from shoestring.planning.split import Split, is_measured
@@ -84,7 +84,7 @@ def download_lines(plan: Plan, margin: float = 1.0) -> list[Line]:
     more = "" if margin == 1 else f" × {margin:g} margin"
     there = "" if plan.entries is None else f"; this plan reads {counted(plan.entries, 'entry', 'entries')}"
     reason = f"{shown(plan, 'wanted_gigabytes', gigabytes)} of text: one epoch of what the budget reads{more}{there}"
-    value = f"{shown(plan, 'wanted_entries', entries)} entries"
+    value = f"{with_name(shown(plan, 'wanted_entries', entries), 'entries')}"
     return [Line(quantity=DOWNLOAD, value=value, reason=reason)]
 
 
@@ -115,7 +115,7 @@ def repetition_lines(epochs: float | None, full: float = 1.0) -> list[Line]:
     return [
         Line(
             quantity="repetition",
-            value=f"{epochs:,.0f} epochs" if epochs >= 100 else f"{epochs:.3g} epochs",
+            value=f"{epochs:,.0f} epochs" if epochs >= 100 else with_name(f"{epochs:.3g}", "epochs"),
             reason=reason,
         )
     ]
@@ -148,7 +148,7 @@ def _saved_line(train: Train, steps: int) -> list[tuple[str, str, str]]:
     reason = " and ".join(f"train.{name} = {value}" for name, value in given.items() if value is not None)
     named = [] if train.save_steps is None else train.save_steps.given
     beyond = [f"{step:,}" for step in (*named, train.save_every or 0) if step > steps]
-    reason += f"; beyond the {steps:,} steps of the run: {', '.join(beyond)}" if beyond else ""
+    reason += f"; beyond the {counted(steps, 'step')} of the run: {', '.join(beyond)}" if beyond else ""
     return [("kept steps", f"{len(train.saved_steps(steps)):,}", reason)]
 
 

@@ -9,7 +9,7 @@ from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.numeric import interpolate
 from shoestring.core.records import Point, Profile
 from shoestring.core.throughput import near_fastest, row_rate
-from shoestring.core.units import Bytes, Seconds, counted
+from shoestring.core.units import Bytes, Seconds, counted, with_name
 
 MEMORY_SHARE = 0.92
 """Share of the free memory to use; the rest is for other processes and for peaks that a few steps did not show."""
@@ -202,7 +202,7 @@ def _from(profile: Profile, point: Point) -> str:
     """The measured batches that a pass was computed from."""
     batches = sorted(p.batch for p in profile.points)
     where = "between" if batches[0] < point.batch < batches[-1] else "extrapolated from"
-    return f"{where} {profile.how} batches of {', '.join(map(str, batches))} rows"
+    return f"{where} {profile.how} batches of {with_name(', '.join(map(str, batches)), 'rows')}"
 
 
 def _reason(profile: Profile, point: Point, fitting: list[Point], per_device: int | None) -> str:

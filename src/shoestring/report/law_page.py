@@ -10,7 +10,7 @@ from typing import Any
 
 from shoestring.core.files import write_whole
 from shoestring.core.records import Estimate, Law
-from shoestring.core.units import Count, Interval
+from shoestring.core.units import Count, Interval, counted
 from shoestring.report.page import drawn, section, table, whole_page
 
 _MEANINGS = {
@@ -80,7 +80,7 @@ def fit_rows(law: Law) -> list[tuple[str, str]]:
         left_out = f"{law.failed_resamples:,} left out: they did not converge, or had too few sizes"
         rows.append(("intervals", f"{law.resamples:,} resamples{_of_groups(law)}; {left_out}"))
     if law.heldout_error is not None:
-        points = f"the {law.heldout_points} points of most compute"
+        points = f"the {counted(law.heldout_points or 0, 'point')} of most compute"
         far = (
             f", on average {math.exp(law.heldout_distance):.2g} times outside the others"
             if law.heldout_distance
@@ -95,7 +95,7 @@ def fit_rows(law: Law) -> list[tuple[str, str]]:
 
 
 def _of_groups(law: Law) -> str:
-    return "" if law.groups is None else f" of {law.groups} runs"
+    return "" if law.groups is None else f" of {counted(law.groups, 'run')}"
 
 
 def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate | None) -> tuple[str, str, str, str]:

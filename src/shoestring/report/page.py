@@ -12,7 +12,7 @@ from shoestring.core.errors import MissingExtra
 from shoestring.core.files import write_whole
 from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Bytes, Count, Seconds, rate
+from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.report.figures import divergence_curves, loss_curve, position_curve, svg
 from shoestring.report.scores import (
     CLASS_HEAD,
@@ -112,10 +112,10 @@ def whole_page(title: str, summary: str, sections: Iterable[str]) -> str:
 def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     if outcome is None:
         return "Still running."
-    made = f"{Count(outcome.tokens).short()} positions"
+    made = with_name(Count(outcome.tokens).short(), "positions")
     if outcome.predictions is not None and outcome.predictions != outcome.tokens:
-        made += f" ({Count(outcome.predictions).short()} predictions)"
-    text = f"{outcome.steps:,} steps, {made} in {Seconds(outcome.seconds).short()}"
+        made += f" ({with_name(Count(outcome.predictions).short(), 'predictions')})"
+    text = f"{counted(outcome.steps, 'step')}, {made} in {Seconds(outcome.seconds).short()}"
     if outcome.segments > 1:
         text += f" over {outcome.segments} sessions"
     if evaluation:
@@ -142,8 +142,8 @@ def _scores(evaluation: Evaluation) -> str:
         bits = f", {with_error(evaluation.bits_per_byte, evaluation.bits_per_byte_error)} bits per byte"
     about = (
         f"{escape(evaluation.text or 'held out')}: "
-        f"{evaluation.rows:,} rows, {evaluation.tokens:,} predictions, after step {evaluation.step:,}; "
-        f"perplexity {evaluation.perplexity:.2f}{bits}"
+        f"{counted(evaluation.rows, 'row')}, {counted(evaluation.tokens, 'prediction')}, after step {evaluation.step:,}"
+        f"; perplexity {evaluation.perplexity:.2f}{bits}"
     )
     note = "" if evaluation.loss_error is None else f" {ERROR_NOTE}"
     more = f"{_texts(evaluation)}{_classes(evaluation)}{_possible(evaluation)}"

@@ -17,6 +17,7 @@ from shoestring.baselines.ngram import Counts, count
 from shoestring.core.errors import DataError, RunError, UserError
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import SourceSpec
+from shoestring.core.units import counted
 from shoestring.data.pack.order import drawn_rows
 from shoestring.data.read.corpora import Stories, open_corpus, texts
 from shoestring.data.store.sentence_store import find_rows, join_sentences, read_rows
@@ -183,5 +184,5 @@ def _joined(model: Saved, other: Other, task: HmmTask | None, documents: Iterabl
     lengths[-1] = len(tokens) - (rows - 1) * length
     padded = torch.zeros(rows * length, dtype=torch.int64)
     padded[: len(tokens)] = tokens
-    notes = [about] if rows < other.rows else [about, f"no more than {other.rows:,} rows are scored; see --rows"]
+    notes = [about] if rows < other.rows else [about, f"scored: no more than {counted(other.rows, 'row')}; see --rows"]
     return _Rows(padded.view(rows, length), lengths, notes)

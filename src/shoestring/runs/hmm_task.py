@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Hmm, Recipe, fingerprint
 from shoestring.core.records import Cost, Plan, Profile
+from shoestring.core.units import counted
 from shoestring.data.store.sentence_store import SentenceStore, prepare_rows
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.hmm import HMM_ROWS, plan_hmm
@@ -83,7 +84,9 @@ class HmmTask(Task):
 
     def prepare(self, plan: Plan, reporter: Reporter) -> None:  # noqa: ARG002
         rows, length = self.rows(), self.recipe.data.length
-        reporter.say(f"{len(rows.train):,} rows of {length} tokens, {len(rows.heldout):,} held out: {rows.path}")
+        reporter.say(
+            f"{counted(len(rows.train), 'row')} of {length} tokens, {len(rows.heldout):,} held out: {rows.path}"
+        )
         reporter.say(rows.reason)
 
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:

@@ -13,6 +13,7 @@ from shoestring.core.family import network_cost
 from shoestring.core.files import free_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Plan, Profile
+from shoestring.core.units import counted
 from shoestring.data.store.sizes import estimate_bytes
 from shoestring.planning.corpus import Ready
 from shoestring.planning.history import NO_HISTORY, Correction
@@ -42,8 +43,8 @@ class NetworkTask(Task):
     def check(self, devices: int) -> None:
         if self.batch % devices:
             raise PlanError(
-                f"an effective batch of {self.batch} rows does not divide over {devices} processes; start another "
-                f"number of processes, or change train.batch"
+                f"an effective batch of {counted(self.batch, 'row')} does not divide over {devices} processes; "
+                f"start another number of processes, or change train.batch"
             )
         check_source(self.recipe)
 

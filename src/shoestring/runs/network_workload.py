@@ -105,7 +105,7 @@ class TrainingWorkload:
         self._tally = self.learner.accumulate(self._rows(batch), batch)
         self._meter.wait()
         if not self._tally.fitted:
-            raise MemoryError(f"{batch} rows do not fit")
+            raise MemoryError(f"a micro-batch of {batch} does not fit")
 
     def rehearse(self, batch: int) -> bool:
         with memory_errors():
@@ -120,7 +120,7 @@ class TrainingWorkload:
         for _ in range(count):
             tally = self.learner.accumulate(self._rows(passes * batch), batch)
             if not tally.fitted:
-                raise MemoryError(f"{batch} rows do not fit")
+                raise MemoryError(f"a micro-batch of {batch} does not fit")
             self.learner.update(tally, 0.0)
         self._meter.wait()
 
@@ -128,7 +128,7 @@ class TrainingWorkload:
         failed = self._failures()
         self.learner.score(self._rows(batch), batch)
         if self._failures() > failed:  # the learner scored them in smaller parts
-            raise MemoryError(f"{batch} rows to be scored do not fit")
+            raise MemoryError(f"a micro-batch of {batch} to be scored does not fit")
 
     def _failures(self) -> int:
         """How often the device had no memory for a tensor."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError
 from shoestring.core.records import Allocation, Law
+from shoestring.core.units import counted
 from shoestring.laws.envelope import Curve, Minimum, bootstrap_envelope, fit_envelope
 from shoestring.laws.extrapolation import together
 from shoestring.laws.form import PER_TOKEN, Surface
@@ -135,7 +136,7 @@ def _read_runs(paths: Sequence[Path], columns: Columns, where: Sequence[str], co
     return Given(
         points=points,
         runs=tuple(runs),
-        source=f"{len(runs)} runs",
+        source=counted(len(runs), "run"),
         count=f"N: {COUNTS[count]}; D: predictions; C: exact FLOPs, here about {per_product:.3g} N D",
         counting=count,
         flops_per_product=per_product,
@@ -146,10 +147,10 @@ def _read_runs(paths: Sequence[Path], columns: Columns, where: Sequence[str], co
 def _without_largest(given: Given, count: int) -> Given:
     """Leave out so many of the largest losses: early or failed runs that a law is not meant for."""
     if count >= len(given.points):
-        raise UserError(f"--drop-largest {count}: there are only {len(given.points)} points")
+        raise UserError(f"--drop-largest {count}: the table has only {counted(len(given.points), 'point')}")
     order = np.argsort(given.points.loss, kind="stable")
     kept, low = np.sort(order[:-count]), float(given.points.loss[order[-count]])
-    said = f"left out: {count} points of the largest losses, {low:.4g} and above"
+    said = f"left out: {counted(count, 'point')} of the largest losses, {low:.4g} and above"
     runs = tuple(given.runs[i] for i in kept) if given.runs else ()
     return replace(given, points=given.points.take(kept), runs=runs, said=(*given.said, said))
 
@@ -312,7 +313,9 @@ def _envelope(given: Given, asked: Asked) -> Allocation:
     per_token = given.flops_per_product
     found = fit_envelope(curves, per_token=per_token, exponent=asked.exponent)
     if len(found.minima) < LEAST_MINIMA:
-        raise UserError(f"{len(found.minima)} sizes are the best somewhere; a law through them needs {LEAST_MINIMA}")
+        raise UserError(
+            f"{counted(len(found.minima), 'size')} with the best loss somewhere; a law needs {LEAST_MINIMA}"
+        )
     count, seed = asked.resamples, asked.seed
     resampled = bootstrap_envelope(curves, count, seed, per_token=per_token, exponent=asked.exponent) if count else None
     return _allocation(1, (found.params_law, found.tokens_law), found.minima, resampled, asked)

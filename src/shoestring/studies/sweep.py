@@ -13,7 +13,7 @@ from shoestring.core.errors import PlanError, RecipeError, ShoestringError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Count, Seconds
+from shoestring.core.units import Count, Seconds, counted
 from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile
 from shoestring.planning.lines import devices_note
 from shoestring.runs.measure import Measuring, ensure_profile, measuring_seconds
@@ -179,7 +179,7 @@ def plan_runs(recipes: Sequence[Recipe], devices: int | None = None, history: Se
     if not measured:
         names = ", ".join(recipe.run.name for recipe in recipes[:3])
         raise PlanError(
-            f"none of the {len(recipes)} runs is measured ({names}, …); measure at least one of them: "
+            f"none of the {counted(len(recipes), 'run')} is measured ({names}, …); measure at least one of them: "
             f"shoestring measure RECIPE --set run.name={recipes[0].run.name} and its other settings"
         )
     lines = []

@@ -26,7 +26,7 @@ from shoestring.core.errors import DataError, Fault, RecordError, StorageError
 from shoestring.core.files import folder_bytes, free_bytes, locked
 from shoestring.core.recipe import Data, Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
-from shoestring.core.units import Bytes
+from shoestring.core.units import Bytes, counted
 from shoestring.data.read.corpora import FilePart, open_source
 from shoestring.data.read.density import measure_density
 from shoestring.data.read.documents import Corpus
@@ -206,7 +206,7 @@ def _check_room(
     free = free_bytes(folder)
     if needed > free:
         raise StorageError(
-            f"cannot prepare {total:,} documents in {folder}: they need about {Bytes(needed).short()}, and "
+            f"cannot prepare {counted(total, 'document')} in {folder}: they need about {Bytes(needed).short()}, and "
             f"{Bytes(free).short()} are free; choose another data.folder or fewer data.documents"
         )
     return density.seconds / density.documents * total * _passes(data)

@@ -24,6 +24,7 @@ from shoestring.core.files import locked
 from shoestring.core.recipe import Data, Hmm, fingerprint
 from shoestring.core.schema import encode
 from shoestring.core.seeds import derive
+from shoestring.core.units import counted
 from shoestring.data.pack.order import drawn_rows
 from shoestring.data.read.corpora import drawn, open_source, texts
 from shoestring.data.store.shards import dtype_for
@@ -65,7 +66,7 @@ class SentenceStore(NamedTuple):
         if not ledger["sentences"]:
             return f"of {self.train.shape[1]} tokens"
         share = ledger["kept"] / ledger["sentences"]
-        text = f"{share:.1%} of {ledger['sentences']:,} sentences use only the {words:,} most frequent words"
+        text = f"{share:.1%} of {counted(ledger['sentences'], 'sentence')} use only the {words:,} most frequent words"
         if others := ledger.get("rows_by_words"):
             text += "; " + ", ".join(f"{int(size):,} words leave {count:,} rows" for size, count in others.items())
         return text
@@ -186,8 +187,9 @@ def rows_of(
     count = len(stream) // length
     if not count:
         raise DataError(
-            f"no row of {length:,} tokens: of {ledger.sentences:,} sentences, {ledger.kept:,} use only the "
-            f"{len(alphabet):,} words, {len(stream):,} tokens in all; use more text, more words or a smaller length"
+            f"no row of {length:,} tokens: of {counted(ledger.sentences, 'sentence')}, {ledger.kept:,} use only the "
+            f"{counted(len(alphabet), 'word')}, {counted(len(stream), 'token')} in all; use more text, "
+            "more words or a smaller length"
         )
     by_words = {str(size): tokens // length for size, tokens in joined.tokens_by_words.items()}
     ledger = replace(ledger, dropped=len(stream) - count * length, rows_by_words=by_words)

@@ -28,6 +28,7 @@ from shoestring.core.errors import DataError, RecordError, VersionError
 from shoestring.core.files import is_locked, write_whole
 from shoestring.core.recipe import fingerprint
 from shoestring.core.schema import Record, encode
+from shoestring.core.units import counted
 from shoestring.data.pack.order import Index, RowIndex, epoch_offset, step_rows
 from shoestring.data.store.shards import Shard
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, tokenizer_fingerprint
@@ -214,7 +215,8 @@ class Store:
             )
         if entry.tokens < length + 1:
             raise DataError(
-                f"{self.paths.folder}: its {name} part holds {entry.tokens:,} tokens in {entry.documents:,} documents, "
+                f"{self.paths.folder}: its {name} part holds {counted(entry.tokens, 'token')} "
+                f"in {counted(entry.documents, 'document')}, "
                 f"and one row needs {length + 1:,}; give more text, a smaller data.length, or another data.heldout"
             )
         if row is not None and offset_seed is not None:
