@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.data.pack.order import RowIndex, permute, step_rows
+from shoestring.core.seeds import derive
+from shoestring.data.pack.order import Pool, RowIndex, permute, step_rows
 
 checked = settings(max_examples=50, deadline=None)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -201,3 +202,61 @@ def test_any_place_of_a_long_run_is_reached_without_a_list_of_rows(n: int) -> No
         assert len(set(rows.tolist())) == 64
         assert rows.min() >= 0
         assert rows.max() < n
+
+
+@checked
+@given(seed=SEEDS, n=st.integers(1, 60), step=st.integers(0, 50), batch=st.integers(1, 40))
+def test_rows_of_a_run_that_gets_no_more_are_permutations_of_each_epoch(
+    seed: int, n: int, step: int, batch: int
+) -> None:
+    positions = range(step * batch, (step + 1) * batch)
+    expected = [(p // n, int(permute(np.array([p % n]), n, derive(seed, "order", p // n))[0])) for p in positions]
+    for rows in (n, [Pool(0, n)]):
+        found = step_rows(seed, rows, step, batch)
+        assert list(zip(found.epochs.tolist(), found.rows.tolist())) == expected
+
+
+@st.composite
+def growths(draw: st.DrawFn) -> list[Pool]:
+    pools = [Pool(0, draw(st.integers(1, 30)))]
+    for _ in range(draw(st.integers(0, 4))):
+        last = pools[-1]
+        pools.append(Pool(last.position + draw(st.integers(0, 80)), last.rows + draw(st.integers(1, 40))))
+    return pools
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, pools=growths(), batch=st.integers(20, 60))
+def test_a_run_that_gets_rows_reads_what_is_fresh_before_it_repeats(seed: int, pools: list[Pool], batch: int) -> None:
+    """Counted row by row: from each pool on, fresh rows come first, then all, each equally often."""
+    end = pools[-1].position + 3 * pools[-1].rows
+    steps = [step_rows(seed, pools, step, batch) for step in range(-(-end // batch))]
+    epochs, rows = (np.concatenate(part)[:end].tolist() for part in zip(*steps, strict=True))
+    assert len(set(zip(epochs, rows))) == end, "a row is hidden or shifted in another way each time"
+    assert epochs == sorted(epochs)
+    read: set[int] = set()
+    for pool, until in zip(pools, [*(pool.position for pool in pools[1:]), end], strict=True):
+        there = rows[pool.position : until]
+        fresh = set(range(pool.rows)) - read
+        first, later = there[: len(fresh)], there[len(fresh) :]
+        assert len(set(first)) == len(first) and set(first) <= fresh
+        for at in range(0, len(later), pool.rows):
+            some = later[at : at + pool.rows]
+            assert len(set(some)) == len(some) and max(some) < pool.rows
+        read |= set(there)
+    assert read == set(range(pools[-1].rows))
+
+
+@checked
+@given(seed=SEEDS, pools=growths())
+def test_rows_that_were_read_do_not_change_when_there_are_more(seed: int, pools: list[Pool]) -> None:
+    position = pools[-1].position + 7
+    more = [*pools, Pool(position, pools[-1].rows + 5)]
+    before, after = (step_rows(seed, some, 0, position) for some in (pools, more))
+    assert [part.tolist() for part in before] == [part.tolist() for part in after]
+
+
+def test_old_and_new_rows_are_mixed() -> None:
+    """1,000 old rows of which 500 were read, and 1,500 new ones: three quarters of the next ones are new."""
+    found = step_rows(0, [Pool(0, 1_000), Pool(500, 2_500)], 1, 500).rows
+    assert abs((found >= 1_000).mean() - 0.75) < 0.08  # four standard deviations

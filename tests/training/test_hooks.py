@@ -159,7 +159,7 @@ def test_the_time_limit_is_a_request_to_stop() -> None:
     save = hooks.Save(lambda *_: None, requests, _no_hurry(), 1e9, limit=lambda: True)
     save(_state(1), _report(1.0, 1))
     assert requests.stops == {"the time limit"}
-    assert requests.numbers(1) == [0, 0, 0, 0, 0, 1], "and one that any process may have"
+    assert requests.numbers(1) == [0, 0, 0, 0, 0, 0, 1], "and one that any process may have"
 
 
 def test_metrics_hold_nothing_that_depends_on_the_clock(tmp_path: Path) -> None:

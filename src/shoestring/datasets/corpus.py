@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -16,10 +17,10 @@ from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.seeds import derive
-from shoestring.data.pack.order import Index, RowIndex, drawn_rows
+from shoestring.data.pack.order import Index, Pool, RowIndex, drawn_rows
 from shoestring.data.pack.packed import PackedSource
 from shoestring.data.store.prepare import given_store, planned_documents, scored_tokens, store_folder
-from shoestring.data.store.store import Store
+from shoestring.data.store.store import SplitEntry, Store
 from shoestring.data.tokenize.special_tokens import special_tokens
 from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
 from shoestring.datasets.labelled import LabelledCorpus
@@ -57,6 +58,8 @@ class StoreCorpus:
     """A token store."""
 
     class_counts: NDArray[np.int64] | None = None
+    share: float
+    """Of the corpus that training reads."""
 
     def __init__(self, recipe: Recipe, store: Store, share: float | None = None):
         """`share` is that of the corpus that is read for training; None: all that the store holds."""
@@ -64,6 +67,7 @@ class StoreCorpus:
         self._read = {name: entry.with_share(share) for name, entry in splits.items()}
         if "heldout" in splits:  # as few extents as hold the scored rows, however much is read for training
             self._read["heldout"] = splits["heldout"].with_tokens(scored_tokens(recipe))
+        self.share = _share(self._read.get("train"))
         read = replace(store.manifest, splits=self._read)
         self.fingerprint, self.bytes = read.fingerprint, read.bytes
         self.tokenizer = store.tokenizer
@@ -78,7 +82,42 @@ class StoreCorpus:
         self._last = family_of(recipe.model).last_predictions(recipe.model)
 
     def training(self, device: torch.device) -> TokenSource:  # noqa: ARG002
-        return _predicting(self._open("train"), self.masks, "train", self._last)
+        return _predicting(self.training_rows, self.masks, "train", self._last)
+
+    @cached_property
+    def training_rows(self) -> RowsOfStore:
+        return self._open("train")
+
+    def with_more(self, share: float, position: int) -> StoreCorpus:
+        """This corpus with the rows of a larger share of the text, once that is prepared, from a position of the run
+        on; what is counted and scored stays."""
+        grown = self._extended(share)
+        rows = grown.training_rows
+        rows.pools = (*self.training_rows.pools, Pool(position, len(rows)))
+        return grown
+
+    def with_pools(self, share: float, pools: Sequence[Pool]) -> StoreCorpus:
+        """This corpus as a run had it that got rows at several positions, the last of them those of this share."""
+        grown = self._extended(share)
+        rows = grown.training_rows
+        if (len(self.training_rows), len(rows)) != (pools[0].rows, pools[-1].rows):
+            raise RunError(
+                f"the store {self._store.paths.folder} is not the one that this run has read: its rows differ"
+            )
+        rows.pools = pools
+        return grown
+
+    def _extended(self, share: float) -> StoreCorpus:
+        grown = copy.copy(self)
+        grown._store = Store(self._store.paths.folder)
+        entry = grown._store.manifest.splits["train"].with_share(share)
+        if _share(entry) < share:
+            raise RunError(
+                f"the store {self._store.paths.folder} has {_share(entry):.2%} of the corpus, not {share:.2%}"
+            )
+        grown.share, grown.bytes = _share(entry), sum(part.bytes for part in (self._read | {"train": entry}).values())
+        grown.training_rows = grown._open("train", entry)
+        return grown
 
     def heldout(self) -> Batch:
         source = self._open("heldout")
@@ -94,8 +133,8 @@ class StoreCorpus:
         """Tokens in the training split."""
         return self._read["train"].tokens
 
-    def _open(self, split: str) -> RowsOfStore:
-        data, entry = self._data, self._read.get(split)
+    def _open(self, split: str, entry: SplitEntry | None = None) -> RowsOfStore:
+        data, entry = self._data, entry or self._read.get(split)
         if data.packing != "concat":
             packed = PackedSource(self._store, split, self._length, data.packing, entry)
             return RowsOfStore(packed, data.document_mask)
@@ -119,6 +158,11 @@ class StoreCorpus:
         targets, scored = batch.targets().numpy(), batch.predicted().numpy()
         size = sum(spelled_bytes(tokenizer, row[there]) for row, there in zip(targets, scored, strict=True))
         return size / max(1, batch.predictions())
+
+
+def _share(entry: SplitEntry | None) -> float:
+    """The share of the corpus that a split has."""
+    return 1.0 if entry is None or not entry.extents else entry.extents[-1].share
 
 
 def masks(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Masking] | None:

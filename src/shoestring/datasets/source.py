@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.seeds import derive
 from shoestring.data.pack.frame import frame_rows
 from shoestring.data.pack.masking import IGNORED, Masked, mask_rows
-from shoestring.data.pack.order import Index, RowIndex
+from shoestring.data.pack.order import Index, Pool, RowIndex
 from shoestring.data.pack.packed import PackedSource
 from shoestring.data.store.store import StoreRows
 from shoestring.data.tokenize.special_tokens import SpecialTokens, special_tokens, word_starts
@@ -42,6 +43,16 @@ class RowsOfStore:
 
     def __len__(self) -> int:
         return len(self._source)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """What the run had of these rows, from where on."""
+        return self._source.pools
+
+    @pools.setter
+    def pools(self, pools: Sequence[Pool]) -> None:
+        assert pools[-1].rows == len(self), "the last pool has all rows"
+        self._source.pools = pools
 
     def batch(self, index: RowIndex) -> Batch:
         if isinstance(self._source, PackedSource):

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from shoestring.baselines.of_corpus import baseline_seconds
 from shoestring.core.clock import Clock
+from shoestring.core.errors import StorageError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Evaluation, Plan
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.units import Bytes
+from shoestring.data.pack.order import Pool
 from shoestring.data.store.store import write_tokenizer
-from shoestring.datasets.corpus import open_corpus
+from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
+from shoestring.datasets.other_text import OtherText
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.planning.corpus import SPARE
 from shoestring.runs.evaluate import Watch, evaluate_learner
 from shoestring.runs.network_workload import make_learner
+from shoestring.runs.prepare import prepare_recipe
+from shoestring.runs.reporter import Reporter
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
@@ -37,6 +46,8 @@ class NetworkTrainee(Trainee):
     learner: Learner
     _stepper: Stepper
     _watch: Watch
+    _reads: StoreCorpus | None
+    """The store with the rows that it reads, if they come from one."""
 
     def __init__(self, recipe: Recipe, plan: Plan, group: ProcessGroup):
         assert plan.steps and plan.per_device and plan.effective_batch, "a network's plan has them"
@@ -49,6 +60,7 @@ class NetworkTrainee(Trainee):
         if plan.binding == "time":
             self.most_steps = math.inf if plan.most_steps is None else plan.most_steps
         self.tokens_per_step = plan.effective_batch * recipe.data.length
+        self._saved: dict[str, Any] = {}
 
     def write_inputs(self, folder: RunFolder) -> None:
         if not folder.tokenizer.is_file():
@@ -58,6 +70,7 @@ class NetworkTrainee(Trainee):
         recipe, group = self.recipe, self.group
         self.learner = make_learner(recipe, group.device, group, init=fresh)
         source, (batch, rows) = self.corpus.training(group.device), self._split
+        self._reads = _store_corpus(self.corpus)
         self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
 
     @property
@@ -78,6 +91,48 @@ class NetworkTrainee(Trainee):
     def halve(self) -> int:
         return self._stepper.halve()
 
+    def saved_values(self) -> dict[str, Any]:
+        pools = () if self._reads is None else self._reads.training_rows.pools
+        if self._reads is None or len(pools) < 2:
+            return {}
+        return {"pools": [list(pool) for pool in pools], "share": self._reads.share}
+
+    def put_values(self, values: dict[str, Any]) -> None:
+        self._saved = values
+
+    def continue_rows(self) -> None:
+        if self._reads is None or "pools" not in self._saved:
+            return
+        share, pools = self._saved["share"], tuple(Pool(*pool) for pool in self._saved["pools"])
+        self.group.on_first(self._prepare, share)
+        self._read(self.group.on_all(self._reads.with_pools, share, pools))
+
+    def _prepare(self, share: float) -> None:
+        prepare_recipe(self.recipe, replace(self.plan, share=share), Reporter())
+
+    def more_rows(self, steps: int) -> float | None:
+        reads = self._reads
+        if reads is None or self.plan.share is None or reads.share >= 1:
+            return None
+        needed, there = steps * self._split[0], len(reads.training_rows)
+        if needed <= there:
+            return None
+        share = min(1.0, SPARE * needed / there * reads.share)
+        disk, more = self.recipe.budget.disk, (share / reads.share - 1) * reads.bytes
+        room = math.inf if disk is None else int(disk) - (self.plan.disk_bytes or 0) - (reads.bytes - self.corpus.bytes)
+        if more > room:
+            raise StorageError(f"it would take {Bytes(int(more)).short()} more, and budget.disk = {disk}")
+        return share
+
+    def get_rows(self, share: float, step: int) -> int:
+        assert self._reads is not None, "only the rows of a store grow"
+        self._read(self.group.on_all(self._reads.with_more, share, step * self._split[0]))
+        return len(self._reads.training_rows)
+
+    def _read(self, corpus: StoreCorpus) -> None:
+        self._reads, self.data_bytes = corpus, corpus.bytes
+        self._stepper.source = corpus.training(self.group.device)
+
     def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
         self._watch = Watch(self.corpus)
         every = max(1, self.planned_steps // METRICS_LINES)
@@ -94,3 +149,8 @@ class NetworkTrainee(Trainee):
 
     def baseline_seconds(self) -> float | None:
         return baseline_seconds(self.corpus)
+
+
+def _store_corpus(corpus: Corpus) -> StoreCorpus | None:
+    read = corpus.base if isinstance(corpus, OtherText) else corpus
+    return read if isinstance(read, StoreCorpus) else None

@@ -22,6 +22,7 @@ from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
 from shoestring.report.page import draw, skipped_line, write_page
+from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
 from shoestring.runs.trainee import Trainee
@@ -60,6 +61,7 @@ class _Session:
     clock: Clock
     limit: float | None
     """When the session must end, on its clock."""
+    folder: RunFolder
     requests: loop.Requests
 
 
@@ -86,6 +88,7 @@ def train(
     meter = Meter(group.device)
     trainee.build(fresh=step is None)
     state = _restore(recipe, checkpoints, step, trainee, reporter)
+    trainee.continue_rows()
     if writes:
         machine = describe_machine(group.device)
         machine.write(folder.machine)
@@ -109,6 +112,7 @@ def train(
         reporter=reporter,
         clock=clock,
         limit=limit,
+        folder=folder,
         requests=loop.Requests(alone=group.world == 1),
     )
     for name in ("scored_rows", "per_device"):
@@ -165,9 +169,22 @@ def _take_steps(session: _Session, state: State) -> State:
         session.timings.add(step=step, elapsed=session.clock.elapsed(), event="halved", per_device=rows)
         session.reporter.say(f"step {step} did not fit the memory; it is repeated with per_device = {rows}")
 
-    running = loop.Loop(trainee, _hooks(session, state), session.requests, halved)
-    with hooks.listening(session.requests):
-        return running.run(state)
+    with _more_rows(session) as more, hooks.listening(session.requests):
+        return loop.Loop(trainee, _hooks(session, state, more), session.requests, halved).run(state)
+
+
+@contextlib.contextmanager
+def _more_rows(session: _Session) -> Iterator[MoreRows]:
+    more = MoreRows(
+        session.trainee,
+        partial(Child, session.folder),
+        session.requests,
+        session.metrics,
+        session.reporter.say,
+        first=session.trainee.group.rank == 0,
+    )
+    with contextlib.closing(more):
+        yield more
 
 
 def _outcome(
@@ -264,7 +281,7 @@ def _deadline(recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_bef
     )
 
 
-def _hooks(session: _Session, state: State) -> Sequence[loop.AnyHook]:
+def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.AnyHook]:
     """The hooks from `state` on, in order: a changed schedule is known before the step is logged and saved."""
     trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
     logged = trainee.hooks(metrics, session.timings, session.clock)
@@ -286,6 +303,7 @@ def _hooks(session: _Session, state: State) -> Sequence[loop.AnyHook]:
 
     return (
         _keep_deadline(session),
+        more,
         *logged,
         hooks.Evaluate(trainee.score, metrics, deadline, trainee.evaluates(state), trainee.label),
         hooks.Save(

@@ -86,6 +86,25 @@ class Trainee(ABC):
         """Restore what `saved_values` returned, after the tensors."""
         return
 
+    def continue_rows(self) -> None:
+        """Open the rows that a run had that was restored, if it got more since it began; the first process prepares
+        what is missing of them."""
+        return
+
+    def more_rows(self, steps: int) -> float | None:  # noqa: ARG002
+        """The share of the corpus that so many steps need to read each row once; None: what it has is enough, or all.
+
+        Raises an error where there is no room for it.
+        """
+        return None
+
+    def get_rows(self, share: float, step: int) -> int:
+        """Read this share of the corpus, which was prepared meanwhile, from a step on; returns how many rows it has.
+
+        Where it cannot be opened, all processes raise an error, and continue with the rows that they have.
+        """
+        raise NotImplementedError
+
     def write_inputs(self, folder: RunFolder) -> None:  # noqa: ARG002
         """Write what the run must keep of its data, before the first step."""
         return

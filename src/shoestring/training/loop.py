@@ -40,12 +40,14 @@ class Consensus(NamedTuple):
     total: int = 0
     save: bool = False
     stop: str | None = None
+    share: float = 0.0
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Consensus:
         """From `Requests.numbers`, summed over the processes."""
-        total, save, *stops = numbers
-        return cls(int(total), bool(save), next((name for name, requested in zip(STOPS, stops) if requested), None))
+        total, save, share, *stops = numbers
+        stop = next((name for name, requested in zip(STOPS, stops) if requested), None)
+        return cls(int(total), bool(save), stop, share)
 
 
 NO_REQUESTS = Consensus()
@@ -58,13 +60,15 @@ class Requests:
     total: int = 0
     """The new length of the schedule, in steps; 0: unchanged."""
     save: bool = False
+    share: float = 0.0
+    """Of the corpus, prepared meanwhile, that shall be read from the next step on."""
     stops: set[str] = field(default_factory=set)
     alone: bool = True
     """Whether there is only one process."""
 
     def numbers(self, rank: int) -> list[float]:
         first = rank == 0
-        return [self.total * first, self.save * first, *(name in self.stops for name in STOPS)]
+        return [self.total * first, self.save * first, self.share * first, *(name in self.stops for name in STOPS)]
 
     def consensus(self) -> Consensus:
         """The consensus of a single process."""

@@ -76,14 +76,14 @@ class Stepper:
     def __init__(
         self, learner: Learner, source: TokenSource, settings: Train, *, batch: int, per_device: int, seed: int
     ):
-        self.learner, self._source, self._settings = learner, source, settings
+        self.learner, self.source, self._settings = learner, source, settings
         self._batch, self.per_device, self._seed = batch, per_device, seed
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
         learner, group = self.learner, self.learner.group
-        index = self._source.order(self._seed, step, self._batch)
+        index = self.source.order(self._seed, step, self._batch)
         _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
-        rows = self._source.batch(index.share(group.rank, group.world))
+        rows = self.source.batch(index.share(group.rank, group.world))
         lr = learning_rate(self._settings, schedule.progress(step + 0.5))
         tally = learner.accumulate(rows, self.per_device)
         numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))

@@ -3,10 +3,14 @@
 Position p of a run (row p counted over all steps) is place p % n of epoch p // n. A keyed permutation of [0, n),
 another one in each epoch, says which row that is. So the rows of global step s are a function of (seed, n, s, batch)
 alone. Ranks and micro-batches only cut that list: the rows are the same for any number of devices.
+
+A run may get more rows at some position. From there on it reads what it has not read yet, old rows and new ones mixed,
+and then everything in further epochs. So its rows are a function of (seed, pools, s, batch).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,15 +83,87 @@ class RowIndex(NamedTuple):
         return RowIndex(self.epochs[part], self.rows[part])
 
 
-def step_rows(seed: int, n: int, step: int, batch: int) -> RowIndex:
-    """The rows of a global step, in order; `n` is how many rows the source has."""
+class Pool(NamedTuple):
+    """The rows that a run has from a position on, until the next pool: [0, rows)."""
+
+    position: int
+    rows: int
+
+
+def step_rows(seed: int, n: int | Sequence[Pool], step: int, batch: int) -> RowIndex:
+    """The rows of a global step, in order; `n` is how many rows the source has, or how many it had from where on."""
     positions = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
+    if isinstance(n, int) or len(n) == 1:
+        return _in_epochs(seed, n if isinstance(n, int) else n[0].rows, positions)
+    phases = _phases(n)
+    which = np.searchsorted([phase.position for phase in phases], positions, side="right") - 1
+    return _joined([_in_phase(seed, phases[: k + 1], positions[which == k]) for k in np.unique(which)])
+
+
+def _in_epochs(seed: int, n: int, positions: Index, first: int = 0) -> RowIndex:
+    """The rows at positions in epochs over n rows, which are numbered from `first` on."""
     epochs, places = np.divmod(positions, n)
-    rows = np.empty(batch, dtype=np.int64)
+    epochs += first
+    rows = np.empty_like(positions)
     for epoch in np.unique(epochs):
         here = epochs == epoch
         rows[here] = permute(places[here], n, derive(seed, "order", int(epoch)))
     return RowIndex(epochs, rows)
+
+
+def _joined(parts: Sequence[RowIndex]) -> RowIndex:
+    return RowIndex(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+class _Phase(NamedTuple):
+    """The part of a run that reads one pool: a first pass over what was not read yet, then epochs over all rows."""
+
+    position: int
+    rows: int
+    before: int
+    """Rows of the pool before it."""
+    begun: int
+    """Where the first pass before was left."""
+    rest: int
+    """What it had left, which this first pass reads too."""
+    epoch: int
+    """The number of the first pass."""
+
+    @property
+    def first(self) -> int:
+        """Rows of the first pass."""
+        return self.rest + self.rows - self.before
+
+
+def _phases(pools: Sequence[Pool]) -> list[_Phase]:
+    phases = [_Phase(0, pools[0].rows, before=0, begun=0, rest=0, epoch=0)]
+    for position, rows in pools[1:]:
+        last = phases[-1]
+        read = position - last.position
+        rest = max(0, last.first - read)
+        epoch = last.epoch if rest else last.epoch + 1 + (read - last.first) // last.rows
+        phases.append(_Phase(position, rows, before=last.rows, begun=read, rest=rest, epoch=epoch))
+    return phases
+
+
+def _in_phase(seed: int, phases: Sequence[_Phase], positions: Index) -> RowIndex:
+    """The rows at positions in the last one of `phases`, in order."""
+    phase = phases[-1]
+    places = positions - phase.position
+    cut = np.searchsorted(places, phase.first)
+    first = RowIndex(np.full(cut, phase.epoch), _first_pass(seed, phases, places[:cut]))
+    return _joined([first, _in_epochs(seed, phase.rows, places[cut:] - phase.first, phase.epoch + 1)])
+
+
+def _first_pass(seed: int, phases: Sequence[_Phase], places: Index) -> Index:
+    """The rows at these places of the first pass of the last phase."""
+    *before, phase = phases
+    names = ("pool", len(before)) if before else (phase.epoch,)
+    drawn = permute(places, phase.first, derive(seed, "order", *names))
+    rows, old = drawn - phase.rest + phase.before, drawn < phase.rest
+    if old.any():
+        rows[old] = _first_pass(seed, before, drawn[old] + phase.begun)
+    return rows
 
 
 def drawn_rows(wanted: int, n: int) -> Index:

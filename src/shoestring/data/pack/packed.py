@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.files import whole_file, write_whole
-from shoestring.data.pack.order import Index, RowIndex, step_rows
+from shoestring.data.pack.order import Index, Pool, RowIndex, step_rows
 from shoestring.data.store.shards import Shard
 from shoestring.data.store.store import SplitEntry, Store
 
@@ -59,12 +59,14 @@ class PackedSource:
         self._firsts = np.cumsum([0, *(packing.rows for packing in self._packings)])
         if self._firsts[-1] == 0:
             raise DataError(f"{store.paths.folder}: no document of its {split} part makes a prediction")
+        self.pools: Sequence[Pool] = (Pool(0, len(self)),)
+        """What the run had of these rows, from where on."""
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
     def order(self, seed: int, step: int, batch: int) -> RowIndex:
-        return step_rows(seed, len(self), step, batch)
+        return step_rows(seed, self.pools, step, batch)
 
     def rows(self, indices: Index) -> PackedRows:
         """Rows by number, (n, length + 1)."""

@@ -29,7 +29,7 @@ from shoestring.core.files import is_locked, write_whole
 from shoestring.core.recipe import fingerprint
 from shoestring.core.schema import Record, encode
 from shoestring.core.units import counted
-from shoestring.data.pack.order import Index, RowIndex, epoch_offset, step_rows
+from shoestring.data.pack.order import Index, Pool, RowIndex, epoch_offset, step_rows
 from shoestring.data.store.shards import Shard
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, tokenizer_fingerprint
 
@@ -81,6 +81,10 @@ class SplitEntry:
             tokens=tokens, documents=documents, text_bytes=text_bytes, shards=tuple(shards), extents=tuple(extents)
         )
 
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
     def first(self, extents: int) -> SplitEntry:
         """The split of the first `extents` extents."""
         if extents >= len(self.extents):
@@ -128,7 +132,7 @@ class Manifest(Record):
 
     @property
     def bytes(self) -> int:
-        return sum(shard.bytes for split in self.splits.values() for shard in split.shards)
+        return sum(split.bytes for split in self.splits.values())
 
     def expected_check(self) -> int:
         values = {key: value for key, value in encode(self).items() if key != "check"}
@@ -256,6 +260,8 @@ class StoreRows:
         self._block, self._blocks = (-1, -1, -1), RowIndex.first(np.zeros(0, dtype=np.int64))
         if offset_seed is not None:
             self._count = max(1, (entry.tokens - length) // length)  # as many as remain at any offset
+        self.pools: Sequence[Pool] = (Pool(0, self._count),)
+        """What the run had of these rows, from where on."""
 
     def __len__(self) -> int:
         return self._count
@@ -265,7 +271,7 @@ class StoreRows:
         steps = max(1, min(_ORDERED_ROWS, 4 * self._count) // batch)
         block = (seed, batch, step // steps)
         if self._block != block:
-            self._block, self._blocks = block, step_rows(seed, self._count, step // steps, steps * batch)
+            self._block, self._blocks = block, step_rows(seed, self.pools, step // steps, steps * batch)
             for part in self._blocks:
                 part.flags.writeable = False
         at = step % steps * batch
