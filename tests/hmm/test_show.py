@@ -88,15 +88,15 @@ def test_sentences_begin_with_their_first_word_though_rows_begin_anywhere() -> N
 def test_a_sentence_begins_as_often_with_a_word_as_in_a_long_text() -> None:
     words, closing = ("he", "she", '"', ".", "!"), '".!'
     model = random_parameters(4, 5, 3, concentration=0.5)
-    text = [words[token] for token in sample(model, 1, 40_000, seed=1).tokens[0].tolist()]
+    text = [words[token] for token in sample(model, 1, 10_000, seed=1).tokens[0].tolist()]
     firsts, ended = [], False
     for word in text:
         if ended and word not in closing:
             firsts.append(word)
         ended = word in ".!" or (ended and word in closing)
-    drawn = [row[0] for row in from_sentence_start(model, words, 20_000, 1, seed=2)]
+    drawn = [row[0] for row in from_sentence_start(model, words, 4_000, 1, seed=2)]
     assert set(drawn) == {0, 1}
-    assert drawn.count(0) / len(drawn) == pytest.approx(firsts.count("he") / len(firsts), abs=0.02)
+    assert drawn.count(0) / len(drawn) == pytest.approx(firsts.count("he") / len(firsts), abs=0.04)
 
 
 def test_without_a_mark_that_ends_sentences_rows_are_those_of_sample() -> None:

@@ -349,8 +349,8 @@ def test_tweets_are_learned_masked_and_then_by_their_class(tmp_path: Path) -> No
     assert isinstance(learner.model, MaskedLM)
     kept = learner.model.take_over(teacher.model.state_dict(), "the masked model")
     assert {name.split(".")[0] for name in kept} == {"pooler", "classifier"}
-    train(learner, corpus, 150, 32, 4e-3)
-    found = evaluate_learner(learner, 150, 64, corpus)
+    train(learner, corpus, 300, 32, 4e-3)
+    found = evaluate_learner(learner, 300, 64, corpus)
     with gzip.open(TWEETS, "rt", newline="") as file:
         classes = Counter(int(row["class"]) for row in itertools.islice(csv.DictReader(file), 4_000))
     assert classes.most_common(1)[0][0] == 1 and corpus.class_counts is not None

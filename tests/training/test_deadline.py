@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoestring.training.deadline import Deadline
 from shoestring.training.schedule import Schedule
 
-checked = settings(max_examples=100, deadline=None)
+checked = settings(max_examples=40, deadline=None)
 
 
 @dataclass
