@@ -312,6 +312,24 @@ def _rate(value: float | None) -> str:
     return f"{value / scale:.3g}{unit}"
 
 
+def law_coverage_table() -> str:
+    lines = []
+    for r in results("law_coverage"):
+        designs = [name for name in r["coverage"] if "parabolas" not in name]
+        columns = list(r["coverage"][designs[0]])
+        lines += ["| data | " + " | ".join(columns) + " |\n", "|---" * (len(columns) + 1) + "|\n"]
+        for name in designs:
+            lines.append(f"| {name} | " + " | ".join(f"{100 * r['coverage'][name][c]:.0f}" for c in columns) + " |\n")
+        lines.append(
+            f"\nPercent of {r['trials']} simulated data sets whose 95 % interval holds the truth, "
+            f"± {100 * r['binomial_error']:.1f} by chance, with {r['resamples']} resamples each; for parabolas "
+        )
+        parabolas = [f"{100 * value:.0f}" for name in r["coverage"] if name not in designs
+                     for value in r["coverage"][name].values()]  # fmt: skip
+        lines.append(f"{' and '.join(parabolas)}. By `{r['command']}`, {r['commit']}, {r['date']}.\n\n")
+    return "".join(lines)
+
+
 def laws_table() -> str:
     lines = []
     for r in results("laws"):
@@ -433,6 +451,7 @@ PARTS = {
     "data-table": data_table,
     "train-table": train_table,
     "laws-table": laws_table,
+    "law-coverage-table": law_coverage_table,
     "memory-table": memory_table,
     "measure-table": measure_table,
 }
