@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import NO_FIGURES, Started
@@ -108,10 +109,27 @@ def test_a_module_that_is_no_language_model_is_refused(own: Path, tmp_path: Path
         )
 
 
+def measure_first(code: str, folder: Path) -> None:
+    """Measure what a notebook trains, in processes that need not load torch as those of its kernel must."""
+    made: dict[str, Any] = {}
+    exec(code.partition("runs = []")[0], made)
+    if "recipe" in made:
+        recipes = [made["recipe"]]
+    else:
+        recipes = [ss.load(made["base"], {"model.width": width, "budget.steps": 40}) for width in (8, 16, 32)]
+    for number, recipe in enumerate(recipes):
+        (folder / f"{number}.toml").write_text(dump(recipe))
+        process = Started(["measure", f"{number}.toml"], folder, {NO_FIGURES: "1"})
+        _, said = process.communicate(300)
+        assert process.returncode == 0, said
+
+
 @pytest.mark.parametrize("name", ["first_run", "scaling_law"])
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "stored without outputs"
+    (tmp_path / "before").mkdir()
+    measure_first(next(cell.source for cell in notebook.cells if cell.cell_type == "code"), tmp_path / "before")
     nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
