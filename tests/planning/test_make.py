@@ -415,7 +415,7 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     interval = min(600.0, max(1.0, recipe.budget.time / 20))
     if recipe.train.checkpoint_every is not None:
         interval = float(recipe.train.checkpoint_every)
-    evaluations = math.ceil(1 / recipe.evaluate.every)
+    evaluations = math.ceil(1 / recipe.evaluate.every - 1e-9)  # 1,000 of 49,000 steps are one in 49, not in 49.000…01
     validation = recipe.evaluate.rows * profile.validate_seconds_per_row
     training = steps * step_seconds
     saving = (training / interval + evaluations) * profile.checkpoint_seconds

@@ -40,5 +40,7 @@ def corrected_ends(below: float, count: int, level: float = 0.95) -> tuple[float
 
     normal, half = NormalDist(), 0.5 / count
     bias = 2 * normal.inv_cdf(min(max(below, half), 1 - half))
+    if level >= 1:
+        return 0.0, 1.0
     low, high = (normal.cdf(bias + normal.inv_cdf(end)) for end in ((1 - level) / 2, (1 + level) / 2))
     return low, high
