@@ -20,7 +20,7 @@ from shoestring.core.seeds import derive
 from shoestring.data.pack.order import Index, Pool, RowIndex, drawn_rows
 from shoestring.data.pack.packed import PackedSource
 from shoestring.data.store.prepare import given_store, planned_documents, scored_tokens, store_folder
-from shoestring.data.store.store import SplitEntry, Store
+from shoestring.data.store.store import SplitEntry, Store, StoreRows
 from shoestring.data.tokenize.special_tokens import special_tokens
 from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
 from shoestring.datasets.labelled import LabelledCorpus
@@ -126,7 +126,12 @@ class StoreCorpus:
 
     def training_tokens(self) -> Iterator[NDArray[np.unsignedinteger]]:
         """All tokens of the training split, for counting; (rows, tokens) in a store of fixed rows."""
-        return self._store.split("train", self._length, entry=self._read["train"]).stream()
+        return self._counted.stream()
+
+    @cached_property
+    def _counted(self) -> StoreRows:
+        """Kept open: pages of a file that was closed would pass for memory of the run."""
+        return self._store.split("train", self._length, entry=self._read["train"])
 
     @property
     def training_size(self) -> int:
