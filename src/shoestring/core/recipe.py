@@ -105,9 +105,9 @@ class Data:
     ] = 0.02
     validation: Annotated[
         SourceSpec | dict[str, SourceSpec] | None,
-        "text to score in place of held-out rows: files or a hub data set (hf:NAME:CONFIG#SPLIT), read as the source "
-        'is; or several by name, as {books = "text:a.txt", news = "text:b.txt"}, of which the first decides the best '
-        "checkpoint; data.heldout of the source is kept out of training all the same",
+        "other text to score instead of held-out rows: files, or a split of a hub data set (hf:NAME:CONFIG#SPLIT). "
+        'Several have names: {books = "text:a.txt", news = "text:b.txt"}; the first decides the best checkpoint. '
+        "data.heldout still applies to the source",
     ] = None
     folder: Annotated[str, "folder that holds token stores"] = "stores"
 

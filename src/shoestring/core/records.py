@@ -278,7 +278,7 @@ class ClassScore:
     rows: int
     """Scored rows of this class."""
     precision: float | None
-    """Share of the rows predicted as it that belong to it; None: there is none."""
+    """Of the rows predicted as this class, the share that belong to it; None: no row was."""
     recall: float | None
     """Share of its rows that were predicted as it; None: it has none."""
     f1: float | None

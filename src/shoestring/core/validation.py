@@ -142,7 +142,7 @@ def _shown(data: Data) -> str:
 
 
 def _scored_problems(data: Data) -> list[str]:
-    """Problems of what is scored: nothing, or texts of which two are the same."""
+    """Problems of what is scored: there is nothing, or two texts are the same."""
     found = []
     if data.heldout == 0 and data.validation is None:
         found.append("data.heldout = 0: leaves nothing to score; give data.validation, or a share above 0")

@@ -197,7 +197,7 @@ def check_two(path: str | Path, roles: Mapping[str, str | None]) -> None:
 
 
 def third_of_three(numbers: Mapping[str, Floats]) -> dict[str, Floats]:
-    """The numbers with "params", "tokens" and "flops", of which one may be missing, by C = 6 N D."""
+    """Complete "params", "tokens" and "flops" by C = 6 N D where one of them is missing."""
     found = dict(numbers)
     if "params" not in found:
         found["params"] = found["flops"] / PER_TOKEN / found["tokens"]

@@ -54,20 +54,25 @@ def _turn(value: Any, word: Any, length: Any, at: Any) -> Any:  # pragma: no cov
 
 
 @njit(inline="always")
-def _own(
-    value: Any, width: Any, lines: Any, rest: Any, rounds: int, w0: Any, w1: Any, w2: Any, w3: Any
-) -> Any:  # pragma: no cover
-    """See `permutations.Rounds`; rounds are in twos."""
+def _own(value: Any, shape: Any, w: Any) -> Any:  # pragma: no cover
+    """See `permutations.Rounds`, of this shape; `w` has the row's words, and rounds are in twos."""
+    width, lines, rest = shape[0], shape[1], shape[2]
     line, place = value // width, value % width
-    for two in range(rounds // 2):
+    for two in range(int(shape[3]) // 2):
         later = np.uint64(two >> 1) * _LATER
-        if two & 1:
-            w_even, w_odd = w2, w3
-        else:
-            w_even, w_odd = w0, w1
-        place = _turn(line, w_even + later, rest if line == lines - _ONE else width, place)
-        line = _turn(place, w_odd + later, lines if place < rest else lines - _ONE, line)
+        even, odd = (w[2], w[3]) if two & 1 else (w[0], w[1])
+        place = _turn(line, even + later, rest if line == lines - _ONE else width, place)
+        line = _turn(place, odd + later, lines if place < rest else lines - _ONE, line)
     return line * width + place
+
+
+@njit(inline="always")
+def _kept(value: Any, own: Any, seen: Any, row: Any, shape: Any, w: Any) -> Any:  # pragma: no cover
+    """As `_own`, computed once per row: `seen` has the last row that needed each value."""
+    if seen[value] != row:
+        seen[value] = row
+        own[value] = _own(value, shape, w)
+    return own[value]
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
@@ -77,7 +82,6 @@ def _fill(
     sy_kind: int, sy_each: int, sy_lowest: int, sy_word: int, sy_shape: Any, sy_table: Any,
     st_kind: int, st_each: int, st_lowest: int, st_word: int, st_shape: Any, st_table: Any,
 ) -> None:  # fmt: skip  # pragma: no cover
-    """Of a row's own permutations, what is computed is kept for the row: `seen` has the last row that needed it."""
     rows, length = out.shape
     k0, k1 = np.uint64(key) & _U32, np.uint64(key) >> _HALF
     states, symbols = np.uint64(h), np.uint64(e)
@@ -106,38 +110,12 @@ def _fill(
             state = _draw(moves, state, states, w0)
             emitting = state
             if st_kind == 3:
-                if st_seen[state] != r + 1:
-                    st_seen[state] = r + 1
-                    st_own[state] = _own(
-                        state,
-                        st_shape[0],
-                        st_shape[1],
-                        st_shape[2],
-                        int(st_shape[3]),
-                        st_w[0],
-                        st_w[1],
-                        st_w[2],
-                        st_w[3],
-                    )
-                emitting = st_own[state]
+                emitting = _kept(state, st_own, st_seen, r + 1, st_shape, st_w)
             elif st_kind:
                 emitting = np.uint64(st_table[st_at, state])
             symbol = _draw(emits, emitting, symbols, w1)
             if sy_kind == 3:
-                if sy_seen[symbol] != r + 1:
-                    sy_seen[symbol] = r + 1
-                    sy_own[symbol] = _own(
-                        symbol,
-                        sy_shape[0],
-                        sy_shape[1],
-                        sy_shape[2],
-                        int(sy_shape[3]),
-                        sy_w[0],
-                        sy_w[1],
-                        sy_w[2],
-                        sy_w[3],
-                    )
-                symbol = sy_own[symbol]
+                symbol = _kept(symbol, sy_own, sy_seen, r + 1, sy_shape, sy_w)
             elif sy_kind:
                 symbol = np.uint64(sy_table[sy_at, symbol])
             out[r, t] = symbol

@@ -75,8 +75,8 @@ OF_STATES = Purposes(Purpose.STATES_SHUFFLE, Purpose.STATES_PICK, Purpose.STATES
 class Rounds(NamedTuple):
     """A permutation of [0, size) that is computed value by value.
 
-    The values lie in lines of `width`, the last of which has `rest`. Even rounds turn every line by a number that is
-    drawn for it, odd rounds every column. The numbers of a round come from a hash with one of the row's four words.
+    The values stand in lines of `width`; the last line has `rest`. Even rounds turn each line by a number drawn for it,
+    odd rounds each column. The numbers of a round come from a hash with one of the row's four words.
     Two rounds bring the permutation nearer to a uniform one by about the number of lines; `of` takes as many as leave
     a distance (total variation) of some 2⁻²⁰, which is also what the rounding of a shuffle's words leaves.
     """
