@@ -11,7 +11,7 @@ PyJuice compiles its CUDA kernels with nvcc and the headers of CUTLASS: those of
 
 The batch of a peer is doubled until it gets slower twice or memory runs out, and its fastest one counts; ours takes all
 sequences and chooses its own chunks. With --only and --shape a part is measured, and --merge joins the records of parts
-that were measured on one machine with one commit.
+that were measured on one machine. --most bounds the search where a peer crashes instead of raising an error.
 
 Not all is equal. hmmlearn and pomegranate start from our tables; PyJuice draws its own, and runs with the next power of
 two of states, so it does more work per token (1,024 states for our 600). Accuracy is ours against float64.
@@ -174,8 +174,8 @@ def search(work: Callable[[int], float], first: int, most: int) -> dict[str, Any
     return {"batch": best, "sequences_per_second": tried.get(best or 0), "tried": tried, "error": error}
 
 
-def peer_values(name: str, parameters: Parameters, tokens: torch.Tensor) -> dict[str, Any]:
-    """The fields of a peer in the record of a shape."""
+def peer_values(name: str, parameters: Parameters, tokens: torch.Tensor, most: int | None) -> dict[str, Any]:
+    """The fields of a peer in the record of a shape; `most`: its largest batch, else all sequences."""
 
     def work(batch: int) -> float:
         if tokens.device.type == "cuda":
@@ -184,7 +184,7 @@ def peer_values(name: str, parameters: Parameters, tokens: torch.Tensor) -> dict
 
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        found = search(work, FIRST_BATCH[name], len(tokens))
+        found = search(work, FIRST_BATCH[name], min(len(tokens), most or len(tokens)))
     rate = found["sequences_per_second"]
     values = {
         f"{name}_tokens_per_second": rate * tokens.shape[1] if rate else None,
@@ -238,15 +238,15 @@ def our_values(parameters: Parameters, tokens: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def measure(device: torch.device, only: list[str], chosen: list[int]) -> list[dict[str, Any]]:
-    """A record for each shape of `chosen`, with ours and the peers in `only`."""
+def measure(device: torch.device, only: list[str], chosen: list[int], most: int | None) -> list[dict[str, Any]]:
+    """A record for each shape of `chosen`, with ours and the peers in `only`; `most`: the largest batch of a peer."""
     shapes, rows = GPU_SHAPES if device.type == "cuda" else CPU_SHAPES, []
     for number in chosen or range(len(shapes)):
         states, symbols, length, sequences = shapes[number]
         parameters, tokens = data_for(states, symbols, length, sequences, device)
         row: dict[str, Any] = {"states": states, "symbols": symbols, "length": length, "sequences": sequences}
         for name in only:
-            row |= our_values(parameters, tokens) if name == "ours" else peer_values(name, parameters, tokens)
+            row |= our_values(parameters, tokens) if name == "ours" else peer_values(name, parameters, tokens, most)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
         rows.append(row)
@@ -255,8 +255,8 @@ def measure(device: torch.device, only: list[str], chosen: list[int]) -> list[di
 
 
 def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """One record of several parts; raises SystemExit where they are of different machines or commits."""
-    for name in ("schema", "machine", "commit"):
+    """One record of several parts, each with its command and commit; SystemExit where their machines differ."""
+    for name in ("schema", "machine"):
         if any(one[name] != records[0][name] for one in records):
             raise SystemExit(f"the records differ in {name}: {', '.join(str(one[name]) for one in records)}")
     shapes: dict[tuple[int, ...], dict[str, Any]] = {}
@@ -266,8 +266,10 @@ def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
             key = tuple(row[field] for field in ("states", "symbols", "length", "sequences"))
             shapes[key] = shapes.get(key, {}) | row
         memory |= one.get("memory", {})
-    merged = {"commands": [one["command"] for one in records], "shapes": list(shapes.values())}
-    return merged | ({"memory": memory} if memory else {})
+    head = {name: records[0][name] for name in ("schema", "machine", "commit")}
+    command = {"command": "python bench/hmm_em.py --peers PEERS", "date": max(one["date"] for one in records)}
+    parts = [{"command": one["command"], "commit": one["commit"]} for one in records]
+    return head | command | {"parts": parts, "shapes": list(shapes.values())} | ({"memory": memory} if memory else {})
 
 
 def gpu_memory(device: torch.device) -> dict[str, Any]:
@@ -292,11 +294,14 @@ def main() -> None:
     parser.add_argument("--cutlass", type=Path, default=None, help="a folder that holds include/cute; see above")
     parser.add_argument("--only", nargs="+", choices=["ours", "memory", *SECONDS], default=None)
     parser.add_argument("--shape", nargs="+", type=int, default=[], help="numbers of shapes, from 0")
+    parser.add_argument("--most", type=int, default=None, help="a peer's largest batch, where a larger one crashes it")
     parser.add_argument("--merge", nargs="+", type=Path, default=None, help="records of parts, to join")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
     options = parser.parse_args()
     if options.merge:
-        record.write("hmm_em", merge([json.loads(path.read_text()) for path in options.merge]), options.out)
+        merged = merge([json.loads(path.read_text()) for path in options.merge])
+        place = (options.out or record.ROOT / "results") / options.merge[0].name
+        place.write_text(json.dumps(merged, indent=2) + "\n")
         return
     if options.peers:
         sys.path.insert(0, str(options.peers.resolve()))
@@ -307,7 +312,7 @@ def main() -> None:
     peers = ["pomegranate", "pyjuice"] if device.type == "cuda" else ["hmmlearn"]
     only = options.only or ["ours", *peers, *(["memory"] if device.type == "cuda" else [])]
     shaped = [name for name in only if name != "memory"]
-    values: dict[str, Any] = {"shapes": measure(device, shaped, options.shape) if shaped else []}
+    values: dict[str, Any] = {"shapes": measure(device, shaped, options.shape, options.most) if shaped else []}
     if "memory" in only:
         values["memory"] = gpu_memory(device)
     record.write("hmm_em", values, options.out)

@@ -50,7 +50,14 @@ def test_the_headers_are_found_where_packages_put_them(inside: str, bench: Modul
 
 def part(commit: str = "a", **row: Any) -> dict[str, Any]:
     shape = {"states": 1, "symbols": 2, "length": 3, "sequences": 4, **row}
-    return {"schema": "s/1", "machine": {}, "commit": commit, "command": "python x", "shapes": [shape]}
+    return {
+        "schema": "s/1",
+        "machine": {},
+        "commit": commit,
+        "command": "python x",
+        "date": "2026-11-16",
+        "shapes": [shape],
+    }
 
 
 def test_records_of_parts_are_merged_by_shape(bench: ModuleType) -> None:
@@ -59,5 +66,6 @@ def test_records_of_parts_are_merged_by_shape(bench: ModuleType) -> None:
     assert [row.get("ours") for row in merged["shapes"]] == [5.0, 1.0]
     assert merged["shapes"][0]["peer"] == 2.0
     assert merged["memory"] == {"x": 1}
-    with pytest.raises(SystemExit, match="differ in commit"):
-        bench.merge([part(), part("b")])
+    assert [one["commit"] for one in bench.merge([part(), part("b")])["parts"]] == ["a", "b"]
+    with pytest.raises(SystemExit, match="differ in machine"):
+        bench.merge([part(), part() | {"machine": {"device": "cuda"}}])
