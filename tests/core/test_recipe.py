@@ -15,6 +15,7 @@ from shoestring.core.errors import RecipeError, StorageError
 from shoestring.core.recipe import Budget, Data, Evaluate, Hmm, Model, Recipe, Run, Train, differences
 from shoestring.core.recipe_file import build, dump, load
 from shoestring.core.schema import hints
+from shoestring.core.text import control_in
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
 LEAST = "[budget]\nsteps = 10\n[train]\nbatch = 4\n"
@@ -64,7 +65,7 @@ def test_three_mistakes_are_three_lines_with_field_value_and_what_is_allowed(wri
     assert len(lines) == 3
     time, width, schedule = lines
     assert time.startswith("budget.time = 120:") and '"2h30m"' in time
-    assert width == "model.width = 0: must be at least 1"
+    assert width == "model.width = 0: must be at least 1 and at most 1,000,000,000"
     assert schedule == 'train.schedule = "cosin": must be one of "cosine", "linear", "constant"'
 
 
@@ -133,8 +134,8 @@ def test_a_section_that_is_no_table_is_refused(write: Write) -> None:
         ('lr = "1e-3"', 'train.lr = "1e-3": must be a finite number'),
         ("warmup = 1.0", "train.warmup = 1.0: must be at least 0 and below 1"),
         ("keep = 1.0", "train.keep = 1.0: must be a whole number"),
-        ("keep = 0", "train.keep = 0: must be at least 1"),
-        ("clip = 0", "train.clip = 0: must be above 0"),
+        ("keep = 0", "train.keep = 0: must be at least 1 and at most 1,000,000"),
+        ("clip = 0", "train.clip = 0: must be at least 1e-09 and at most 1e+12"),
         (
             'precision = "fp8"',
             'train.precision = "fp8": must be one of "auto", "fp32", "bf16", "fp16"',
@@ -196,7 +197,10 @@ def test_a_batch_in_tokens_is_a_batch_in_rows(write: Write) -> None:
 def test_a_field_by_its_old_name_is_refused_with_the_new_one(write: Write, old: str, new: str) -> None:
     line = f"data.{old}: is now called data.{new}"
     assert problems(write(f"{LEAST}[data]\n{old} = true")) == (line,)
-    assert problems(write(LEAST), f"data.{old}=true", "train.lr=0") == (line, "train.lr = 0: must be above 0")
+    assert problems(write(LEAST), f"data.{old}=true", "train.lr=0") == (
+        line,
+        "train.lr = 0: must be at least 1e-12 and at most 1000",
+    )
 
 
 # --- --set
@@ -252,7 +256,7 @@ def test_settings_are_checked_like_the_file_and_together_with_it(write: Write) -
     assert any(line.startswith("--set modl.width=8:") and "'model'" in line for line in lines)
     assert any(line.startswith("model.widht:") and "'width'" in line for line in lines)
     assert 'model.layers = "six": must be a whole number' in lines
-    assert "train.lr = 0: must be above 0" in lines
+    assert "train.lr = 0: must be at least 1e-12 and at most 1000" in lines
     assert any(line.startswith("--set nonsense:") for line in lines)
 
 
@@ -354,12 +358,13 @@ def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
 
 # --- the resolved recipe
 
-names = st.text(min_size=1, max_size=20).filter(lambda text: not set("/\0") & set(text) and text not in (".", ".."))
-places = st.text(max_size=20)
-positive = st.floats(0, exclude_min=True, allow_infinity=False)
-counts = st.integers(1, 10**30).map(Count)
+letters = st.characters(codec="utf-8").filter(lambda letter: control_in(letter) is None)
+names = st.text(letters, min_size=1, max_size=20).filter(lambda text: "/" not in text and text not in (".", ".."))
+places = st.text(letters, max_size=20)
+counts = st.integers(1, 10**12).map(Count)
+sizes = st.integers(1, 10**9)
 units = st.floats(0, 1)
-seconds = st.floats(1e-99, 1e99).map(Seconds) | st.integers(1, 10**9).map(Seconds)
+seconds = st.floats(1e-3, 3e9).map(Seconds) | st.integers(1, 10**9).map(Seconds)
 
 
 @st.composite
@@ -370,50 +375,50 @@ def recipes(draw: st.DrawFn) -> Recipe:
     batch = per_device * accumulate
     budget = Budget(
         time=draw(st.none() | seconds),
-        flops=draw(st.none() | st.floats(1e-99, 1e99).map(Flops)),
+        flops=draw(st.none() | st.floats(1, 1e30).map(Flops)),
         tokens=draw(st.none() | counts),
         steps=draw(counts),
-        epochs=draw(st.none() | positive),
-        disk=draw(st.none() | st.integers(1, 10**30).map(Bytes)),
+        epochs=draw(st.none() | st.floats(1e-9, 1e9)),
+        disk=draw(st.none() | st.integers(1, 10**18).map(Bytes)),
         memory=draw(st.none() | st.integers(1, 2**50).map(Bytes)),
     )
     data = Data(
-        source=draw(st.just("stories") | st.text(min_size=1).filter(lambda s: "\n" not in s).map("text:{}".format)),
-        tokenizer=draw(st.just("bytes") | st.integers(1).map("words:{}".format)),
+        source=draw(st.just("stories") | st.text(letters, min_size=1).map("text:{}".format)),
+        tokenizer=draw(st.just("bytes") | sizes.map("words:{}".format)),
         length=length,
         documents=draw(st.none() | counts),
-        heldout=draw(st.floats(0, 0.5, exclude_min=True)),
+        heldout=draw(st.floats(1e-6, 0.5)),
         folder=draw(places),
     )
     model = Model(
         width=heads * half * 2,
-        layers=draw(st.integers(1)),
+        layers=draw(sizes),
         heads=heads,
-        hidden=draw(st.none() | st.integers(1)),
+        hidden=draw(st.none() | sizes),
         tied=draw(st.booleans()),
-        rotary_base=draw(positive),
+        rotary_base=draw(st.floats(1, 1e12)),
     )
     train = Train(
         batch=None if in_tokens else batch,
         tokens=Count(batch * length) if in_tokens else None,
         per_device=draw(st.none() | st.just(per_device)),
-        lr=draw(positive),
+        lr=draw(st.floats(1e-12, 1e3)),
         schedule=draw(st.sampled_from(["cosine", "linear", "constant"])),
         warmup=draw(st.floats(0, 1, exclude_max=True)),
         final_lr=draw(units),
-        weight_decay=draw(st.floats(0, allow_infinity=False)),
+        weight_decay=draw(st.floats(0, 1e3)),
         beta1=draw(st.floats(0, 1, exclude_max=True)),
-        clip=draw(positive),
+        clip=draw(st.floats(1e-9, 1e12)),
         precision=draw(st.sampled_from(["auto", "fp32", "bf16"])),
         checkpoint_every=draw(st.none() | seconds),
     )
     return Recipe(
-        run=Run(name=draw(names), folder=draw(places), seed=draw(st.integers(0))),
+        run=Run(name=draw(names), folder=draw(places), seed=draw(st.integers(0, 2**63 - 1))),
         budget=budget,
         data=data,
         model=model,
         train=train,
-        evaluate=Evaluate(rows=draw(st.integers(1)), every=draw(st.floats(0, 1, exclude_min=True))),
+        evaluate=Evaluate(rows=draw(sizes), every=draw(st.floats(1e-6, 1))),
     )
 
 
@@ -439,7 +444,6 @@ def test_a_field_that_may_be_none_is_none_by_default() -> None:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(recipe=recipes())
 @example(recipe=least(name="\"quoted\" 'and' back\\slash \\n"))
-@example(recipe=least(name="\x01\t\n\r\x1b\x1f\x7f\x80\x9f\ufeff\u2028"))
 @example(recipe=least(name="naïve 名前 🚀 \U0010ffff"))
 @example(recipe=least(folder='"""'))
 def test_the_written_recipe_reads_back_to_an_equal_one(recipe: Recipe, fresh: Iterator[Path]) -> None:

@@ -59,7 +59,7 @@ def test_all_that_a_stream_contradicts_is_one_message() -> None:
         ({"data": {"stream": "hmm:a", "source": "store:b"}}, "give one of the two"),
         ({"data": {"stream": "markov:20"}, "stream": {"fewest": 7, "most": 6}}, "stream.fewest = 7"),
         ({"data": {"stream": "markov:9"}}, "must have stream.most = 10 to 65536 symbols"),
-        ({"data": {"stream": "markov:65537"}}, "to 65536 symbols"),
+        ({"data": {"stream": "markov:65537"}}, "SYMBOLS must be at most 65,536"),
         ({"stream": {}}, "stream: needs data.stream"),
         ({"stream": {"symbols": "sequence"}}, "stream: needs data.stream"),
     ],

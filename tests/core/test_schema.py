@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.schema import AtLeast, Between, MoreThan, decode, describe, encode, nearest
+from shoestring.core.schema import Between, decode, describe, encode, nearest
 from shoestring.core.specs import Spec
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
@@ -21,7 +21,7 @@ class SmallLetters(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    size: Annotated[int, AtLeast(1), "how large"]
+    size: Annotated[int, Between(1, 10**9), "how large"]
     share: Annotated[float, Between(0, 1, open_low=True)] = 0.5
 
 
@@ -32,7 +32,7 @@ class Outer:
     pair: tuple[int, str] = (1, "a")
     table: dict[str, int] = field(default_factory=dict)
     name: Annotated[SmallLetters, "a text of its own type"] = SmallLetters("a")
-    speed: Annotated[float | None, MoreThan(0)] = None
+    speed: Annotated[float | None, Between(0, 1e12, open_low=True)] = None
     kind: Literal["one", "two"] = "one"
     on: bool = False
     time: Seconds | None = None
@@ -89,7 +89,7 @@ def test_values_arrive_with_their_types() -> None:
         ({}, "inner: missing; it must be given"),
         ({"inner": {}}, "inner.size: missing; it must be given"),
         ({"inner": 3}, "inner = 3: must be a table of fields"),
-        ({"inner": {"size": 0}}, "inner.size = 0: must be at least 1"),
+        ({"inner": {"size": 0}}, "inner.size = 0: must be at least 1 and at most 1,000,000,000"),
         ({"inner": {"size": 1.0}}, "inner.size = 1.0: must be a whole number"),
         ({"inner": {"size": True}}, "inner.size = true: must be a whole number"),
         ({"inner": {"size": "1"}}, 'inner.size = "1": must be a whole number'),
@@ -101,14 +101,17 @@ def test_values_arrive_with_their_types() -> None:
         ({"inner": {"size": 1, "sise": 2}}, "inner.sise: unknown field; did you mean 'size'?"),
         ({"inner": {"size": 1, "zzz": 2}}, "inner.zzz: unknown field; known: size, share"),
         ({"inner": {"size": 1}, "innr": 0}, "innr: unknown section; did you mean 'inner'?"),
-        ({"inner": {"size": 1}, "others": [{"size": 1}, {"size": -1}]}, "others[1].size = -1: must be at least 1"),
+        (
+            {"inner": {"size": 1}, "others": [{"size": 1}, {"size": -1}]},
+            "others[1].size = -1: must be at least 1 and at most 1,000,000,000",
+        ),
         ({"inner": {"size": 1}, "others": {}}, "others = {}: must be a list"),
         ({"inner": {"size": 1}, "pair": [1]}, "pair = [1]: must be a list of 2 values"),
         ({"inner": {"size": 1}, "table": []}, "table = []: must be a table"),
         ({"inner": {"size": 1}, "table": {"a": "b"}}, 'table.a = "b": must be a whole number'),
         ({"inner": {"size": 1}, "name": "A"}, 'name = "A": must be small letters'),
         ({"inner": {"size": 1}, "name": 5}, "name = 5: must be a text in quotes"),
-        ({"inner": {"size": 1}, "speed": 0}, "speed = 0: must be above 0"),
+        ({"inner": {"size": 1}, "speed": 0}, "speed = 0: must be above 0 and at most 1e+12"),
         ({"inner": {"size": 1}, "kind": "three"}, 'kind = "three": must be one of "one", "two"'),
         ({"inner": {"size": 1}, "kind": []}, 'kind = []: must be one of "one", "two"'),
         ({"inner": {"size": 1}, "on": 1}, "on = 1: must be true or false"),
@@ -174,12 +177,12 @@ def test_there_are_as_many_lines_as_mistakes_and_each_names_its_own(names: set[s
 
 outers = st.builds(
     Outer,
-    inner=st.builds(Inner, size=st.integers(1), share=st.floats(0, 1, exclude_min=True)),
-    others=st.lists(st.builds(Inner, size=st.integers(1)), max_size=3).map(tuple),
+    inner=st.builds(Inner, size=st.integers(1, 10**9), share=st.floats(0, 1, exclude_min=True)),
+    others=st.lists(st.builds(Inner, size=st.integers(1, 10**9)), max_size=3).map(tuple),
     pair=st.tuples(st.integers(), st.text()),
     table=st.dictionaries(st.text(), st.integers(), max_size=3),
     name=st.from_regex("[a-z]+", fullmatch=True).map(SmallLetters),
-    speed=st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
+    speed=st.none() | st.floats(0, 1e12, exclude_min=True),
     kind=st.sampled_from(["one", "two"]),
     on=st.booleans(),
     time=st.none() | st.floats(0, 1e9).map(Seconds),
@@ -217,8 +220,11 @@ def test_the_nearest_name_is_offered_or_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (Annotated[int, AtLeast(1), "how many"], ("whole number", "how many")),
-        (Annotated[Seconds | None, MoreThan(0), "how long"], ("time", "how long")),
+        (Annotated[int, Between(1, 10**9), "how many"], ("whole number, 1 to 1,000,000,000", "how many")),
+        (Annotated[Seconds | None, Between(0.001, 7200), "how long"], ("time, 0.001s to 2h", "how long")),
+        (Annotated[Bytes, Between(1, 10**18, open_high=True)], ("size, 1B to below 1000PB", "")),
+        (Annotated[float, Between(1e-6, 0.5, also=0)], ("number, 1e-06 to 0.5, or 0", "")),
+        (Annotated[Flops | None, Between(0, 1e30, open_low=True)], ("FLOPs, above 0 to 1e+30", "")),
         (Literal["a", "b"], ('"a", "b"', "")),
         (int | str, ("whole number or text", "")),
         (tuple[int, ...], ("list", "")),

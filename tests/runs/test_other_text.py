@@ -242,7 +242,7 @@ def test_a_slice_of_the_split_that_is_trained_on_is_part_of_it() -> None:
         ({"validation": "b"}, r'data\.validation = "b": must be "stories", or one of text'),
         ({"validation": ""}, r'data\.validation = "": must be'),
         ({"heldout": 0}, r"data\.heldout = 0: leaves nothing to score; give data\.validation, or a share above 0"),
-        ({"heldout": -0.1}, r"data\.heldout = -0\.1: must be at least 0"),
+        ({"heldout": -0.1}, r"data\.heldout = -0\.1: must be at least 1e-06 and at most 0\.5, or 0"),
         (
             {"validation": {"a": "text:b"}, "stream": "markov:12", "source": "stories"},
             r"data\.validation: a stream is scored on rows of its own",

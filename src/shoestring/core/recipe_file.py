@@ -16,7 +16,7 @@ from typing import Any
 
 from shoestring.core.errors import RecipeError, UserError, closest, nearest, storage_error
 from shoestring.core.recipe import CODE, Recipe
-from shoestring.core.schema import Problem, decode, encode
+from shoestring.core.schema import Problem, decode, encode, show
 from shoestring.core.specs import is_code
 from shoestring.core.validation import problems as validation_problems
 
@@ -41,7 +41,7 @@ def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 def _with_values(tables: dict[str, Any], values: Mapping[str, Any], where: str, problems: list[str]) -> Recipe:
     for field, value in values.items():
-        _put(tables, field, value, f"{field} = {value!r}", problems)
+        _put(tables, field, value, f"{field} = {show(value)}", problems)
     return build(tables, where, problems)
 
 
@@ -98,7 +98,7 @@ def _read(path: Path, seen: tuple[Path, ...], problems: list[str]) -> dict[str, 
     if base is None:
         return values
     if not isinstance(base, str):
-        problems.append(f'extends = {base!r}: must be the path of a recipe, as in extends = "base.toml"')
+        problems.append(f'extends = {show(base)}: must be the path of a recipe, as in extends = "base.toml"')
         return values
     parent, chain = path.parent / base, (*seen, path.resolve())
     if parent.resolve() in chain:

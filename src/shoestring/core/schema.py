@@ -3,7 +3,7 @@
 Recipes (TOML) and records (JSON) go through the same `decode`. It collects unknown fields, missing fields, wrong types
 and values out of bounds, each as one line with the field, the value and what is allowed. All other fields are read, so
 that a recipe is checked further. Limits are part of the type:
-`width: Annotated[int, AtLeast(1), "channels of the residual stream"]`; a plain string there is the field's help.
+`width: Annotated[int, Between(1, 10**9), "channels of the residual stream"]`; a plain string there is the field's help.
 
 A record is a versioned JSON file, written by one command for the next: a frozen dataclass with a `SCHEMA` such as
 "shoestring.plan/1". Its quantities are plain numbers, with the unit in the field's name; None (null) is not measured.
@@ -17,7 +17,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -25,34 +25,68 @@ from shoestring.core.errors import RecordError, VersionError, closest, nearest, 
 from shoestring.core.files import write_whole
 from shoestring.core.registry import registry
 from shoestring.core.specs import Spec, is_code
+from shoestring.core.text import control_in, one_line
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
 _UNITS = {Seconds: ("time", '"2h"'), Bytes: ("size", '"50GB"'), Count: ("count", '"200M"'), Flops: ("FLOPs", '"1e21"')}
 """The name of each quantity, and an example."""
+_LONG = 10**13
+"""Whole numbers from here on are shown as 1e+18."""
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 
 @dataclass(frozen=True)
 class Between:
-    """The value must lie in [low, high]; `open_low` and `open_high` exclude the ends."""
+    """The value must lie in [low, high]; `open_low` and `open_high` exclude the ends, and `also` is allowed too."""
 
     low: float
     high: float
     open_low: bool = False
     open_high: bool = False
+    also: float | None = None
 
     def problem(self, value: float) -> str | None:
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        if above and below:
+        if (above and below) or value == self.also:
             return None
-        low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        high = f" and below {self.high:g}" if self.open_high else f" and at most {self.high:g}"
-        return f"must be {low}{'' if self.high == math.inf else high}"
+        low, high = self._ends(type(value))
+        least = f"above {low}" if self.open_low else f"at least {low}"
+        most = f"below {high}" if self.open_high else f"at most {high}"
+        return f"must be {least} and {most}{self._other}"
+
+    def describe(self, kind: type) -> str:
+        """The range of a field of this type, as in "1 to 64"."""
+        low, high = self._ends(kind)
+        return f"{'above ' * self.open_low}{low} to {'below ' * self.open_high}{high}{self._other}"
+
+    @property
+    def _other(self) -> str:
+        return "" if self.also is None else f", or {self.also:g}"
+
+    def _ends(self, kind: type) -> list[str]:
+        if kind in (Seconds, Bytes):  # their numbers need a unit
+            return [str(kind(end)) for end in (self.low, self.high)]
+        return [f"{end:,}" if isinstance(end, int) and end < _LONG else f"{end:g}" for end in (self.low, self.high)]
 
 
-AtLeast = partial(Between, high=math.inf)
-MoreThan = partial(Between, high=math.inf, open_low=True)
+@dataclass(frozen=True)
+class Text:
+    """The text must have at most `most` bytes, and no control characters but those in `allowed`."""
+
+    most: int
+    allowed: str = ""
+
+    def problem(self, value: str) -> str | None:
+        return _text_problem(value, self.most, self.allowed)
+
+
+def _text_problem(value: str, most: int, allowed: str = "") -> str | None:
+    if (size := len(value.encode(errors="surrogatepass"))) > most:
+        return f"must have at most {most:,} bytes, and has {size:,}"
+    if (control := control_in(value, allowed)) is not None:
+        return f"must have no control characters, and has {control}"
+    return None
 
 
 def _meant(value: str, choices: Sequence[str]) -> str:
@@ -79,12 +113,14 @@ class Registered:
 
 @dataclass(frozen=True)
 class Each:
-    """Every item of a list must satisfy `limit`."""
+    """Every item of a list, or every name and value of a table, must satisfy the limits of its type."""
 
-    limit: Registered
+    limits: dict[type, Registered | Text | Between]
 
-    def problem(self, value: tuple[str, ...]) -> str | None:
-        return next((f'"{item}" {text}' for item in value if (text := self.limit.problem(item))), None)
+    def problem(self, value: tuple[Any, ...] | dict[str, Any]) -> str | None:
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        found = ((item, self.limits[type(item)].problem(item)) for item in items if type(item) in self.limits)
+        return next((f"{show(item)} {text}" for item, text in found if text), None)
 
 
 class Problem(str):
@@ -150,14 +186,14 @@ def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         return result if dataclasses.is_dataclass(result) else None
     for limit in limits:
         if not isinstance(limit, str) and (text := limit.problem(result)):
-            problems.append(Problem(f"{path} = {_show(value)}: {text}", path))
+            problems.append(Problem(f"{path} = {show(value)}: {text}", path))
             return None
     return result
 
 
 def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     def wrong(expected: str) -> None:
-        problems.append(Problem(f"{path} = {_show(value)}: must be {expected}", path))
+        problems.append(Problem(f"{path} = {show(value)}: must be {expected}", path))
 
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
@@ -168,7 +204,7 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         if value in args and type(value) in {type(arg) for arg in args}:
             return value
         hint = _meant(value, list(args)) if isinstance(value, str) and len(args) > 3 else ""
-        return wrong(f"{'one of ' if len(args) > 1 else ''}{', '.join(_show(arg) for arg in args)}{hint}")
+        return wrong(f"{'one of ' if len(args) > 1 else ''}{', '.join(show(arg) for arg in args)}{hint}")
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             return wrong("a list")
@@ -185,8 +221,8 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if isinstance(kind, type) and issubclass(kind, Spec):
         if not isinstance(value, str):
             return wrong("a text in quotes")
-        if problem := kind(value).problem():
-            problems.append(Problem(f"{path} = {_show(value)}: {problem}", path))
+        if problem := _text_problem(value, kind.most) or kind(value).problem():
+            problems.append(Problem(f"{path} = {show(value)}: {problem}", path))
         return kind(value)
     if kind is Any:
         return value
@@ -210,12 +246,12 @@ def _decode_unit(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if isinstance(value, kind):
         return value
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        problems.append(Problem(f"{path} = {_show(value)}: must be a text such as {_UNITS[kind][1]}", path))
+        problems.append(Problem(f"{path} = {show(value)}: must be a text such as {_UNITS[kind][1]}", path))
         return None
     try:
         return kind.parse(value if isinstance(value, str) else repr(value).removesuffix(".0"))
     except ValueError as cause:
-        problems.append(Problem(f"{path} = {_show(value)}: {cause}", path))
+        problems.append(Problem(f"{path} = {show(value)}: {cause}", path))
         return None
 
 
@@ -234,29 +270,40 @@ def encode(value: Any) -> Any:
 
 def describe(kind: Any) -> tuple[str, str]:
     """(name for people, help text) of a field's type."""
-    help_text = ""
+    help_text, limit = "", None
     if get_origin(kind) is Annotated:
         kind, *limits = get_args(kind)
         help_text = next((limit for limit in limits if isinstance(limit, str)), "")
+        limit = next((limit for limit in limits if isinstance(limit, Between)), None)
     if get_origin(kind) in (Union, types.UnionType):
-        names = [describe(choice)[0] for choice in get_args(kind) if choice is not type(None)]
-        return " or ".join(names), help_text
+        choices = [choice for choice in get_args(kind) if choice is not type(None)]
+        return _with_range(" or ".join(describe(choice)[0] for choice in choices), choices[0], limit), help_text
     if get_origin(kind) is Literal:
         return ", ".join(f'"{arg}"' for arg in get_args(kind)), help_text
     if isinstance(kind, type) and issubclass(kind, Spec):
         return "text", help_text
     names_of = {tuple: "list", dict: "table", **_PLAIN, **{unit: name for unit, (name, _) in _UNITS.items()}}
-    return names_of.get(get_origin(kind) or kind, str(kind)), help_text
+    return _with_range(names_of.get(get_origin(kind) or kind, str(kind)), kind, limit), help_text
+
+
+def _with_range(name: str, kind: type, limit: Between | None) -> str:
+    return name if limit is None else f"{name}, {limit.describe(kind)}"
 
 
 def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """A value for a message: its beginning, without control characters."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return f'"{one_line(value)}"'
+    try:
+        return one_line(repr(value))
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+        return f"a {type(value).__name__} too large to show"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 from shoestring.core.registry import registry
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?"
+_MOST_SCALING = 10**9
+MOST_STEPS = 10**12
+"""Steps of a run."""
+_MOST_LISTED = 100_000
+"""Steps of a run that a list may name or continue to."""
 
 
 class Spec(str):
@@ -22,6 +28,8 @@ class Spec(str):
     """Regular expression."""
     allowed: ClassVar[str]
     """The form for people."""
+    most: ClassVar[int] = 4096
+    """Bytes that it may have; the longest path of Linux."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -44,6 +52,13 @@ class Spec(str):
     def place(self) -> str:
         """The part after the colon."""
         return self.partition(":")[2]
+
+
+def number_problem(digits: str, most: int, name: str) -> str | None:
+    """What is wrong with a whole number above `most`; int() refuses one of thousands of digits."""
+    if len(digits.lstrip("0")) <= len(str(most)) and int(digits) <= most:
+        return None
+    return f"{name} must be at most {most:,}"
 
 
 class CodeSpec(Spec):
@@ -86,11 +101,20 @@ class SourceSpec(Spec):
         return self.kind == "hf" or (self.kind in registry("format") and registry("format")[self.kind].has_columns)
 
 
+MOST_SYMBOLS = 1 << 31
+"""Words of a vocabulary, at most: ids are stored as 32-bit integers."""
+
+
 class TokenizerSpec(Spec):
     """`data.tokenizer`."""
 
     form = "bytes|words:[1-9][0-9]*|(file|hf):.+"
     allowed = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
+
+    def problem(self) -> str | None:
+        if (problem := super().problem()) is None and self.kind == "words":
+            return number_problem(self.place, MOST_SYMBOLS, "N")
+        return problem
 
     @property
     def words(self) -> int | None:
@@ -98,11 +122,19 @@ class TokenizerSpec(Spec):
         return int(self.place) if self.kind == "words" else None
 
 
+MOST_MARKOV_SYMBOLS = 1 << 16
+
+
 class StreamSpec(Spec):
     """`data.stream`."""
 
     form = "hmm:.+|markov:[1-9][0-9]*"
     allowed = '"hmm:RUN" or "markov:SYMBOLS"'
+
+    def problem(self) -> str | None:
+        if (problem := super().problem()) is None and self.kind == "markov":
+            return number_problem(self.place, MOST_MARKOV_SYMBOLS, "SYMBOLS")
+        return problem
 
     @property
     def symbols(self) -> int | None:
@@ -119,7 +151,7 @@ class PermutationSpec(Spec):
     def problem(self) -> str | None:
         if (problem := super().problem()) is not None:
             return problem
-        if len(self.place) > 19 or self.number >= 1 << 63:  # int() refuses thousands of digits
+        if self.place and number_problem(self.place, (1 << 63) - 1, "N"):
             return "must be below 2^63"
         if self.kind == "pool" and self.number > 1 << 24:
             return f'a pool holds at most {1 << 24:,} permutations; "sequence" has no limit'
@@ -141,9 +173,15 @@ class RotaryScaling(Spec):
             return problem
         if self.factor < 1:
             return "its factor must be at least 1"
+        if (largest := max(self._numbers)) > _MOST_SCALING:
+            return f"its numbers must be at most {_MOST_SCALING:,}, and one is {largest:g}"
         if self.kind == "llama3" and not 0 < self.low < self.high:
             return f"LOW {self.low:g} must be above 0 and below HIGH {self.high:g}"
         return None
+
+    @property
+    def _numbers(self) -> list[float]:
+        return [float(part) for part in self.split(":")[1:]]
 
     @property
     def factor(self) -> float:
@@ -166,7 +204,7 @@ class RotaryScaling(Spec):
 class CheckpointSpec(Spec):
     """The checkpoint of a run."""
 
-    form = r"last|best|\d+"
+    form = r"last|best|[0-9]{1,18}"
     allowed = '"last", "best" or a step'
 
     @property
@@ -178,21 +216,30 @@ class CheckpointSpec(Spec):
 class StepsSpec(Spec):
     """Steps of a run in rising order; "..." continues with the ratio of the last two."""
 
-    form = r"\d+(,\s*\d+)*(,\s*(\.\.\.|…))?"
+    form = r"[0-9]+(, *[0-9]+)*(, *(\.\.\.|…))?"
+    most = 1_000_000
     allowed = 'steps such as "1,10,100" or "1,2,4,..."'
 
     def problem(self) -> str | None:
         if (problem := super().problem()) is not None:
             return problem
+        if any(number_problem(part, MOST_STEPS, "") for part in self._parts):
+            return f"a step must be at most {MOST_STEPS:,}"
         given = self.given
         if given[0] < 1 or any(a >= b for a, b in itertools.pairwise(given)) or (self._continues and len(given) < 2):
             return f"must be {self.allowed}, from 1 on and rising"
+        if len(list(itertools.islice(self._all(), _MOST_LISTED + 1))) > _MOST_LISTED:
+            return f"its steps up to {MOST_STEPS:,} are more than {_MOST_LISTED:,}; give fewer, or a larger ratio"
         return None
+
+    @property
+    def _parts(self) -> list[str]:
+        return [part.strip() for part in self.split(",") if part.strip().isdecimal()]
 
     @property
     def given(self) -> list[int]:
         """The steps that it names."""
-        return [int(part) for part in self.split(",") if part.strip().isdecimal()]
+        return [int(part) for part in self._parts]
 
     @property
     def _continues(self) -> bool:
@@ -200,9 +247,13 @@ class StepsSpec(Spec):
 
     def up_to(self, last: int) -> list[int]:
         """All of its steps, none beyond `last`."""
-        found = self.given
+        return list(itertools.takewhile(lambda step: step <= last, self._all()))
+
+    def _all(self) -> Iterator[int]:
+        """Its steps, of which no run has those after `MOST_STEPS`."""
+        given = self.given
+        yield from given
         if self._continues:
-            ratio = found[-1] / found[-2]
-            while found[-1] < last:
-                found.append(max(found[-1] + 1, round(found[-1] * ratio)))
-        return [step for step in found if step <= last]
+            step, ratio = given[-1], given[-1] / given[-2]
+            while (step := max(step + 1, round(step * ratio))) <= MOST_STEPS:
+                yield step
