@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_make import PROFILE, make, recipe, store_bytes
 
-from shoestring.core.errors import Refusal
+from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.records import Cost, MemoryModel, Plan, Point
 from shoestring.core.units import Interval
 from shoestring.planning.alternatives import beside_the_rule, compare, configurations, free_needed, scaled_profile
@@ -225,6 +226,31 @@ def test_the_shell_reads_the_command_as_it_was_given(tmp_path: Path, devices: in
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"] if devices > 1 else []
     command = ["shoestring", "train", "my recipe.toml", "--set", "data.source=text:it's"]
     assert output.splitlines() == [str(process.pid), str(tmp_path), *launcher, "-m", *command]
+
+
+@pytest.mark.parametrize("where", ["name", "folder"])
+@pytest.mark.parametrize("text", ["a\ntouch ran", "a\r\ntouch ran", "a\x1b[31m", "a\u2028b"])
+def test_a_name_that_would_leave_the_comment_is_refused(tmp_path: Path, where: str, text: str) -> None:
+    """An option of Slurm is a comment of the shell, which ends with its line."""
+    with pytest.raises(PlanError, match=r"--sbatch: --(job-name|output) has \\"):
+        sbatch_script(PLAN, replace(job(tmp_path), **{where: f"{tmp_path}/{text}"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$(touch ran)", "`touch ran`", "; touch ran", "' ; touch ran '", '" ; touch ran "', "&& touch ran", "100%j"],
+)
+def test_nothing_in_a_script_runs_but_the_command(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / text
+    folder.mkdir()
+    command = ["shoestring", "train", f"a\n{text}", "--set", f"run.name={text}"]
+    given = job(folder, name=text, python="/bin/echo", command=command)
+    script = sbatch_script(PLAN, given)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == " ".join(["-m", *command]) + "\n"
+    assert list(tmp_path.rglob("ran")) == []
+    (named,) = shlex.split(options(script)["output"])
+    assert named.replace("%%", "%") == f"{folder}/slurm-%j.out"
 
 
 def test_devices_on_a_gpu_are_asked_for_and_memory_of_the_host_is_not_guessed(tmp_path: Path) -> None:

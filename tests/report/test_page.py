@@ -1,5 +1,6 @@
 """The page: everything in one file, escaped, at any stage of a run."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core import recipe_file
-from shoestring.core.records import Evaluation, Line, Machine, Outcome, Plan
+from shoestring.core.records import ClassScore, Evaluation, Line, Machine, Outcome, Plan, StateRow, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, plan_against_actual, write_page
 
@@ -168,6 +169,36 @@ def test_names_and_recipes_are_escaped(tmp_path: Path) -> None:
     page = Page(text)
     assert page.plain.count("<b>bold & ") == 3, "the title, the heading and the recipe"
     assert "${title}" in page.plain
+
+
+HOSTILE = "</script></svg><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
+
+
+def test_no_text_of_a_record_is_markup(tmp_path: Path) -> None:
+    """Baselines, texts, classes, words of states, sentences, reasons, versions, and what a figure shows."""
+    folder = finished(tmp_path)
+    score = {field.name: 0.5 for field in dataclasses.fields(ClassScore)}
+    names = [field.name for field in dataclasses.fields(ClassScore) if field.type in ("int", int)]
+    replace(
+        EVALUATION,
+        text=HOSTILE,
+        baselines={HOSTILE: 2.0, "bigram": 1.0},
+        baselines_by_position={HOSTILE: (1.0, 2.0, 3.0)},
+        macro_f1=0.5,
+        accuracy=0.5,
+        classes=(ClassScore(**score | dict.fromkeys(names, 1)),),
+        confusion=((1,),),
+    ).write(folder.evaluation)
+    StateTable(rows=(StateRow(state=0, share=1.0, words=HOSTILE, moves=HOSTILE),), sentences=(HOSTILE,)).write(
+        folder.states
+    )
+    replace(PLAN, lines=(Line(quantity=HOSTILE, value=HOSTILE, reason=HOSTILE),)).write(folder.plan)
+    replace(MACHINE, device_name=HOSTILE, versions={HOSTILE: HOSTILE}).write(folder.machine)
+    text = page_of(folder, replace(OUTCOME, shortened=HOSTILE))
+    page = Page(text)
+    assert "<script" not in text and "<img" not in text
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert page.plain.count("<script>alert(1)") >= 8
 
 
 def test_reasons_of_a_shortened_run_are_escaped_too(tmp_path: Path) -> None:

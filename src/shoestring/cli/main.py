@@ -10,6 +10,7 @@ import traceback
 import click
 
 from shoestring.core.errors import ShoestringError
+from shoestring.core.text import printable
 
 
 def main() -> None:
@@ -61,13 +62,13 @@ def _explain(cause: Exception, arguments: list[str], code: int) -> None:
     known = isinstance(cause, ShoestringError)
     verbose = "-v" in arguments or "--verbose" in arguments
     if verbose:
-        traceback.print_exception(cause, file=sys.stderr)
+        print(printable("".join(traceback.format_exception(cause))), file=sys.stderr, end="")
     _print_error(str(cause) if known else f"{type(cause).__name__}: {cause}", code, arguments)
     if not known and not verbose:
         print("this is a bug in shoestring; -v shows where", file=sys.stderr)
 
 
 def _print_error(message: str, code: int, arguments: list[str]) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {message}"), file=sys.stderr)
     if "--json" in arguments:
         print(json.dumps({"error": message, "exit_code": code}))

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoestring.core.records import Density, Evaluation, MemoryModel, Outcome, Plan, Point, Profile
+from shoestring.core.text import printable
 from shoestring.core.throughput import fastest, knee, smallest_near
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.runs.reporter import Reporter, TrainingProgress
@@ -41,14 +42,14 @@ class Terminal(Reporter):
         self._shown = time.monotonic()
 
     def say(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.console.print(_plain(text))
 
     def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table; a last column without room for its words is printed below it, line by line.
 
         Where the other columns have no room either, every row is printed as a list.
         """
-        rows = list(rows)
+        title, head, rows = printable(title), _printable(head), [_printable(row) for row in rows]
         *widths, last = (max(map(len, column)) for column in zip(head, *rows))
         room = self.console.width - sum(widths) - 3 * len(head)
         below = len(head) > 2 and last > _NARROW > room
@@ -57,11 +58,15 @@ class Terminal(Reporter):
         if sum(widths) + 3 * len(widths) > self.console.width or (not below and word > room):
             self.say("\n".join([title, "", *(_as_list(head, row) for row in rows)]))
             return
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=_plain(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        )
         for index, name in enumerate(head[:shown]):
-            table.add_column(name, no_wrap=index < len(head) - 1, overflow="fold", style="dim" if index == 0 else None)
+            table.add_column(
+                _plain(name), no_wrap=index < len(head) - 1, overflow="fold", style="dim" if index == 0 else None
+            )
         for row in rows:
-            table.add_row(*map(Text, row[:shown]))
+            table.add_row(*map(_plain, row[:shown]))
         self.console.print(table, soft_wrap=False)
         if below:
             self.say("\n".join(f"{row[0]}: {row[-1]}" for row in rows) + "\n")
@@ -112,15 +117,17 @@ class Terminal(Reporter):
         if self._notebook or not self.console.is_terminal:
             if first or done == total or time.monotonic() - self._shown > (0.25 if self._notebook else _QUIET_SECONDS):
                 self._shown = time.monotonic()
-                self.console.print(Text(text), end="\r" if self._notebook and done != total else "\n")
+                self.console.print(_plain(text), end="\r" if self._notebook and done != total else "\n")
             return
         if self._progress is None:
             from rich.progress import BarColumn, Progress, TextColumn  # takes a while, and a plan needs none
 
-            self._progress = Progress(BarColumn(24), TextColumn("{task.description}"), console=self.console)
+            self._progress = Progress(
+                BarColumn(24), TextColumn("{task.description}", markup=False), console=self.console
+            )
             self._progress.add_task("", total=total)
             self._progress.start()
-        self._progress.update(self._progress.task_ids[0], completed=done, total=total, description=text)
+        self._progress.update(self._progress.task_ids[0], completed=done, total=total, description=printable(text))
         if done == total:
             self.close()
 
@@ -171,6 +178,16 @@ class Terminal(Reporter):
         for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):
             if reason:
                 self.say(f"{how}: {reason}\n")
+
+
+def _plain(text: str) -> Text:
+    """Text for the console: neither its control characters nor its brackets are commands."""
+    return Text(printable(text))
+
+
+def _printable(cells: Sequence[str]) -> list[str]:
+    """Cells of a table, each without control characters; a tab would move what follows."""
+    return [printable(cell).expandtabs(4) for cell in cells]
 
 
 def _as_list(head: Sequence[str], row: Sequence[str]) -> str:

@@ -11,11 +11,16 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoestring.core.text import printable
+
 
 class ShoestringError(Exception):
-    """Base of every error with a message for people."""
+    """Base of every error with a message for people, which may quote a file but never a control character of it."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UserError(ShoestringError):

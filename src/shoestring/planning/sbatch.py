@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoestring.core.errors import PlanError
 from shoestring.core.records import Plan
+from shoestring.core.text import control_in
 
 _MEMORY_MARGIN = 1.25
 _LIBRARY_BYTES = 2**30
@@ -49,7 +51,7 @@ def sbatch_script(plan: Plan, job: Job) -> str:
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={job.threads}",
-        f"--output={job.folder}/slurm-%j.out",
+        f"--output={job.folder.replace('%', '%%')}/slurm-%j.out",
         "--open-mode=append",
         "--requeue",
         f"--signal=B:TERM@{_SIGNAL_SECONDS}",
@@ -74,8 +76,13 @@ def sbatch_script(plan: Plan, job: Job) -> str:
 
 
 def _quoted(option: str) -> str:
-    """The option with its value quoted: Slurm splits at spaces, as a shell does."""
+    """The option with its value quoted: Slurm splits at spaces, as a shell does.
+
+    An option is one line of a comment, which no quotes can hold together: a newline in it would begin a command.
+    """
     name, _, value = option.partition("=")
+    if (control := control_in(value)) is not None:
+        raise PlanError(f"--sbatch: {name} has {control} in {value!r}, and an option of Slurm is one line; rename it")
     return f"{name}={shlex.quote(value)}" if value else option
 
 
