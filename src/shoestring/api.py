@@ -6,6 +6,7 @@ printed unless `show=False`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,7 @@ def evaluate(run: Run | str | Path, checkpoint: str | int = "last", data: str | 
     `data`, as "text:PATH"."""
     from shoestring.runs.evaluate import evaluate_run
 
-    return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)), data)
+    return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)), data, _warn)
 
 
 def generate(
@@ -137,7 +138,7 @@ def generate(
 
     drawing = Drawing(temperature=float(temperature), top_k=top_k, top_p=top_p)
     which = CheckpointSpec.parse(str(checkpoint))
-    return generate_text(open_run(run).folder, prompt, max_tokens, drawing, n, seed, which)
+    return generate_text(open_run(run).folder, prompt, max_tokens, drawing, n, seed, which, _warn)
 
 
 def fit_law(
@@ -254,7 +255,7 @@ class Run:
         """The trained network: a torch module in evaluation mode, on the GPU if there is one."""
         from shoestring.runs.trained_model import load_run
 
-        return load_run(self.folder, CheckpointSpec.parse(str(checkpoint))).model
+        return load_run(self.folder, CheckpointSpec.parse(str(checkpoint)), say=_warn).model
 
     def generate(self, prompt: str = "", **options: Any) -> list[str]:
         """Texts as from `shoestring.generate`."""
@@ -264,6 +265,11 @@ class Run:
         if not file.is_file():
             raise RunError(f"{self.path} has no {file.name} yet")
         return file
+
+
+def _warn(line: str) -> None:
+    """A result that is not quite what was asked for, as of an older checkpoint."""
+    warnings.warn(line, stacklevel=2)
 
 
 def _reporter(show: bool) -> Reporter:

@@ -6,14 +6,20 @@ import random
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from commands import Started
 from conftest import TINY, Command, start
 from profiles import write_profile
 
+from shoestring.cli.root import root
+from shoestring.core.errors import RunError, UserError
+from shoestring.core.records import Evaluation
 from shoestring.core.run_folder import RunFolder
+from shoestring.studies.run_results import read_trained
 from shoestring.training.checkpoint import Checkpoints
 
 STEPS = 60
@@ -161,6 +167,36 @@ def test_a_half_written_checkpoint_is_passed_over(finished: RunFolder, shoestrin
     assert again.returncode == 0, again.stderr
     assert "left out" in again.stdout
     assert finished.metrics.read_bytes() == before
+
+
+def test_an_older_checkpoint_never_replaces_the_scores_of_a_later_one(
+    finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = finished.evaluation.read_bytes()
+    last = sorted(finished.checkpoints.glob("step-*"))[-1]
+    content = last.read_bytes()
+    last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    invoke = partial(CliRunner().invoke, root)
+    refused = invoke(["evaluate", "runs/tiny"])
+    assert isinstance(refused.exception, RunError)
+    assert "evaluation.json is of step 40, and the newest intact checkpoint of step 30: it is kept" in str(
+        refused.exception
+    )
+    used = "step-000000040.safetensors: damaged, its content does not match its checksum; step 30 is used instead"
+    assert used in refused.output
+    scored = invoke(["evaluate", "runs/tiny", "--checkpoint", "30"])
+    assert (scored.exit_code, finished.evaluation.read_bytes()) == (0, before)
+    finished.evaluation.write_text("{")  # a damaged record is made again
+    again = invoke(["evaluate", "runs/tiny"])
+    assert again.exit_code == 0, again.exception
+    assert used in again.output
+    assert Evaluation.read(finished.evaluation).step == 30
+    finished.evaluation.write_bytes(before)
+    assert invoke(["evaluate", "runs/tiny", "--force"]).exit_code == 0
+    assert Evaluation.read(finished.evaluation).step == 30
+    with pytest.raises(UserError, match="is of step 30, and the run ended after step 40; score its end with"):
+        read_trained(finished.path, "total")
 
 
 def test_two_processes_never_write_one_run(tiny: Path, tmp_path: Path, shoestring: Command) -> None:

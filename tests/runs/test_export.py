@@ -13,7 +13,8 @@ from conftest import Command, last_json
 from profiles import write_profile
 from torch import Tensor
 
-from shoestring.core.errors import RunError, UserError
+from shoestring.api import open_run
+from shoestring.core.errors import RunError, StorageError, UserError
 from shoestring.core.recipe import Budget, Data, Hmm, Model, Recipe, Run, Train
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
@@ -283,3 +284,22 @@ def test_a_trained_run_is_exported_by_the_command_line(tiny: Path, tmp_path: Pat
     assert told["architecture"] == "LlamaForCausalLM" and told["step"] == 40 and told["tokenizer"] is None
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert sum(p.numel() for p in network.parameters()) == told["parameters"]
+
+
+def test_a_damaged_checkpoint_is_named_with_the_one_that_is_used_instead(tmp_path: Path) -> None:
+    """Also where its weights begin another run, which would else differ from its recipe without a word."""
+    run, said = some_run(tmp_path / "a", MODELS["llama"]), list[str]()
+    last = Checkpoints(run.checkpoints, 9).path(3)
+    content = last.read_bytes()
+    last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    line = f"left out: {last}: damaged, its content does not match its checksum; step 2 is used instead"
+    assert export_run(run, tmp_path / "out", say=said.append).step == 2
+    assert said == [line]
+    started = dataclasses.replace(run.read_recipe(), model=dataclasses.replace(MODELS["llama"], init=str(run.path)))
+    make_learner(started, CPU, say=said.append)
+    assert said == [line] * 2
+    with pytest.warns(UserWarning, match="step 2 is used instead"):
+        assert len(open_run(run.path).generate("a", max_tokens=2)) == 1
+    with pytest.raises(StorageError, match="damaged"):
+        export_run(run, tmp_path / "named", CheckpointSpec("3"), said.append)
+    assert not (tmp_path / "named").exists()

@@ -34,10 +34,12 @@ from shoestring.hmm.parameters import Parameters
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.make import RESERVE_SECONDS
 from shoestring.runs import hmm_trainee, runner, session
+from shoestring.runs.evaluate import evaluate_run
 from shoestring.runs.hmm_task import HmmTask
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import Finished, run
 from shoestring.runs.task import task_of
+from shoestring.runs.trained_model import LAST
 from shoestring.track import read_lines
 from shoestring.training import checkpoint, hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
@@ -279,6 +281,13 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before_it(
         assert any(line.startswith(f"left out: {path}: damaged") for line in told.lines)
         assert f"resuming after step 6 of {6 * EPOCH}" in told.lines
         assert results(ended.folder) == straight()
+    before, said = folder.evaluation.read_bytes(), list[str]()
+    newest = sorted(folder.checkpoints.iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"evaluation\.json is of step 6, and the newest intact checkpoint of step"):
+        evaluate_run(folder, LAST, say=said.append, replaces=False)
+    assert [line.startswith(f"left out: {newest}: damaged") for line in said] == [True]
+    assert folder.evaluation.read_bytes() == before
 
 
 def test_a_finished_run_is_not_done_again(corpus: Path, time: FakeTime) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from shoestring.core.errors import RunError, StorageError
 from shoestring.core.recipe import Model, Train
+from shoestring.core.specs import CheckpointSpec
 from shoestring.models.language_model import build
 from shoestring.storage.tensor_file import write_tensors
 from shoestring.training import checkpoint
@@ -219,6 +220,58 @@ def test_a_flipped_byte_makes_the_one_before_the_latest(tmp_path: Path, share: f
     content[int(share * (len(content) - 1))] ^= 0x55
     checkpoints.path(3).write_bytes(content)
     assert_passed_over(checkpoints, 3)
+
+
+def flip(path: Path) -> None:
+    """Change the last byte, which is of a tensor."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_what_is_passed_over_is_said_with_what_is_used_instead(tmp_path: Path) -> None:
+    checkpoints, learner = Checkpoints(tmp_path, 9), make()
+    for number in range(1, 5):
+        checkpoints.save(learner, replace(STATE, step=number, best_step=max(1, number - 1), best_loss=1.0))
+    said: list[str] = []
+    assert checkpoints.find(CheckpointSpec("best"), tmp_path, said.append).state.step == 3
+    assert said == []
+    flip(checkpoints.path(4))
+    damaged = f"left out: {checkpoints.path(4)}: damaged, its content does not match its checksum"
+    for which, step in (("last", 3), ("best", 2)):
+        said.clear()
+        assert checkpoints.find(CheckpointSpec(which), tmp_path, said.append).state.step == step
+        assert said == [f"{damaged}; step {step} is used instead"]
+    said.clear()
+    assert checkpoints.find(CheckpointSpec("1"), tmp_path, said.append).state.step == 1
+    with pytest.raises(StorageError, match=r"step-000000004\.safetensors: damaged"):
+        checkpoints.find(CheckpointSpec("4"), tmp_path, said.append)
+    with pytest.raises(RunError, match='has no checkpoint "7"; it has last, best, 1, 2, 3, 4'):
+        checkpoints.find(CheckpointSpec("7"), tmp_path, said.append)
+    assert said == []
+
+
+def test_best_is_not_offered_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r'has no checkpoint "best"; it has last, 1, 2$'):
+        saved(tmp_path, 2).find(CheckpointSpec("best"), tmp_path)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_later_checkpoint_takes_no_place_of_a_new_one(tmp_path: Path, keep: int) -> None:
+    """A run that resumed before it keeps as many intact ones as asked for; the damaged one goes."""
+    checkpoints, learner = saved(tmp_path, 3), make()
+    flip(checkpoints.path(3))
+    resumed = Checkpoints(tmp_path, keep, always=lambda step: step == 3)
+    resumed.save(learner, replace(STATE, step=2))
+    assert resumed.latest() == (2, [])
+    assert resumed.steps() == [2, 1][:keep]
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_left_out(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2)
+    checkpoints.path(2).replace(checkpoints.path(3))
+    step, lines = checkpoints.latest()
+    assert step == 1
+    assert lines == [f"{checkpoints.path(3)}: damaged, or under another's name: it is the checkpoint of step 2"]
 
 
 def test_every_damaged_checkpoint_has_its_line(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def export(run: Path, folder: Path, checkpoint: CheckpointSpec, terminal: option
     from shoestring.core.run_folder import RunFolder
     from shoestring.runs.export import export_run
 
-    done = export_run(RunFolder.open(run), folder, checkpoint)
+    done = export_run(RunFolder.open(run), folder, checkpoint, terminal.say)
     terminal.say(
         f"{done.folder}: {done.architecture}, {counted(done.parameters, 'parameter')}, after step {done.step:,}"
     )

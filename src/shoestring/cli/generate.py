@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def generate(
     from shoestring.models.generate import Drawing
     from shoestring.runs.trained_model import generate_text
 
-    texts = generate_text(RunFolder.open(run), prompt, max_tokens, Drawing(**drawing), count, seed, checkpoint)
+    drawn, say = Drawing(**drawing), functools.partial(click.echo, err=True)  # standard output is for the texts
+    texts = generate_text(RunFolder.open(run), prompt, max_tokens, drawn, count, seed, checkpoint, say)
     terminal.say("\n\n".join(texts))
     return {"prompt": prompt, "texts": texts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from shoestring.baselines.of_corpus import baselines_of, predictions_of
 from shoestring.baselines.oracle import divergences
 from shoestring.baselines.standard_error import mean_error
 from shoestring.baselines.streams import Baselines
+from shoestring.core.errors import RecordError, RunError
 from shoestring.core.records import Evaluation, Plan, TextScore
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
@@ -156,8 +158,18 @@ def make_evaluation(
     )
 
 
-def evaluate_run(folder: RunFolder, checkpoint: CheckpointSpec, text: str | None = None) -> Evaluation:
-    """Score a checkpoint of a run, finished or not: on the rows that the run scores, or on another text."""
+def evaluate_run(
+    folder: RunFolder,
+    checkpoint: CheckpointSpec,
+    text: str | None = None,
+    say: Callable[[str], object] = lambda _: None,
+    replaces: bool = True,
+) -> Evaluation:
+    """Score a checkpoint of a run, finished or not: on the rows that the run scores, or on another text.
+
+    Damaged checkpoints that are newer are named to `say`. Unless it `replaces` any record, a run that has an evaluation
+    of a later step is refused before it is scored.
+    """
     from shoestring.runs.network_trainee import NetworkTrainee  # imports this module
 
     recipe, plan = folder.read_recipe(), Plan.read(folder.plan)
@@ -166,10 +178,25 @@ def evaluate_run(folder: RunFolder, checkpoint: CheckpointSpec, text: str | None
     trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
     trainee.build(fresh=False)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
-    found = checkpoints.find(checkpoint, folder.path)
+    found = checkpoints.find(checkpoint, folder.path, say)
     state = checkpoints.restore(found.state.step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.put_values(state.task)
+    if not replaces:
+        _keep_later(folder, trainee.label(state), state.step)
     if text is not None:
         assert isinstance(trainee, NetworkTrainee), "an HMM was refused"
         trainee.corpus = open_corpus(recipe, plan, scored=text)
     return trainee.evaluate(state)
+
+
+def _keep_later(folder: RunFolder, number: int, step: int) -> None:
+    """Raise RunError where the recorded evaluation is of a later step than `number`, that of the checkpoint `step`."""
+    try:
+        recorded = Evaluation.read(folder.evaluation).step if folder.evaluation.is_file() else 0
+    except RecordError:  # damaged: it is made anew
+        return
+    if recorded > number:
+        raise RunError(
+            f"{folder.evaluation} is of step {recorded:,}, and the newest intact checkpoint of step {number:,}: it is "
+            f"kept; --checkpoint {step} scores that one without recording it, --force replaces the record"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +35,9 @@ class Exported(Record):
     """The tokenizer that was written too; None where transformers cannot read it."""
 
 
-def export_run(folder: RunFolder, target: Path, checkpoint: CheckpointSpec = LAST) -> Exported:
+def export_run(
+    folder: RunFolder, target: Path, checkpoint: CheckpointSpec = LAST, say: Callable[[str], object] = lambda _: None
+) -> Exported:
     """Write a run's weights (their running means where it keeps them) and a subword tokenizer to a new folder."""
     recipe = folder.read_recipe()
     recipe.need_network(f"{folder.path}: the run of an HMM; transformers has no class for it")
@@ -43,7 +46,7 @@ def export_run(folder: RunFolder, target: Path, checkpoint: CheckpointSpec = LAS
         format_of(recipe.model)  # raises an error where there is no counterpart
     if target.exists():
         raise RunError(f"{target} already exists; choose another folder")
-    loaded = load_run(folder, checkpoint, torch.device("cpu"))
+    loaded = load_run(folder, checkpoint, torch.device("cpu"), say)
     model, tokenizer, length = loaded.model, loaded.tokenizer, recipe.data.length
     files = _tokenizer_files(tokenizer, length)
     vocab_size = vocabulary(recipe, tokenizer)

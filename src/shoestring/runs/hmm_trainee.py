@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -81,7 +81,7 @@ class HmmTrainee(Trainee):
         self._scores: Scores | None = None
         self._scorer: Scorer | None = None
 
-    def build(self, fresh: bool) -> None:  # noqa: ARG002
+    def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:  # noqa: ARG002
         self.fit = Fit(
             torch.from_numpy(self.rows.train),
             self._settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +66,9 @@ class NetworkTrainee(Trainee):
         if not folder.tokenizer.is_file():
             write_tokenizer(folder.tokenizer, self.corpus.tokenizer)
 
-    def build(self, fresh: bool) -> None:
+    def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
-        self.learner = make_learner(recipe, group.device, group, init=fresh)
+        self.learner = make_learner(recipe, group.device, group, init=fresh, say=say)
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
         self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)

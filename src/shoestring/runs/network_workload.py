@@ -35,11 +35,17 @@ MEASURED_DOCUMENT = 128
 """Tokens per document, where attention stays within documents."""
 
 
-def make_learner(recipe: Recipe, device: torch.device, group: ProcessGroup | None = None, init: bool = True) -> Learner:
+def make_learner(
+    recipe: Recipe,
+    device: torch.device,
+    group: ProcessGroup | None = None,
+    init: bool = True,
+    say: Callable[[str], object] = lambda _: None,
+) -> Learner:
     """The learner of a run with its first weights; without `init`, those of `model.init` are not read."""
     model = build(recipe.model, vocabulary(recipe), recipe.data.length, derive(recipe.run.seed, "weights"))
     if init and recipe.model.init is not None:
-        start_from(model, recipe.model, recipe.model.init)
+        start_from(model, recipe.model, recipe.model.init, say)
     return Learner(model, recipe.train, device, group, shard=recipe.parallel is not None and recipe.parallel.shard)
 
 

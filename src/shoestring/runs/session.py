@@ -86,7 +86,7 @@ def train(
     for line in damaged:
         reporter.say(f"left out: {line}")
     meter = Meter(group.device)
-    trainee.build(fresh=step is None)
+    trainee.build(fresh=step is None, say=reporter.say)
     state = _restore(recipe, checkpoints, step, trainee, reporter)
     trainee.continue_rows()
     if writes:

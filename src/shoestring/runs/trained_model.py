@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
     from shoestring.hmm.parameters import Saved
 
 LAST = CheckpointSpec("last")
+Say = Callable[[str], object]
+"""Takes a line for people, such as which damaged checkpoint is left out."""
 
 
-def trained_weights(folder: RunFolder, checkpoint: CheckpointSpec = LAST) -> tuple[dict[str, Tensor], State]:
+def _silent(_: str) -> None: ...
+
+
+def trained_weights(
+    folder: RunFolder, checkpoint: CheckpointSpec = LAST, say: Say = _silent
+) -> tuple[dict[str, Tensor], State]:
     """The weights that a run's scores belong to, by name: their running means where it keeps them."""
-    opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path)
+    opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path, say)
     if opened.state.recipe != folder.read_recipe().fingerprint:
         raise RunError(f"{opened.path} belongs to another recipe than {folder.path}")
     tensors = opened.read({})
@@ -40,7 +48,7 @@ def trained_weights(folder: RunFolder, checkpoint: CheckpointSpec = LAST) -> tup
     return kinds[0] | kinds[1], opened.state
 
 
-def start_from(model: LanguageModel, spec: Model, place: str) -> list[str]:
+def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent) -> list[str]:
     """Give a network its first weights: of a run's newest whole checkpoint, or of a folder or name of transformers.
 
     Returns the names of the weights that stay random, such as a BERT's head where the stored head differs.
@@ -51,7 +59,7 @@ def start_from(model: LanguageModel, spec: Model, place: str) -> list[str]:
         recipe = folder.read_recipe()
         recipe.need_network(f"{where}: the run of an HMM, which has no weights")
         _refuse_others(where, spec, recipe.model)
-        return model.take_over(trained_weights(folder)[0], where)
+        return model.take_over(trained_weights(folder, say=say)[0], where)
     if model.pretrained is not None:
         from shoestring.models.families.hf import network as hf
 
@@ -79,14 +87,16 @@ class LoadedRun(NamedTuple):
     step: int
 
 
-def load_run(folder: RunFolder, checkpoint: CheckpointSpec = LAST, device: torch.device | None = None) -> LoadedRun:
+def load_run(
+    folder: RunFolder, checkpoint: CheckpointSpec = LAST, device: torch.device | None = None, say: Say = _silent
+) -> LoadedRun:
     """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
     recipe = folder.read_recipe()
     recipe.need_network(f"{folder.path} is the run of an HMM, not of a network")
     if not folder.tokenizer.is_file():
         raise RunError(f"{folder.path} has no {folder.tokenizer.name} yet: it has not begun to train")
     tokenizer = read_tokenizer(folder.tokenizer)
-    weights, state = trained_weights(folder, checkpoint)
+    weights, state = trained_weights(folder, checkpoint, say)
     model = build(recipe.model, vocabulary(recipe, tokenizer), recipe.data.length, 0)
     model.take_over(weights, str(folder.path))
     return LoadedRun(model.to(device or pick_device()).eval(), recipe, tokenizer, state.step)
@@ -111,11 +121,12 @@ def generate_text(
     count: int = 1,
     seed: int = 0,
     checkpoint: CheckpointSpec = LAST,
+    say: Say = _silent,
 ) -> list[str]:
     """`count` texts that begin with the prompt and end with a document's end, or after `tokens` more tokens."""
     if folder.read_recipe().kind == "hmm":
         return _generate_hmm(folder, prompt, tokens, count, seed)
-    loaded = load_run(folder, checkpoint)
+    loaded = load_run(folder, checkpoint, say=say)
     recipe, tokenizer = loaded.recipe, loaded.tokenizer
     if family_of(recipe.model).predicts_hidden(recipe.model):
         raise RunError(f"{folder.path}: a masked model fills in hidden tokens, and cannot write a text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoestring.core.clock import Clock
@@ -49,7 +49,7 @@ class Trainee(ABC):
         """What its checkpoints hold, besides `saved_values`."""
 
     @abstractmethod
-    def build(self, fresh: bool) -> None:
+    def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         """Make the model on its device; `fresh` where no checkpoint will replace its first weights."""
 
     @abstractmethod

@@ -121,6 +121,11 @@ def read_trained(path: Path, count: Count) -> Trained:
     if not folder.profile.is_file():
         raise UserError(f"{path} has no profile.json, which counts its parameters; run: shoestring measure RECIPE")
     outcome, evaluation = Outcome.read(folder.done), Evaluation.read(folder.evaluation)
+    if evaluation.step != outcome.steps:
+        raise UserError(
+            f"{folder.evaluation} is of step {evaluation.step:,}, and the run ended after step {outcome.steps:,}; "
+            f"score its end with: shoestring evaluate {path}"
+        )
     if evaluation.macro_f1 is not None:
         raise UserError(f"{path} is a classifier: its loss is per class, not per token")
     profile, step = Profile.read(folder.profile), float(recipe.batch * row_predictions(recipe))

@@ -163,41 +163,50 @@ class Checkpoints:
         for other in {self.path(state.step), self.parts(state.step)} - {path}:
             remove(other)
         self.peak_bytes = max(self.peak_bytes, folder_bytes(self.folder))
-        kept = {*self._steps()[: self.keep], state.best_step}
+        steps = [step for step in self._steps() if step <= state.step]  # later ones were damaged, and passed over
+        kept = {*steps[: self.keep], state.best_step, *filter(self._always, steps)}
         for step in self._steps():
-            if step not in kept and not self._always(step):
+            if step not in kept:
                 remove(self.path(step))
                 remove(self.parts(step))
 
     def latest(self) -> tuple[int | None, list[str]]:
         """The step of the newest intact checkpoint, and a line for every newer one that is damaged."""
+        opened, damaged = self._newest()
+        return None if opened is None else opened.state.step, damaged
+
+    def _newest(self) -> tuple[Opened | None, list[str]]:
         damaged: list[str] = []
         if (older := self.folder / "fit.safetensors").exists():
             raise VersionError(f"{older}: the checkpoint of an HMM, not written by this version of shoestring")
         for step in self.steps():
             try:
-                self.open(step)
-                return step, damaged
+                return self.open(step), damaged
             except VersionError:  # not damaged: a run must not begin anew beside it
                 raise
             except StorageError as cause:
                 damaged.append(str(cause))
         return None, damaged
 
-    def find(self, which: CheckpointSpec, run: Path) -> Opened:
-        """The newest intact checkpoint, the best one according to it, or that of a step."""
-        last, damaged = self.latest()
-        if last is None:
+    def find(self, which: CheckpointSpec, run: Path, say: Callable[[str], object] = lambda _: None) -> Opened:
+        """The newest intact checkpoint, the best one according to it, or that of a step.
+
+        For the first two, `say` gets a line for every newer one that is damaged. One that is named must be intact.
+        """
+        steps, named = self.steps(), which.step
+        if named is not None and named in steps:
+            return self.open(named)
+        newest, damaged = self._newest()
+        if newest is None:
             raise RunError("\n  ".join([f"{run} has no intact checkpoint yet", *damaged]))
-        opened = self.open(last)
-        steps, best = self.steps(), opened.state.best_step
-        step = best if which == "best" else last if which == "last" else which.step
-        if step == last:
-            return opened
-        if step not in steps:
+        last, best = newest.state.step, newest.state.best_step
+        step = {"last": last, "best": best}.get(which)
+        if step is None or step not in steps:
             names = ["last", *(["best"] if best in steps else []), *map(str, steps[::-1])]
             raise RunError(f'{run} has no checkpoint "{which}"; it has {", ".join(names)}')
-        return self.open(step)
+        for line in damaged:
+            say(f"left out: {line}; step {step:,} is used instead")
+        return newest if step == last else self.open(step)
 
     def restore(self, step: int, worker: Saveable, recipe: str, data: str) -> State:
         """Put a checkpoint's tensors into a worker, all processes together; any number of processes may have saved it.
@@ -226,7 +235,7 @@ class Checkpoints:
         path = self.parts(step)
         if path.is_dir():
             note, shapes = sharding.check_folder(path, group)
-            return Opened(path, _state(note, path), shapes, partial(sharding.read_folder, path))
+            return Opened(path, _state(note, path, step), shapes, partial(sharding.read_folder, path))
         path = self.path(step)
         arrays, note = read_tensors(path)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -235,7 +244,7 @@ class Checkpoints:
         def read(likes: sharding.Likes) -> dict[str, Tensor]:
             return {name: sharding.own_part(tensor, likes.get(name)) for name, tensor in tensors.items()}
 
-        return Opened(path, _state(note, path), shapes, read)
+        return Opened(path, _state(note, path, step), shapes, read)
 
 
 class Opened(NamedTuple):
@@ -247,13 +256,16 @@ class Opened(NamedTuple):
     read: Callable[[sharding.Likes], dict[str, Tensor]]
 
 
-def _state(note: str, path: Path) -> State:
+def _state(note: str, path: Path, step: int) -> State:
     try:
-        return State.from_dict(json.loads(note), str(path))
+        state = State.from_dict(json.loads(note), str(path))
     except VersionError:
         raise
     except (ValueError, RecordError) as cause:
         raise StorageError(f"{path}: not a checkpoint ({cause})") from cause
+    if state.step != step:
+        raise StorageError(f"{path}: damaged, or under another's name: it is the checkpoint of step {state.step:,}")
+    return state
 
 
 def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
