@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import Command
 from profiles import write_profile
+
+from shoestring.cli.main import main
 
 
 def _refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -142,3 +145,36 @@ def test_a_traceback_is_shown_when_asked_for(shoestring: Command) -> None:
     result = shoestring("train", "absent.toml", "-v")
     assert result.returncode == 2
     assert "Traceback" in result.stderr
+
+
+def _plan_to(output: str) -> tuple[int, str]:
+    """The exit code and the errors of a plan whose standard output is a shell's redirection, as in `| true`."""
+    line = f"exec {sys.executable} -m shoestring plan --time 1h --tokens-per-second 1k --json"
+    code = f"set -o pipefail; ({line}) {output}"
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    return found.returncode, found.stderr
+
+
+def test_an_output_that_cannot_be_written() -> None:
+    code, said = _plan_to(">/dev/full")
+    assert (code, said.splitlines()[-1]) == (
+        2,
+        "error: cannot write the output: the disk is full; free some space or choose another folder",
+    )
+    assert "Traceback" not in said
+    code, said = _plan_to("| true")  # as in `| head`
+    assert code == 1
+    assert "rror" not in said
+    code, said = _plan_to(">&-")
+    assert code == 0
+    assert "rror" not in said
+
+
+def test_a_call_that_the_system_refuses_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["shoestring", "report", "x" * 300])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("recipe.toml: the path is too long\n")

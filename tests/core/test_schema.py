@@ -179,8 +179,8 @@ outers = st.builds(
     Outer,
     inner=st.builds(Inner, size=st.integers(1, 10**9), share=st.floats(0, 1, exclude_min=True)),
     others=st.lists(st.builds(Inner, size=st.integers(1, 10**9)), max_size=3).map(tuple),
-    pair=st.tuples(st.integers(), st.text()),
-    table=st.dictionaries(st.text(), st.integers(), max_size=3),
+    pair=st.tuples(st.integers(-(2**63) + 1, 2**63 - 1), st.text()),
+    table=st.dictionaries(st.text(), st.integers(-(2**63) + 1, 2**63 - 1), max_size=3),
     name=st.from_regex("[a-z]+", fullmatch=True).map(SmallLetters),
     speed=st.none() | st.floats(0, 1e12, exclude_min=True),
     kind=st.sampled_from(["one", "two"]),
@@ -189,7 +189,7 @@ outers = st.builds(
     disk=st.none() | st.integers(0).map(Bytes),
     tokens=st.none() | st.integers(0).map(Count),
     work=st.none() | st.floats(0, 1e30).map(Flops),
-    either=st.integers() | st.text(),
+    either=st.integers(-(2**63) + 1, 2**63 - 1) | st.text(),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ def fit(
     """
     from shoestring.cli.running import run_in_terminal
     from shoestring.core.clock import Clock
+    from shoestring.core.environment import launched
     from shoestring.core.errors import UserError
     from shoestring.studies.sweep import grid, plan_grid
 
@@ -50,7 +50,7 @@ def fit(
         raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
     if over and plan is not None:
         raise UserError("--plan and --over: a plan is of one fit; leave one of them out")
-    if over and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if over and launched().world > 1:
         raise UserError("--over: a grid runs in one process; give each fit to torchrun alone, or run without torchrun")
     if over:
         total, lines = plan_grid(recipes, terminal)

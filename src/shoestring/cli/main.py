@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ import traceback
 
 import click
 
-from shoestring.core.errors import ShoestringError
+from shoestring.core.errors import ShoestringError, storage_error
 from shoestring.core.text import printable
 
 
@@ -18,8 +19,10 @@ def main() -> None:
     from shoestring.cli.root import root
 
     arguments = sys.argv[1:]
+    _open_streams()
     try:
         ended = root.main(arguments, prog_name="shoestring", standalone_mode=False)
+        sys.stdout.flush()
         _leave(SystemExit(ended if isinstance(ended, int) else 0), well=True)
     except SystemExit as end:
         _leave(end, well=not end.code)
@@ -35,9 +38,43 @@ def main() -> None:
         print("interrupted; the same command continues with what is there", file=sys.stderr)
         _leave(SystemExit(130), well=False)
     except Exception as cause:
-        code = cause.exit_code if isinstance(cause, ShoestringError) else 1
-        _explain(cause, arguments, code)
+        error = _of_system(cause)
+        if isinstance(cause, BrokenPipeError):  # who reads the output has enough, as in `| head`
+            _drop_output()
+            _leave(SystemExit(1), well=False)
+        code = error.exit_code if isinstance(error, ShoestringError) else 1
+        _explain(error, arguments, code)
         _leave(SystemExit(code), well=False)
+
+
+def _open_streams() -> None:
+    """Replace streams that the caller has closed (`>&-`), so that writing to them is no error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+
+
+def _drop_output() -> None:
+    """Drop what is left for a stream that can no longer be written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _of_system(cause: Exception) -> Exception:
+    """The error for people where the system refused a call, as for a path that is too long; else `cause` itself.
+
+    Files that are written have names in their errors: an error without one is of standard output.
+    """
+    if not isinstance(cause, OSError) or cause.errno is None:
+        return cause
+    is_named = isinstance(cause.filename, (str, bytes))
+    doing, what = ("use", os.fsdecode(cause.filename)) if is_named else ("write", "the output")
+    error = storage_error(doing, what, cause)
+    error.__cause__ = cause
+    return error
 
 
 def _leave(end: SystemExit, well: bool) -> None:
@@ -53,8 +90,9 @@ def _leave(end: SystemExit, well: bool) -> None:
         raise end
     if torch is not None and in_group and well:
         torch.distributed.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(end.code or 0)
 
 
@@ -69,6 +107,10 @@ def _explain(cause: Exception, arguments: list[str], code: int) -> None:
 
 
 def _print_error(message: str, code: int, arguments: list[str]) -> None:
-    print(printable(f"error: {message}"), file=sys.stderr)
-    if "--json" in arguments:
-        print(json.dumps({"error": message, "exit_code": code}))
+    """Say what is wrong wherever it can still be said."""
+    with contextlib.suppress(OSError):
+        print(printable(f"error: {message}"), file=sys.stderr)
+    with contextlib.suppress(OSError):
+        if "--json" in arguments:
+            print(json.dumps({"error": message, "exit_code": code}))
+    _drop_output()

@@ -45,7 +45,7 @@ def allocation_end(clock: Clock, environment: Mapping[str, str] = os.environ) ->
     if job is None:
         return None
     text = environment.get("SLURM_JOB_END_TIME", "")  # of newer versions
-    end = float(text) if text.isdecimal() else _end_by_squeue(job, environment)
+    end = float(text) if text.isdecimal() and len(text) < 12 else _end_by_squeue(job, environment)
     # a job without a limit has no end, or one that is a year away
     return None if end is None else clock.elapsed() + end - time.time()
 

@@ -10,8 +10,9 @@ import difflib
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
-from shoestring.core.text import printable
+from shoestring.core.text import one_line, printable
 
 
 class ShoestringError(Exception):
@@ -28,6 +29,11 @@ class UserError(ShoestringError):
 
     exit_code = 2
 
+    @classmethod
+    def of_file(cls, where: str, problem: str) -> Self:
+        """The error for a file that cannot be parsed."""
+        return cls(f"{where}: {problem}")
+
 
 class RecipeError(UserError):
     """A recipe with one or more mistakes; `problems` has one line for each."""
@@ -36,6 +42,10 @@ class RecipeError(UserError):
         self.where, self.problems = where, tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n".join([f"{where}: {count}", *(f"  {line}" for line in self.problems)]))
+
+    @classmethod
+    def of_file(cls, where: str, problem: str) -> Self:
+        return cls(where, [problem])
 
     def __reduce__(self) -> tuple[type, tuple[str, Sequence[str]]]:  # so that it can be pickled
         return type(self), (self.where, self.problems)
@@ -98,6 +108,8 @@ class Fault(ShoestringError):
     """A failure of a run itself, such as a loss that is not finite."""
 
 
+_SHOWN = 240
+"""Most characters of a path in a message."""
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
@@ -107,13 +119,22 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EISDIR: "it is a folder, not a file",
     errno.ENOENT: "no such file or folder",
+    errno.ENAMETOOLONG: "the path is too long",
+    errno.ELOOP: "its links lead in a circle",
 }
 
 
 def storage_error(doing: str, path: str | Path, cause: OSError) -> StorageError:
     """The error for a failed system call; `doing` is a verb, such as "write"."""
     reason = _REASONS.get(cause.errno or 0) or cause.strerror or str(cause)
-    return StorageError(f"cannot {doing} {path}: {reason}")
+    return StorageError(f"cannot {doing} {shown_path(path)}: {reason}")
+
+
+def shown_path(path: str | Path) -> str:
+    """A path for people, on one line: a long one without its middle."""
+    text = str(path)
+    cut = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
+    return one_line(cut, _SHOWN + 1)
 
 
 def closest(name: str, known: Sequence[str]) -> str | None:

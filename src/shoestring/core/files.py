@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shoestring.core.errors import RunError, StorageError, storage_error
+from shoestring.core.errors import RunError, StorageError, UserError, storage_error
 
 
 @contextlib.contextmanager
@@ -98,8 +98,12 @@ def cache_folder() -> Path:
     """SHOESTRING_CACHE, or `shoestring` in the user's cache folder."""
     if own := os.environ.get("SHOESTRING_CACHE"):
         return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shoestring"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "shoestring"
+    try:
+        return Path.home() / ".cache" / "shoestring"
+    except RuntimeError as cause:
+        raise UserError("this user has no home folder; name a folder for caches in SHOESTRING_CACHE") from cause
 
 
 @contextlib.contextmanager

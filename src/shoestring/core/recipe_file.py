@@ -6,15 +6,16 @@ raises one `RecipeError` that lists every problem. `dump` writes the resolved re
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import functools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.errors import RecipeError, UserError, closest, nearest, storage_error
+from shoestring.core.errors import RecipeError, UserError, closest, nearest
+from shoestring.core.reading import check_depth, parse_toml, read_text, reading
 from shoestring.core.recipe import CODE, Recipe
 from shoestring.core.schema import Problem, decode, encode, show
 from shoestring.core.specs import is_code
@@ -27,7 +28,7 @@ def load(path: str | Path, overrides: Iterable[str] = (), values: Mapping[str, A
     Raises RecipeError with every problem.
     """
     problems: list[str] = []
-    tables = _read(Path(path), (), problems)
+    tables = _read(Path(path), problems)
     for text in overrides:
         _override(tables, text, problems)
     return _with_values(tables, values or {}, str(path), problems)
@@ -45,21 +46,24 @@ def _with_values(tables: dict[str, Any], values: Mapping[str, Any], where: str, 
     return build(tables, where, problems)
 
 
+RECIPE_BYTES = 1 << 20
+"""The largest recipe that is read."""
 RENAMED = {("data", "within"): "data.document_mask", ("data", "shift"): "data.random_offset"}
 """The present names of fields, by section and former name."""
 
 
 def load_own(path: Path, copies: Path) -> Recipe:
     """The recipe of a run folder, with the folder's copies of the user's files; one of an older version is refused."""
-    values = _read(path, (), [])
+    values = _read(path, [])
+    tables = {section: table for section, table in values.items() if isinstance(table, dict)}
     for section, name in RENAMED:
-        if name in values.get(section, {}):
+        if name in tables.get(section, {}):
             old = f"made by an older version of shoestring ({section}.{name}); train the recipe again"
             raise RecipeError(str(path), [old])
     for section, name in CODE:
-        text = values.get(section, {}).get(name)
+        text = tables.get(section, {}).get(name)
         if isinstance(text, str) and is_code(text):
-            values[section][name] = str(copies / Path(text).name)
+            tables[section][name] = str(copies / Path(text).name)
     return build(values, str(path))
 
 
@@ -82,31 +86,29 @@ def build(values: Mapping[str, Any], where: str, problems: list[str] | None = No
     return recipe
 
 
-def _read(path: Path, seen: tuple[Path, ...], problems: list[str]) -> dict[str, Any]:
-    """The values of a file, merged over those of the file it extends; a wrong base is added to `problems`."""
-    try:
-        text = path.read_bytes().decode()
-    except OSError as cause:
-        raise storage_error("read the recipe", path, cause) from cause
-    except UnicodeDecodeError as cause:
-        raise RecipeError(str(path), [f"not UTF-8 text: {cause.reason} at byte {cause.start}"]) from cause
-    try:
-        values = tomllib.loads(text)
-    except ValueError as cause:  # TOMLDecodeError, and numbers of thousands of digits
-        raise RecipeError(str(path), [f"not valid TOML: {cause}"]) from cause
-    base = values.pop("extends", None)
-    if base is None:
-        return values
-    if not isinstance(base, str):
-        problems.append(f'extends = {show(base)}: must be the path of a recipe, as in extends = "base.toml"')
-        return values
-    parent, chain = path.parent / base, (*seen, path.resolve())
-    if parent.resolve() in chain:
-        raise RecipeError(str(path), [f'extends = "{base}": the recipes extend each other in a circle'])
-    if not parent.is_file():
-        problems.append(f'extends = "{base}": there is no file {parent}')
-        return values
-    return _merge(_read(parent, chain, problems), values)
+def _read(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The values of a file, merged over those of the files it extends; a wrong base is added to `problems`."""
+    over: list[dict[str, Any]] = []
+    seen: set[Path] = set()
+    while True:
+        values = parse_toml(read_text(path, RecipeError, RECIPE_BYTES), path, RecipeError)
+        base = values.pop("extends", None)
+        over.append(values)
+        if base is None:
+            break
+        if not isinstance(base, str):
+            problems.append(f'extends = {show(base)}: must be the path of a recipe, as in extends = "base.toml"')
+            break
+        with reading(f'{path}: extends = "{base}"', RecipeError):
+            seen.add(path.resolve())
+            parent = path.parent / base
+            if parent.resolve() in seen:
+                raise RecipeError(str(path), [f'extends = "{base}": the recipes extend each other in a circle'])
+            if not parent.is_file():
+                problems.append(f'extends = "{base}": there is no file {parent}')
+                break
+        path = parent
+    return functools.reduce(_merge, reversed(over))
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,8 +126,12 @@ def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
         problems.append(f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3")
         return
     value: Any = raw.strip() or None
-    with contextlib.suppress(ValueError):
+    try:
         parsed = tomllib.loads(f"value = {value}")["value"]
+        check_depth(parsed)
+    except (ValueError, RecursionError):
+        pass
+    else:
         if not isinstance(parsed, (datetime.date, datetime.time)):  # no field is a date: 12:00:00 is Slurm's time
             value = parsed
     _put(values, path.strip(), value, f"--set {text}", problems)

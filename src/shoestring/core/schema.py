@@ -21,8 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from shoestring.core.errors import RecordError, VersionError, closest, nearest, storage_error
+from shoestring.core.errors import RecordError, VersionError, closest, nearest, shown_path
 from shoestring.core.files import write_whole
+from shoestring.core.reading import read_json
 from shoestring.core.registry import registry
 from shoestring.core.specs import Spec, is_code
 from shoestring.core.text import control_in, one_line
@@ -32,6 +33,7 @@ _UNITS = {Seconds: ("time", '"2h"'), Bytes: ("size", '"50GB"'), Count: ("count",
 """The name of each quantity, and an example."""
 _LONG = 10**13
 """Whole numbers from here on are shown as 1e+18."""
+_INTEGERS = 1 << 63
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 
@@ -225,11 +227,13 @@ def _decode_plain(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
             problems.append(Problem(f"{path} = {show(value)}: {problem}", path))
         return kind(value)
     if kind is Any:
-        return value
+        return value if _is_finite(value) else wrong("without numbers that are not finite")
     if kind is bool:
         return value if isinstance(value, bool) else wrong("true or false")
     if kind is int:
-        return value if isinstance(value, int) and not isinstance(value, bool) else wrong("a whole number")
+        if isinstance(value, bool) or not isinstance(value, int):
+            return wrong("a whole number")
+        return value if abs(value) < _INTEGERS else wrong("a whole number below 2^63")
     if kind is float:
         try:
             number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
@@ -253,6 +257,12 @@ def _decode_unit(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     except ValueError as cause:
         problems.append(Problem(f"{path} = {show(value)}: {cause}", path))
         return None
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (Mapping, list, tuple)):
+        return all(map(_is_finite, value.values() if isinstance(value, Mapping) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def encode(value: Any) -> Any:
@@ -335,10 +345,4 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as cause:
-            raise storage_error("read", path, cause) from cause
-        except ValueError as cause:
-            raise RecordError(f"{path}: not JSON: {cause}") from cause
-        return cls.from_dict(values, str(path))
+        return cls.from_dict(read_json(path), shown_path(path))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from shoestring.core.errors import StorageError, UserError, VersionError
+from shoestring.core.reading import parse_json, reading
 from shoestring.core.seeds import derive
 from shoestring.core.units import counted
 from shoestring.storage.tensor_file import read_tensors, write_tensors
@@ -166,11 +167,9 @@ def save(
 def load(path: Path, alphabet: Sequence[str] | None = None) -> Saved:
     """Read a model in float64 on the CPU; refuses a damaged file, and a model whose alphabet is not `alphabet`."""
     file = read_tensors(path)
-    try:
-        about = json.loads(file.note)
+    with reading(path, StorageError, "a hidden Markov model"):
+        about = parse_json(file.note, path, StorageError)
         schema, words, extra = about["schema"], about["alphabet"], about["extra"]
-    except (KeyError, TypeError, ValueError) as cause:
-        raise StorageError(f"{path}: not a hidden Markov model ({cause!r})") from cause
     if schema != SCHEMA:
         raise VersionError(f"{path}: expected a model {SCHEMA}, found {schema}")
     named = None if words is None else tuple(words)

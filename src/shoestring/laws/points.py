@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.core.errors import UserError, nearest, storage_error
+from shoestring.core.errors import UserError, nearest
+from shoestring.core.reading import parse_json, read_text
 from shoestring.core.units import counted
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
@@ -210,13 +211,8 @@ def third_of_three(numbers: Mapping[str, Floats]) -> dict[str, Floats]:
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row with its line number; an unknown column is an error."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, file, columns)
-    except OSError as cause:
-        raise storage_error("read", path, cause) from cause
-    except UnicodeDecodeError as cause:
-        raise UserError(f"{path}: not UTF-8 text ({cause.reason} at byte {cause.start})") from cause
+    with io.StringIO(read_text(path, UserError), newline="") as file:
+        yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, file, columns)
 
 
 def _csv_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -240,10 +236,7 @@ def _json_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[
     for line, text in enumerate(file, 1):
         if not text.strip():
             continue
-        try:
-            row = json.loads(text)
-        except ValueError as cause:
-            raise UserError(f"{path}, line {line}: not JSON ({cause})") from cause
+        row = parse_json(text, f"{path}, line {line}", UserError)
         if not isinstance(row, dict):
             raise UserError(f"{path}, line {line}: not an object with named fields")
         if not seen:

@@ -9,7 +9,6 @@ not count when its processes were stopped because those of another machine faile
 from __future__ import annotations
 
 import atexit
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from shoestring.core.errors import Fault, ShoestringError
+from shoestring.core.environment import launched
+from shoestring.core.errors import Fault, ShoestringError, UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,9 +43,15 @@ class ReportedElsewhere(Exception):
 
 def join(device: torch.device) -> ProcessGroup:
     """Connect to the other processes, if there are any; on GPUs each process gets its own."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    here = launched()
+    if here.world > 1:
         if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            count = torch.cuda.device_count()
+            if here.local_rank is None or here.local_rank >= count:
+                raise UserError(
+                    f"LOCAL_RANK={here.local_rank} in the environment: must be from 0 to {count - 1}, a GPU"
+                )
+            device = torch.device("cuda", here.local_rank)
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             backend = "nccl" if device.type == "cuda" else "gloo"

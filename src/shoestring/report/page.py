@@ -10,6 +10,7 @@ from typing import Any
 
 from shoestring.core.errors import MissingExtra
 from shoestring.core.files import write_whole
+from shoestring.core.reading import read_text
 from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
@@ -94,7 +95,7 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         sections.append(section("Plan", table(("", "value", "reason"), rows)))
     if folder.machine.is_file():
         sections.append(section("Machine", table((), _machine(Machine.read(folder.machine)))))
-    sections.append(section("Recipe", f"<pre>{escape(folder.recipe.read_text(encoding='utf-8'))}</pre>"))
+    sections.append(section("Recipe", f"<pre>{escape(read_text(folder.recipe))}</pre>"))
     write_whole(folder.report, whole_page(folder.path.name, _summary(evaluation, outcome), sections))
 
 

@@ -6,12 +6,12 @@ Measure, plan, prepare, train, evaluate, report: each writes a file, and a file 
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoestring.core.clock import Clock, allocation_end
+from shoestring.core.environment import launched
 from shoestring.core.errors import RunError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Evaluation, Outcome, Plan, Profile
@@ -47,7 +47,7 @@ def run(
     before a Slurm allocation ends, the session saves and stops.
     """
     task = task_of(recipe)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if launched().world == 1:
         return _run(task, reporter, clock, plan_file, limit)
     from shoestring.parallel.process_group import sharing_work
     from shoestring.probe.machine import pick_device

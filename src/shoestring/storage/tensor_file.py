@@ -8,6 +8,7 @@ leaves a file of its own behind where a process is killed; it is read by the lib
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from shoestring.core.errors import StorageError, VersionError, storage_error
+from shoestring.core.errors import StorageError, VersionError
 from shoestring.core.files import whole_file
+from shoestring.core.reading import check_file, reading
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -58,10 +60,9 @@ def write_tensors(path: Path, arrays: Arrays, note: str) -> None:
 
 def read_tensors(path: Path) -> TensorFile:
     """Raises StorageError where the file is absent, or a byte of it is not as written."""
-    try:
+    with reading(path, StorageError):
+        check_file(path, sys.maxsize)
         open(path, "rb").close()  # the system says better than the library why it cannot be read
-    except OSError as cause:
-        raise storage_error("read", path, cause) from cause
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -73,7 +74,7 @@ def read_tensors(path: Path) -> TensorFile:
             about = json.loads(metadata["about"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}
         note, check = about["note"], about["check"]
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as cause:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as cause:
         raise StorageError(f"{path}: damaged, or not a file of tensors ({cause})") from cause
     if check != _check(note, arrays):
         raise StorageError(f"{path}: damaged, its content does not match its checksum")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shoestring.core.errors import RecordError, storage_error
+from shoestring.core.errors import RecordError, StorageError, storage_error
 from shoestring.core.files import make_folder, write_whole
+from shoestring.core.reading import check_file, parse_json, reading
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -21,10 +22,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Each complete line with its values."""
     for number, line in enumerate(_whole_lines(path), start=1):
-        try:
-            values = json.loads(line)
-        except ValueError as cause:
-            raise RecordError(f"{path}, line {number}: not JSON: {line[:80]!r}") from cause
+        values = parse_json(line, f"{path}, line {number}")
         if not isinstance(values, dict):
             raise RecordError(f"{path}, line {number}: not an object: {line[:80]!r}")
         yield line, values
@@ -32,11 +30,13 @@ def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 def _whole_lines(path: Path) -> list[bytes]:
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as cause:
-        raise storage_error("read", path, cause) from cause
+        with reading(path):
+            check_file(path)
+            content = path.read_bytes()
+    except StorageError as cause:
+        if isinstance(cause.__cause__, FileNotFoundError):
+            return []
+        raise
     return content.split(b"\n")[:-1]  # what follows the last newline is incomplete or empty
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shoestring.core.errors import RecordError, RunError, StorageError, VersionError, storage_error
 from shoestring.core.files import folder_bytes, make_folder, remove, sweep
+from shoestring.core.reading import parse_json
 from shoestring.core.schema import Record
 from shoestring.core.specs import CheckpointSpec
 from shoestring.parallel.process_group import ProcessGroup
@@ -258,10 +259,10 @@ class Opened(NamedTuple):
 
 def _state(note: str, path: Path, step: int) -> State:
     try:
-        state = State.from_dict(json.loads(note), str(path))
+        state = State.from_dict(parse_json(note, path), str(path))
     except VersionError:
         raise
-    except (ValueError, RecordError) as cause:
+    except RecordError as cause:
         raise StorageError(f"{path}: not a checkpoint ({cause})") from cause
     if state.step != step:
         raise StorageError(f"{path}: damaged, or under another's name: it is the checkpoint of step {state.step:,}")

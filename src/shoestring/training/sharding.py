@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from shoestring.core.errors import StorageError
 from shoestring.core.files import make_folder, remove, sync, temporary_name
+from shoestring.core.reading import reading
 from shoestring.models.language_model import LanguageModel
 from shoestring.parallel.process_group import ProcessGroup, host_group
 from shoestring.storage.tensor_file import read_tensors, write_tensors
@@ -149,12 +150,10 @@ def check_folder(folder: Path, group: ProcessGroup | None) -> tuple[str, dict[st
 
 def _note(folder: Path, rank: int) -> tuple[int, str, dict[str, tuple[list[int], int]]]:
     file = _file(folder, rank)
-    try:
+    with reading(file, StorageError, "a part of a checkpoint"):
         note = json.loads(read_tensors(file).note)
         where = {name: (shape, first) for name, (shape, first) in note["parts"].items()}
         return int(note["files"]), str(note["state"]), where
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
-        raise StorageError(f"{file}: not a part of a checkpoint ({cause!r})") from cause
 
 
 def read_folder(folder: Path, likes: Likes) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.files import whole_file, write_whole
+from shoestring.core.reading import read_json, reading
 from shoestring.core.schema import Record
 from shoestring.data.read.documents import Skipped
 from shoestring.data.store.shards import dtype_for, write_shard
@@ -211,7 +212,8 @@ def count_documents(job: Job, units: Sequence[Unit], documents: int) -> list[int
             break
         path = job.result("count", unit.number)
         if path.is_file():
-            counts.append(int(read_json(path)))
+            with reading(path):
+                counts.append(int(read_json(path)))
             continue
         counts.append(sum(1 for _ in itertools.islice(unit.documents(Skipped()), left + 1)))
         if counts[-1] <= left:
@@ -247,10 +249,6 @@ def resolve_duplicates(job: Job, units: Sequence[Unit]) -> None:
 def _save(path: Path, values: NDArray[Any]) -> None:
     with whole_file(path) as file:
         np.save(file, values)
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def merged_ledger(entries: Sequence[UnitEntry]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from shoestring.core.errors import DataError, Fault, RecordError, StorageError
 from shoestring.core.files import folder_bytes, free_bytes, locked
+from shoestring.core.reading import read_json, reading
 from shoestring.core.recipe import Data, Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
 from shoestring.core.units import Bytes, counted
@@ -37,7 +38,6 @@ from shoestring.data.store.map_stage import (
     UnitEntry,
     count_documents,
     merged_ledger,
-    read_json,
     resolve_duplicates,
     run_pass,
 )
@@ -360,7 +360,9 @@ class _Maker:
     def _count_words(self, words: int, units: Sequence[Unit]) -> Tokenizer:
         counts: Counter[str] = Counter()
         for unit in units:
-            counts.update(dict(zip(*read_json(self.job.result("words", unit.number)), strict=True)))
+            path = self.job.result("words", unit.number)
+            with reading(path):
+                counts.update(dict(zip(*read_json(path), strict=True)))
         return WordTokenizer.of_counts(words, counts)
 
     def _finish(self, extents: Sequence[Extent], read: int, held: int) -> None:

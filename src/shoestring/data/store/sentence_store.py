@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.files import locked
+from shoestring.core.reading import reading
 from shoestring.core.recipe import Data, Hmm, fingerprint
-from shoestring.core.schema import encode
+from shoestring.core.schema import decode, encode
 from shoestring.core.seeds import derive
 from shoestring.core.units import counted
 from shoestring.data.pack.order import drawn_rows
@@ -120,9 +121,19 @@ def read_rows(path: Path) -> SentenceStore:
     """The store in the file `path`; every byte is checked."""
     try:
         arrays, note = read_tensors(path)
-        content = json.loads(note)
-        return SentenceStore(arrays["train"], arrays["heldout"], tuple(content["alphabet"]), content["ledger"], path)
-    except (StorageError, KeyError, TypeError, AttributeError, ValueError) as cause:
+        with reading(path, StorageError):
+            content = json.loads(note)
+            rows, ledgers = (arrays["train"], arrays["heldout"]), content["ledger"]
+            alphabet = tuple(map(str, content["alphabet"]))
+            problems: list[str] = []
+            for name in ("train", "heldout"):
+                decode(Ledger, ledgers[name], f"ledger.{name}", problems)
+            if any(split.max(initial=0) >= len(alphabet) for split in rows):
+                problems.append(f"a token beyond the {len(alphabet):,} words of the alphabet")
+            if problems:
+                raise ValueError("; ".join(problems))
+            return SentenceStore(*rows, alphabet, ledgers, path)
+    except StorageError as cause:
         raise DataError(f"{path}: damaged ({cause}); remove the file and run the same command again") from cause
 
 

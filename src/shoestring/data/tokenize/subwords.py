@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.core.errors import DataError, MissingExtra, storage_error
+from shoestring.core.errors import DataError, MissingExtra
+from shoestring.core.reading import check_file, reading
 from shoestring.data.tokenize.vocabulary import in_batches, tokenizer_spec
 
 if TYPE_CHECKING:
@@ -274,13 +274,10 @@ def _parse(text: str, spec: str) -> Backend:
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path, DataError, "a tokenizer file"):
+        check_file(path)
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as cause:
-        raise DataError(f"{path}: not a tokenizer file ({cause})") from cause
-    except OSError as cause:
-        raise storage_error("read", path, cause) from cause
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -292,7 +289,5 @@ def _settings(path: Path) -> dict[str, Any]:
     """The values of a JSON file that are not null; empty if there is no file."""
     if not path.is_file():
         return {}
-    try:
+    with reading(path, DataError, "JSON with the settings of a tokenizer"):
         return {name: value for name, value in json.loads(_read(path)).items() if value is not None}
-    except (ValueError, AttributeError) as cause:
-        raise DataError(f"{path}: not JSON with the settings of a tokenizer") from cause

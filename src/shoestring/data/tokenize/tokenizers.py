@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.core.errors import DataError, storage_error
+from shoestring.core.errors import DataError
+from shoestring.core.reading import read_text, reading
 from shoestring.core.recipe import fingerprint
 from shoestring.data.tokenize.vocabulary import BYTE_SPECIALS, WORD, WORD_SPECIALS, tokenizer_spec
 
@@ -221,8 +222,8 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a store, from its tokenizer.json."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, DataError, "a tokenizer file"):
+        values = json.loads(read_text(path, DataError))
         kind, _, size = values["spec"].partition(":")
         if kind == "bytes":
             return ByteTokenizer()
@@ -233,7 +234,3 @@ def read_tokenizer(path: Path) -> Tokenizer:
         if kind == "symbols":
             return SymbolTokenizer(int(size), values["names"])
         return WordTokenizer(int(size), values["words"])
-    except OSError as cause:
-        raise storage_error("read", path, cause) from cause
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
-        raise DataError(f"{path}: not a tokenizer file") from cause

@@ -1,0 +1,43 @@
+"""Numbers in environment variables, checked: who this process is among those that share its work."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from shoestring.core.errors import UserError
+
+
+class Launched(NamedTuple):
+    """This process among those that torchrun started; one alone is the first of one."""
+
+    world: int
+    rank: int
+    local_rank: int | None
+    """Of its machine; None: not said."""
+
+
+def launched() -> Launched:
+    """What the environment says; raises UserError where it contradicts itself."""
+    world = _number("WORLD_SIZE", 1, 1 << 20)
+    if world is None or world == 1:
+        return Launched(1, 0, None)
+    rank, port = _number("RANK", 0, world - 1), _number("MASTER_PORT", 1, 65535)
+    missing = [name for name, value in (("RANK", rank), ("MASTER_PORT", port)) if value is None]
+    missing += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
+    if missing or rank is None:
+        raise UserError(
+            f"WORLD_SIZE={world} in the environment, but no {', '.join(missing)}; start all processes with torchrun, "
+            f"or unset WORLD_SIZE"
+        )
+    return Launched(world, rank, _number("LOCAL_RANK", 0, world - 1))
+
+
+def _number(name: str, least: int, most: int) -> int | None:
+    """The whole number in a variable; None where it is not set."""
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
+        raise UserError(f"{name}={text[:40]!r} in the environment: must be a whole number from {least:,} to {most:,}")
+    return int(text)

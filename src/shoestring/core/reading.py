@@ -1,0 +1,118 @@
+"""The boundary between files and the program: what reading and parsing can raise becomes an error with the file.
+
+It is put around reading and parsing alone: an error of our own arithmetic still shows as a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import stat
+import tomllib
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoestring.core.errors import RecordError, ShoestringError, UserError, shown_path, storage_error
+from shoestring.core.units import Bytes
+
+DEEPEST = 64
+"""Most levels of tables and lists within each other."""
+RECORD_BYTES = 1 << 30
+"""The largest file that is read as a whole."""
+
+_RAISED: tuple[type[Exception], ...] = (
+    OSError, ValueError, RecursionError, OverflowError, MemoryError, EOFError, zlib.error,
+    KeyError, TypeError, AttributeError, IndexError,
+)  # fmt: skip
+"""What reading and parsing raises, and code that takes the parts out of what they return."""
+_OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+"""Pipes that a shell has opened, as in <(command)."""
+
+
+@contextlib.contextmanager
+def reading(where: str | Path, error: type[UserError] = RecordError, what: str = "") -> Iterator[None]:
+    """Turn what a block that reads and parses `where` raises into `error`; `what` is what the file should be."""
+    try:
+        yield
+    except ShoestringError:
+        raise
+    except _RAISED as cause:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            raise storage_error("read", where, cause) from cause
+        reason = _reason(cause)
+        raise error.of_file(shown_path(where), f"not {what} ({reason})" if what else reason) from cause
+
+
+def _reason(cause: Exception) -> str:
+    match cause:
+        case UnicodeDecodeError():
+            return f"not UTF-8 text ({cause.reason} at byte {cause.start})"
+        case json.JSONDecodeError():
+            return f"not JSON: {cause}"
+        case tomllib.TOMLDecodeError():
+            return f"not valid TOML: {cause}"
+        case RecursionError():
+            return f"tables or lists nested more than {DEEPEST} deep"
+        case MemoryError():
+            return "too large for the memory"
+        case KeyError():
+            return f"{cause.args[0] if cause.args else cause}: missing"
+        case ValueError() if "integer string conversion" in str(cause):
+            return "a number of thousands of digits"
+        case TypeError() | AttributeError() | IndexError():
+            return f"not of the expected form ({cause})"
+    return str(cause) or type(cause).__name__
+
+
+def check_file(path: Path, most: int = RECORD_BYTES) -> None:
+    """Raise OSError or ValueError unless `path` is a file that can be read to its end."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode) or str(path).startswith(_OPEN_ALREADY):
+        return  # opening a folder says best what is wrong
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("a pipe or a device, not a file")
+    if status.st_size > most:
+        raise ValueError(f"{Bytes(status.st_size).short()}; at most {Bytes(most).short()} are read")
+
+
+def read_text(path: Path, error: type[UserError] = RecordError, most: int = RECORD_BYTES) -> str:
+    """The text of a file in UTF-8, without a byte order mark."""
+    with reading(path, error):
+        check_file(path, most)
+        return path.read_bytes().decode("utf-8-sig")
+
+
+def read_json(path: Path, error: type[UserError] = RecordError) -> Any:
+    """The value in a file of JSON."""
+    return parse_json(read_text(path, error), path, error)
+
+
+def parse_json(text: str | bytes, where: str | Path, error: type[UserError] = RecordError) -> Any:
+    with reading(where, error):
+        values = json.loads(text)
+        check_depth(values)
+        return values
+
+
+def parse_toml(text: str, where: str | Path, error: type[UserError] = RecordError) -> dict[str, Any]:
+    with reading(where, error):
+        values = tomllib.loads(text)
+        check_depth(values)
+        return values
+
+
+def check_depth(values: Any) -> None:
+    """Raise RecursionError where tables and lists lie deeper within each other than code that walks them can go."""
+    level = [values]
+    for _ in range(DEEPEST):
+        inner = [value.values() if isinstance(value, Mapping) else value for value in level if _has_items(value)]
+        level = [item for items in inner for item in items]
+        if not level:
+            return
+    raise RecursionError
+
+
+def _has_items(value: Any) -> bool:
+    return isinstance(value, (Mapping, list))
