@@ -83,7 +83,7 @@ def test_no_text_of_a_recipe_has_control_characters(name: str, kind: Any) -> Non
         (f"data.tokenizer=words:{'9' * 4000}", "N must be at most 2,147,483,648"),
         ("model.width=1_000_000_000_000", "model.width = 1000000000000: must be at least 1 and at most 1,000,000,000"),
         ("data.length=1_000_000_000_000", "data.length = 1000000000000: must be at least 1 and at most 1,000,000,000"),
-        ("train.batch=1_000_000_000_000", "train.batch = 1000000000000: must be at least 1 and at most 1,000,000,000"),
+        ("train.batch=1_000_000_000_000", "train.batch = 1000000000000: must be at least 1 and at most 10,000,000"),
         ("budget.steps=1e30", "budget.steps = 1e+30: must be at least 1 and at most 1,000,000,000,000"),
         ("evaluate.every=1e-12", "evaluate.every = 1e-12: must be at least 1e-06 and at most 1"),
         ("data.heldout=1e-300", "data.heldout = 1e-300: must be at least 1e-06 and at most 0.5, or 0"),

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from shoestring.core.host import group_room
 from shoestring.probe import meter as meter_module
-from shoestring.probe.machine import Resident, group_room, resident
+from shoestring.probe.machine import Resident, resident
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
 

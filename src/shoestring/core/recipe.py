@@ -28,6 +28,9 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 # Ranges are wide: they hold every sensible value, and keep the arithmetic of a plan exact. What fits is for the plan.
 _SIZE = Between(1, 10**9)
+MOST_ROWS = 10**7
+"""Rows of an effective batch."""
+_ROWS = Between(1, MOST_ROWS)
 _COUNT = Between(1, 10**18)
 _STEPS = Between(1, MOST_STEPS)
 _BYTES = Between(1, 10**18)
@@ -199,9 +202,9 @@ class Model:
 class Train:
     """The optimization. The effective batch is the same on every machine; the plan chooses its split."""
 
-    batch: Annotated[int | None, _SIZE, "effective batch in rows; this or tokens"] = None
+    batch: Annotated[int | None, _ROWS, "effective batch in rows; this or tokens"] = None
     tokens: Annotated[Count | None, _COUNT, "effective batch in positions: a multiple of data.length"] = None
-    per_device: Annotated[int | None, _SIZE, "micro-batch: rows per device and pass; default: fastest that fits"] = None
+    per_device: Annotated[int | None, _ROWS, "micro-batch: rows per device and pass; default: fastest that fits"] = None
     optimizer: Annotated[
         str,
         Registered("optimizer"),
@@ -246,11 +249,11 @@ class Train:
     def __post_init__(self) -> None:
         _as_specs(self, save_steps=StepsSpec)
 
-    def saved_steps(self, total: int) -> list[int]:
-        """Steps of a run of `total` steps whose checkpoints are all kept."""
-        every = [] if self.save_every is None else range(self.save_every, total + 1, self.save_every)
+    def saved_count(self, total: int) -> int:
+        """How many checkpoints of a run of `total` steps are kept to the end."""
+        every = 0 if self.save_every is None else total // self.save_every
         listed = [] if self.save_steps is None else self.save_steps.up_to(total)
-        return sorted({*every, *listed})
+        return every + sum(self.save_every is None or step % self.save_every != 0 for step in listed)
 
     def is_saved(self, step: int) -> bool:
         """Whether the checkpoint of a step is kept to the end."""
@@ -314,7 +317,7 @@ class Evaluate:
     """The evaluation on held-out rows."""
 
     rows: Annotated[int, _SIZE, "most held-out rows to score"] = 256
-    per_device: Annotated[int | None, _SIZE, "micro-batch; default: that of training"] = None
+    per_device: Annotated[int | None, _ROWS, "micro-batch; default: that of training"] = None
     every: Annotated[float, _SHARE, "fraction of the planned steps between evaluations"] = 0.1
 
 

@@ -23,6 +23,8 @@ _NUMBER = r"[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+(?:[eE][+
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _SLURM = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-5]?[0-9])(?::([0-5]?[0-9]))?")
 
+_MOST_SHOWN = 40
+"""Characters of a wrong text that a message repeats."""
 _LARGEST = Fraction(sys.float_info.max)
 
 _Scale = Mapping[str, int | Fraction]
@@ -48,28 +50,33 @@ def _split(text: str, names: _Scale, what: str, example: str) -> Fraction:
     """The exact value of a number with a unit out of `names`; raises ValueError with what is allowed."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not {what}; write for example {example}")
+        raise ValueError(f"{_shown(text)} is not {what}; write for example {example}")
     number, unit = match.groups()
     if unit not in names:
         if not unit:
-            raise ValueError(f"{text!r} has no unit; write for example {example}")
+            raise ValueError(f"{_shown(text)} has no unit; write for example {example}")
         allowed = ", ".join(name for name in names if name)
         others = " or ".join(other for other, known in _KINDS.items() if unit in known)
         meant = f", which is the unit of {others}, not of {what}" if others else ""
-        raise ValueError(f"{text!r} has the unknown unit {unit!r}{meant}; units are {allowed}")
+        raise ValueError(f"{_shown(text)} has the unknown unit {_shown(unit)}{meant}; units are {allowed}")
     return _bounded(Fraction(Decimal(number.replace("_", ""))) * names[unit], text)
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text in quotes, for a message."""
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…")
 
 
 def _bounded(value: Fraction, text: str) -> Fraction:
     """`value`; raises ValueError if it is too large for a float."""
     if value > _LARGEST:
-        raise ValueError(f"{text[:40]!r} is too large")
+        raise ValueError(f"{_shown(text)} is too large")
     return value
 
 
 def _whole(value: Fraction, text: str, what: str = "") -> int:
     if value.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number{what}")
+        raise ValueError(f"{_shown(text)} is not a whole number{what}")
     return value.numerator
 
 
@@ -230,7 +237,9 @@ class Interval(NamedTuple):
         """The interval in a text, whose parts `value` parses: "a..b", expecting the middle, or "a..m..b"."""
         parts = [float(value(part)) for part in text.split("..")]
         if len(parts) > 3 or parts != sorted(parts):
-            raise ValueError(f"{text!r} is not an interval; write low..high or low..expected..high, as 200M..400M")
+            raise ValueError(
+                f"{_shown(text)} is not an interval; write low..high or low..expected..high, as 200M..400M"
+            )
         middle = parts[1] if len(parts) == 3 else (parts[0] + parts[-1]) / 2
         return cls(parts[0], middle, parts[-1])
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Data, Model, Recipe
+from shoestring.core.recipe import MOST_ROWS, Data, Model, Recipe
 from shoestring.core.registry import registry
 from shoestring.core.units import counted
 
@@ -53,6 +53,9 @@ def _batch_problems(recipe: Recipe) -> list[str]:
         return [f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two"]
     if train.tokens is not None and int(train.tokens) % length:
         return [f"train.tokens = {train.tokens}: must be a multiple of data.length = {length}"]
+    if recipe.batch > MOST_ROWS:
+        rows = counted(recipe.batch, "row")
+        return [f"train.tokens = {train.tokens}: {rows} of data.length = {length}; a batch has at most {MOST_ROWS:,}"]
     if train.per_device is not None and recipe.batch % train.per_device:
         rows = f"{counted(recipe.batch, 'row')} (train.batch)"
         if train.tokens is not None:

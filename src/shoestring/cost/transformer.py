@@ -154,8 +154,9 @@ class Transformer(Family):
         """Saved activations of one row of `length` predictions, by part; `predicted` as for `cost`."""
         work = self.work(model, 1, length, predicted)
         found = self.outside_bytes(model, work, setting)
-        for prefix in self._prefixes(model, work):
-            found.update(self._block_bytes(model, work, setting, prefix))
+        for prefix, layers in self._prefixes(model, work).items():
+            block = self._block_bytes(model, work, setting, prefix)
+            found.update({part: layers * size for part, size in block.items()})
         return {part: int(size) for part, size in found.items() if size}
 
     def recomputed_bytes(self, model: Model, length: int, setting: Setting) -> int:
@@ -176,9 +177,9 @@ class Transformer(Family):
         """Channels of the gradients of an MLP's input, output and hidden layer."""
         return 2 * model.width + self.hidden(model)
 
-    def _prefixes(self, model: Model, work: Work) -> list[int]:
-        """The positions of a prefix that each layer sees."""
-        return [work.embedded - work.processed] + [0] * (model.layers - 1)
+    def _prefixes(self, model: Model, work: Work) -> Counter[int]:
+        """The positions of a prefix that a layer sees, each with the number of layers that see so many."""
+        return Counter({work.embedded - work.processed: 1}) + Counter({0: model.layers - 1})
 
     def _block_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> dict[str, int]:
         """Saved activations of one layer and row, by part."""

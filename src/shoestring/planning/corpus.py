@@ -150,7 +150,7 @@ def document_limit(recipe: Recipe, density: Density) -> float:
 
 def kept_checkpoints(recipe: Recipe, steps: int) -> int:
     """Most checkpoints on disk: those kept, the best, the one being written, and those of chosen steps."""
-    return recipe.train.keep + 2 + len(recipe.train.saved_steps(steps))
+    return recipe.train.keep + 2 + recipe.train.saved_count(steps)
 
 
 def corpus_to_read(

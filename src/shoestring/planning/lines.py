@@ -149,7 +149,7 @@ def _saved_line(train: Train, steps: int) -> list[tuple[str, str, str]]:
     named = [] if train.save_steps is None else train.save_steps.given
     beyond = [f"{step:,}" for step in (*named, train.save_every or 0) if step > steps]
     reason += f"; beyond the {counted(steps, 'step')} of the run: {', '.join(beyond)}" if beyond else ""
-    return [("kept steps", f"{len(train.saved_steps(steps)):,}", reason)]
+    return [("kept steps", f"{train.saved_count(steps):,}", reason)]
 
 
 def devices_note(devices: int, profile: Profile) -> list[str]:

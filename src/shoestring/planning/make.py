@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Plan, Point, Profile
-from shoestring.core.units import Flops, Seconds
+from shoestring.core.units import Flops, Seconds, counted
 from shoestring.planning.corpus import (
     Corpus,
     Ready,
@@ -39,6 +39,8 @@ RESERVE_SHARE = 0.02
 of the process."""
 REPORT_SECONDS = 2.5
 """The page, and the baselines of the last evaluation on few tokens, on one slow core."""
+MOST_POSITIONS = 10**18
+"""Positions of a run: rows and tokens are counted in 64 bits."""
 COUNT_SECONDS, MOST_COUNTED = 5e-8, 1 << 28
 """Seconds per token that the baselines count, and the most tokens they count."""
 _SIGMAS = 1.96
@@ -251,6 +253,12 @@ def _steps(
     if budget.time is not None:
         allowed["time"] = _steps_in_time(recipe, profile, supply, split, fixed)
     binding = min(allowed, key=lambda name: allowed[name])
+    if (positions := allowed[binding] * tokens_per_step) > MOST_POSITIONS:
+        product = f"{counted(allowed[binding], 'step')} × {recipe.batch:,} rows × data.length = {recipe.data.length}"
+        raise PlanError(
+            f"budget.{binding} = {getattr(budget, binding)}: {product} are {positions:.3g} positions, and a run has at "
+            f"most {MOST_POSITIONS:.0e}; lower it, or train.batch"
+        )
     if allowed[binding] < 1:
         raise Refusal(_nothing_fits(recipe, binding, split, fixed, tokens_per_step, profile), binding)
     if binding != "time":
@@ -355,10 +363,15 @@ def _nothing_fits(
     value = getattr(recipe.budget, binding)
     if binding == "time":
         around = sum(fixed.values()) + reserve_seconds(float(value))
+        density, documents = profile.density, recipe.data.documents
+        reading, less = "", "evaluate.rows"
+        if density is not None and documents is not None:
+            seconds = Seconds(density.seconds_for(available_documents(recipe, density) or 0)).short()
+            reading, less = f"preparing data.documents = {documents} {seconds}, ", "evaluate.rows or data.documents"
         return (
             f"nothing fits the time: budget.time = {value}; set-up, evaluation and reserve take "
-            f"{Seconds(around).short()}, and one step {Seconds(split.step_seconds).short()}; raise it or lower "
-            f"evaluate.rows"
+            f"{Seconds(around).short()}, {reading}and one step {Seconds(split.step_seconds).short()}; raise it or "
+            f"lower {less}"
         )
     if binding == "flops":
         step = Flops(profile.cost.train_flops_per_token * tokens_per_step).short()

@@ -12,7 +12,7 @@ from shoestring.core.numeric import last_that_holds
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted
-from shoestring.planning.split import most_memory
+from shoestring.planning.split import divisors_of, most_memory
 
 _DOUBLINGS = 80
 """From one second or FLOP to more than any budget."""
@@ -64,7 +64,7 @@ def _changes(recipe: Recipe, limit: str, attempt: Attempt, most_memory: int | No
         for doubled in (every << shift for shift in range(1, 32)):
             yield f"train.save_every={doubled}", replace(recipe, train=replace(recipe.train, save_every=doubled))
     if limit == "memory" and recipe.train.per_device is not None:
-        for rows in range(recipe.train.per_device - 1, 0, -1):
+        for rows in reversed([number for number in divisors_of(recipe.batch) if number < recipe.train.per_device]):
             yield f"train.per_device={rows}", replace(recipe, train=replace(recipe.train, per_device=rows))
     if limit in _UNITS and getattr(recipe.budget, limit) is not None:
         count = _least(recipe, limit, attempt)

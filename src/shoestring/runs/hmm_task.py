@@ -12,6 +12,7 @@ from shoestring.core.units import counted
 from shoestring.data.store.sentence_store import SentenceStore, prepare_rows
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.hmm import HMM_ROWS, plan_hmm
+from shoestring.planning.room import check_host
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
 
@@ -51,6 +52,7 @@ class HmmTask(Task):
     def check(self, devices: int) -> None:  # noqa: ARG002 (any number of processes can share an update)
         from shoestring.data.read.corpora import open_source
 
+        check_host(self.recipe)
         open_source(self.recipe.data, self.recipe.run.seed)
 
     def before_measuring(self) -> None:

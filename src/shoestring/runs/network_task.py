@@ -18,6 +18,7 @@ from shoestring.data.store.sizes import estimate_bytes
 from shoestring.planning.corpus import Ready
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.make import make_plan
+from shoestring.planning.room import check_host
 from shoestring.runs.prepare import check_source, prepare_recipe, ready_rows, vocabulary_of
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
@@ -46,6 +47,7 @@ class NetworkTask(Task):
                 f"an effective batch of {counted(self.batch, 'row')} does not divide over {devices} processes; "
                 f"start another number of processes, or change train.batch"
             )
+        check_host(self.recipe)
         check_source(self.recipe)
 
     def cost(self) -> Cost:
