@@ -79,7 +79,6 @@ def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
     assert {key.split()[1] for key in content(other) if " " in key} == {"step", "exp_avg", "exp_avg_sq"}
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so, once
 @pytest.mark.parametrize(
     ("settings", "keys"),
     [

@@ -267,7 +267,6 @@ def test_scoring_changes_nothing() -> None:
     assert all(torch.equal(tensor, weights(left)[name]) for name, tensor in weights(scored).items())
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so and computes it otherwise
 @pytest.mark.parametrize(("precision", "half"), [("auto", False), ("fp32", False), ("bf16", True), ("fp16", True)])
 def test_products_run_in_the_precision_asked_for_and_weights_stay_float32(precision: str, half: bool) -> None:
     learner = make(precision=precision)

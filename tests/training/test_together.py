@@ -43,7 +43,6 @@ def overflow_on_the_second(group: ProcessGroup, shard: bool) -> tuple[list[tuple
     return found, weights(learner)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("shard", [False, True])
 def test_an_overflow_of_one_process_skips_the_step_of_all(shard: bool, learned: Any) -> None:
     expected, alone = overflow_on_the_second(ALONE, False)

@@ -7,12 +7,14 @@ device: their results stay there until they are read.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -75,6 +77,18 @@ def has_bf16(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def settle_products(dtype: torch.dtype) -> None:
+    """Let torch find out whether this CPU has products of this type, before the first of them counts.
+
+    Where it has none, the first one warns, with the stack of torch, and switches oneDNN off for the whole process.
+    Products before it would have other last bits than those after it, and so would a run that resumes.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = torch.ones(32, 32, dtype=dtype)  # smaller ones never reach oneDNN
+        F.linear(small @ small, small, small[0])
+
+
 def half(rows: int) -> int:
     """Half of a micro-batch, rounded up; raises a Fault if it has only one row."""
     if rows == 1:
@@ -98,6 +112,8 @@ class Learner:
         self.sharded = shard and self.group.world > 1
         self.dtype = DTYPES[settings.products(device.type, has_bf16(device))]
         """Of products."""
+        if device.type == "cpu" and self.dtype != torch.float32:
+            settle_products(self.dtype)
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
         self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
         for block in self.model.blocks:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+from torch.optim._muon import _adjust_lr
 
 from shoestring.core.recipe import Train
 from shoestring.training.optimizers.adamw import adamw_of
@@ -32,9 +32,8 @@ class Muon(torch.optim.Muon):
             for p in (p for p in group["params"] if p.grad is not None):
                 gradient, mean = p.grad / self.grad_scale, self._mean(p)
                 moved = mean.lerp(gradient, 1 - momentum)
-                update = _zeropower_via_newtonschulz(
-                    gradient.lerp(moved, momentum), group["ns_coefficients"], group["ns_steps"], group["eps"]
-                )
+                wanted = gradient.lerp(moved, momentum)
+                update = newton_schulz(wanted, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 adjusted = _adjust_lr(lr, group["adjust_lr_fn"], p.shape)
                 updated = (p * (1 - lr * group["weight_decay"])).add_(update, alpha=-adjusted)
                 mean.copy_(torch.where(refused, mean, moved))
@@ -51,6 +50,25 @@ class Muon(torch.optim.Muon):
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         mean: Tensor = self.state[p]["momentum_buffer"]
         return mean
+
+
+def newton_schulz(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Steps of the Newton–Schulz iteration towards the nearest orthogonal matrix.
+
+    In bf16 on a GPU, as torch's Muon does; on a CPU in the precision of `matrix`. A CPU without bf16 emulates it, which
+    takes 2 to 20 times as long as fp32, and the first such product may switch oneDNN off for the rest of the process:
+    products of a run that resumes would differ in their last bits from those of one that did not stop.
+    """
+    a, b, c = coefficients
+    found = matrix.to(matrix.dtype if matrix.device.type == "cpu" else torch.bfloat16, copy=True)
+    tall = found.size(0) > found.size(1)
+    if tall:
+        found = found.T
+    found.div_(found.norm().clamp(min=eps))  # the spectral norm is at most 1
+    for _ in range(steps):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if tall else found
 
 
 def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
