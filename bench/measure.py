@@ -45,6 +45,7 @@ from shoestring.core.schema import encode
 from shoestring.probe.machine import describe_machine, pick_device
 from shoestring.probe.search import FRAGMENTATION, find_largest, margin_bytes
 from shoestring.probe.trials import Trial, Workload
+from shoestring.runs.timeline import parts_of
 from shoestring.track import read_lines
 
 TOLD = ("largest", "tried", "out_of_memory", "trial_seconds", "seconds", "stopped", "error")
@@ -281,7 +282,7 @@ def run(name: str, tiny: bool, folder: Path, budget: str) -> dict[str, Any]:
         "out_of_memory": (0 if law is None else law.out_of_memory)
         + sum(line.get("event") == "halved" for line in timings),
         "plan": {key: plan[key] for key in ("steps", "seconds", "parts", "step_seconds", "peak_bytes", "per_device")},
-        "timeline": timeline(timings),
+        "timeline": parts_of(timings),
         "profile": encode(profile),
         "outcome": outcome,
     }
@@ -290,16 +291,6 @@ def run(name: str, tiny: bool, folder: Path, budget: str) -> dict[str, Any]:
 def relative(planned: float | None, actual: float | None) -> float | None:
     """Actual by planned, less one; None where one of them is not known."""
     return None if not planned or actual is None else actual / planned - 1
-
-
-def timeline(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of the process when it had planned and prepared, when training began, after the first and the last line
-    of it, and before the page."""
-    steps = [line["elapsed"] for line in lines if "tokens_per_second" in line]
-    events = {line["event"]: line for line in lines if "event" in line}
-    marks = {name: events["start"][name] for name in ("planned", "prepared") if name in events["start"]}
-    ends = {name: events[name]["elapsed"] for name in ("start", "end")}
-    return marks | {"start": ends["start"], "first": steps[0], "last": steps[-1], "end": ends["end"]}
 
 
 def runs(name: str, tiny: bool, budget: str, number: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Time passes only where a test says so: while sequences are counted, and while he
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -480,7 +481,12 @@ def session_of(group: ProcessGroup, limit: float | None) -> str | None:
     patch = pytest.MonkeyPatch()
     patch.setattr(session, "draw", lambda _: {})
     ticks = itertools.count()
-    clock = SimpleNamespace(elapsed=lambda: float(next(ticks)), mark=lambda _: None, marks={})
+    clock = SimpleNamespace(
+        elapsed=lambda: float(next(ticks)),
+        begin=lambda _: None,
+        during=lambda _: contextlib.nullcontext(),
+        parts=lambda: {},
+    )
     try:
         task = task_of(load(Path("together.toml")))
         runner._run(task, Reporter(), clock, None, limit if group.rank == 1 else None, group)  # type: ignore[arg-type]

@@ -76,6 +76,10 @@ def test_the_last_checkpoint_is_written_while_the_run_is_finished(tiny: Path, mo
     assert finished is not None and finished.outcome.steps == last
     assert waited == [True]
     assert Checkpoints(finished.folder.checkpoints, 1).latest() == (last, [])
+    told = finished.outcome.timeline
+    assert sum(told.values()) == pytest.approx(finished.outcome.seconds, abs=0.01)
+    assert {"plan", "prepare", "set-up", "first step", "train", "evaluations", "checkpoints", "page"} <= told.keys()
+    assert "Where the time went" in finished.folder.report.read_text(encoding="utf-8")
 
 
 def test_a_finish_that_fails_leaves_the_last_checkpoint_whole(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +115,13 @@ def test_baselines_are_timed_by_the_first_tokens(tiny: Path, monkeypatch: pytest
             patch.setattr(of_corpus, "PART_TOKENS", part)
             patch.setattr(of_corpus, "time", SimpleNamespace(perf_counter=lambda times=times: next(times)))
             assert baseline_seconds(corpus) == pytest.approx(seconds, rel=0.01)
+
+
+def test_a_page_that_was_not_written_before_a_kill_is_written_when_the_run_is_named_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "write_page", lambda *_: None)
+    finished = trained(tiny, monkeypatch)
+    assert finished is not None and finished.folder.done.is_file() and not finished.folder.report.is_file()
+    again = run(load(tiny), Reporter(), Clock(0.0))
+    assert again is not None and again.folder.report.is_file()

@@ -172,9 +172,12 @@ class Terminal(Reporter):
             self.table("Rows by true and predicted class", *confusion_table(evaluation))
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
+        from shoestring.planning.lines import parts_reason
         from shoestring.report.page import plan_against_actual
 
         self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
+        if outcome.timeline:
+            self.say(f"{Seconds(outcome.seconds).short()}: {parts_reason(outcome.timeline)}\n")
         for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):
             if reason:
                 self.say(f"{how}: {reason}\n")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _IMPORTED = time.monotonic()
@@ -25,18 +26,39 @@ def process_age() -> float:
 
 
 class Clock:
-    """Seconds since a start that was `age` seconds ago. Monotonic: changes of the system's time do not affect it."""
+    """Seconds since a start that was `age` seconds ago. Monotonic: changes of the system's time do not affect it.
+
+    Every instant belongs to one part of the session, so that the parts add up to the whole.
+    """
 
     def __init__(self, age: float | None = None):
         self._start = time.monotonic() - (process_age() if age is None else age)
-        self.marks: dict[str, float] = {}
-        """Times of events, by name."""
+        self._part, self._since = "start", 0.0
+        self._parts: dict[str, float] = {}
 
     def elapsed(self) -> float:
         return time.monotonic() - self._start
 
-    def mark(self, name: str) -> None:
-        self.marks[name] = self.elapsed()
+    def begin(self, part: str) -> None:
+        """Count the time from now on as `part`."""
+        now = self.elapsed()
+        self._parts[self._part] = self._parts.get(self._part, 0.0) + now - self._since
+        self._part, self._since = part, now
+
+    @contextlib.contextmanager
+    def during(self, part: str) -> Iterator[None]:
+        """Count the time of the block as `part`, and what follows as before."""
+        before = self._part
+        self.begin(part)
+        try:
+            yield
+        finally:
+            self.begin(before)
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of every part so far, in order of their beginning; they add up to those elapsed."""
+        self.begin(self._part)
+        return dict(self._parts)
 
 
 def allocation_end(clock: Clock, environment: Mapping[str, str] = os.environ) -> float | None:

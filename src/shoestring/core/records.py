@@ -403,6 +403,8 @@ class Outcome(Record):
     """Steps whose update was left out, because the gradient overflowed in fp16."""
     predictions: int | None = None
     """Counted in training; None: part of the run was written by a version that did not count."""
+    timeline: dict[str, float] = field(default_factory=dict)
+    """Those seconds by what they were spent on; they add up."""
 
 
 @dataclass(frozen=True, kw_only=True)

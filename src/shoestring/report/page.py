@@ -90,6 +90,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         note += f"<p>{escape(skipped_line(outcome.skipped, outcome.steps))}.</p>" if outcome.skipped else ""
         compared = table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
         sections.append(section("Plan against actual", note + compared))
+    if outcome and outcome.timeline:
+        sections.append(section("Where the time went", _timeline(outcome)))
     if plan:
         rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
         sections.append(section("Plan", table(("", "value", "reason"), rows)))
@@ -129,13 +131,58 @@ def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     return escape(text + ".")
 
 
+PARTS = {
+    "start": "loading the command",
+    "measure": "timing passes and their memory",
+    "plan": "planning",
+    "prepare": "tokenizing and packing",
+    "set-up": "loading torch, building or restoring the model",
+    "first step": "until its result was there: compiling, loading kernels",
+    "train": "steps",
+    "evaluations": "held-out rows, between steps",
+    "checkpoints": "waiting for them",
+    "last evaluation": "and the baselines",
+    "last checkpoint": "waiting until it is on disk",
+    "page": "figures and results",
+    "unknown": "a session was killed, and did not say",
+}
+"""What a part of a session's time is."""
+
+
+def timeline_rows(outcome: Outcome) -> list[tuple[str, str, str, str]]:
+    """(part, seconds, share, meaning) of the parts that took any time worth a line."""
+    whole = sum(outcome.timeline.values()) or 1.0
+    return [
+        (part, Seconds(seconds).short(), f"{seconds / whole:.1%}", PARTS.get(part, ""))
+        for part, seconds in outcome.timeline.items()
+        if seconds >= 0.0005 * whole
+    ]
+
+
+def _timeline(outcome: Outcome) -> str:
+    rows, most = timeline_rows(outcome), max(outcome.timeline.values()) or 1.0
+    bars = [(*row, outcome.timeline[row[0]] / most, row[0] == "train") for row in rows]
+    body = "".join(
+        _bar_row(part, f"<td class=number>{took}</td><td class=number>{share}</td><td>{escape(what)}</td>", width, ours)
+        for part, took, share, what, width, ours in bars
+    )
+    return f"<table class=scores>{body}</table><p>Until DONE; the page follows it.</p>"
+
+
+def _bar_row(name: str, cells: str, width: float, ours: bool) -> str:
+    """A row of a table with a bar; `cells` are HTML."""
+    return (
+        f"<tr{' class=ours' if ours else ''}><td>{escape(name)}</td>{cells}"
+        f"<td class=bar><div style='width:{width:.1%}'></div></td></tr>"
+    )
+
+
 def _scores(evaluation: Evaluation) -> str:
     losses = evaluation.baselines | {"this model": evaluation.loss}
     worst, shown = max(losses.values()), {name: f"{loss:.3f}" for name, loss in losses.items()}
     shown["this model"] = with_error(evaluation.loss, evaluation.loss_error)
     rows = "".join(
-        f"<tr{' class=ours' if name == 'this model' else ''}><td>{escape(name)}</td><td class=number>{shown[name]}</td>"
-        f"<td class=bar><div style='width:{loss / worst:.1%}'></div></td></tr>"
+        _bar_row(name, f"<td class=number>{shown[name]}</td>", loss / worst, name == "this model")
         for name, loss in losses.items()
     )
     bits = ""

@@ -68,11 +68,13 @@ def _run(
 ) -> Finished | None:
     """As `run`, in one process of a group, or in a single process, which loads torch only for training."""
     folder, devices = RunFolder.of(task.recipe), 1 if group is None else group.world
-    measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
+    with clock.during("measure"):
+        measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
     with contextlib.ExitStack() as stack:
 
         def begin() -> Plan | None:
             """Lock the run, plan it and prepare its data; None where the run is finished."""
+            clock.begin("plan")
             task.check(devices)
             given = read_plan(task.recipe, plan_file) if plan_file else None
             stack.enter_context(folder.lock())
@@ -81,14 +83,18 @@ def _run(
                     return None
                 plan = ensure_plan(task, folder, reporter, clock, given, devices, measured)
             reporter.planned(plan)
-            clock.mark("planned")
-            task.prepare(plan, reporter)
-            clock.mark("prepared")
+            with clock.during("prepare"):
+                task.prepare(plan, reporter)
             return plan
 
         plan = begin() if group is None else group.on_first(begin)
+        clock.begin("set-up")
         if plan is None:
             plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
+            if not folder.report.is_file():  # it is written after DONE
+                from shoestring.report.page import draw, write_page
+
+                write_page(folder, draw(folder), outcome)
             finished = Finished(folder, plan, outcome, Evaluation.read(folder.evaluation))
             reporter.say(f"{folder.path} is finished; its page is {folder.report}")
             return finished
@@ -133,8 +139,10 @@ def ensure_plan(
             raise RunError(f"{folder.path} already has another plan than the one given; choose another run.name")
         return plan
     if given is None:
-        task.before_measuring()
-        profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured)
+        with clock.during("prepare"):
+            task.before_measuring()
+        with clock.during("measure"):
+            profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured)
         given = plan_task(task, profile, clock.elapsed(), devices)
     given.write(folder.plan)
     return given

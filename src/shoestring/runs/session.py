@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, StorageError
@@ -25,6 +25,7 @@ from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
+from shoestring.runs.timeline import parts_of, rate_of, seconds_of
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.track.trackers import Tracked, open_trackers
@@ -63,6 +64,10 @@ class _Session:
     """When the session must end, on its clock."""
     folder: RunFolder
     requests: loop.Requests
+
+    def note(self, label: int, event: str) -> None:
+        """A line on where the time of the session went until now."""
+        self.timings.add(step=label, elapsed=self.clock.elapsed(), event=event, parts=self.clock.parts())
 
 
 def train(
@@ -107,7 +112,7 @@ def train(
         checkpoints=checkpoints,
         metrics=metrics,
         timings=LineFile(folder.timings) if writes else NoLines(),
-        deadline=_deadline(recipe, plan, clock, finish.seconds(), _seconds(read_lines(folder.timings))),
+        deadline=_deadline(recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings))),
         finish=finish,
         reporter=reporter,
         clock=clock,
@@ -117,10 +122,12 @@ def train(
     )
     for name in ("scored_rows", "per_device"):
         setattr(trainee, name, group.on_first(_rows_that_fitted, folder, name, getattr(trainee, name)))
-    session.timings.add(step=label, elapsed=clock.elapsed(), event="start", **clock.marks)
+    session.note(label, "start")
     try:
         with _written(checkpoints, trainee):
+            clock.begin("first step")
             state = _take_steps(session, state)
+            clock.begin("last evaluation")
             reporter.trained()
             if state.skipped:
                 reporter.say(skipped_line(state.skipped, state.step))
@@ -129,24 +136,33 @@ def train(
             if writes:
                 evaluation.write(folder.evaluation)
                 reporter.evaluated(evaluation)
+                clock.begin("page")
                 delivered, figures = trainee.write_results(folder), draw(folder)
+        clock.begin("last checkpoint")
         group.on_all(checkpoints.wait)
     except OutOfMemory as cause:  # of a sharded model: the others cannot continue without this process
         rows = {"scored_rows" if cause.scored else "per_device": cause.half}
-        reached = max((line["step"] for line in read_lines(folder.metrics) if "loss" in line), default=state.step)
-        LineFile(folder.timings).add(step=reached, elapsed=clock.elapsed(), event="halved", **rows)
+        LineFile(folder.timings).add(step=_reached(folder, label), elapsed=clock.elapsed(), event="halved", **rows)
         raise
     except Fault as cause:  # decided by numbers that all processes have
+        session.note(_reached(folder, label), "stopped")
         raise group.reported_by(0, cause)  # noqa: B904
     finally:
         metrics.close()
     if not writes:
         return None
-    session.timings.add(step=trainee.label(state), elapsed=clock.elapsed(), event="end")
+    clock.begin("page")
+    session.note(trainee.label(state), "end")
     outcome = _outcome(session, folder, state, evaluation, usage, delivered)
-    write_page(folder, figures, outcome)
     outcome.write(folder.done)
+    write_page(folder, figures, outcome)
+    session.note(trainee.label(state), "exit")
     return outcome, evaluation
+
+
+def _reached(folder: RunFolder, first: int) -> int:
+    """The last step in the metrics of a session that began at `first`."""
+    return max((line["step"] for line in read_lines(folder.metrics) if "loss" in line), default=first)
 
 
 @contextlib.contextmanager
@@ -192,14 +208,15 @@ def _outcome(
 ) -> Outcome:
     """The record of a finished run that delivers so many bytes besides its checkpoints."""
     trainee, lines = session.trainee, read_lines(folder.timings)
-    rate = _rate(lines)
+    rate = rate_of(lines)
     story = _story(trainee, state.step, trainee.tokens_per_step / rate if rate else None)
     checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
     return Outcome(
         steps=trainee.steps_taken(state),
         tokens=trainee.tokens_seen(state),
         predictions=trainee.predictions_made(state),
-        seconds=_seconds(lines),
+        seconds=seconds_of(lines),
+        timeline=parts_of(lines),
         segments=sum(line.get("event") == "start" for line in lines),
         tokens_per_second=rate,
         disk_bytes=trainee.data_bytes + checkpoint_bytes + delivered,
@@ -286,7 +303,15 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
     trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
     logged = trainee.hooks(metrics, session.timings, session.clock)
 
+    def score() -> dict[str, float]:
+        with session.clock.during("evaluations"):
+            return trainee.score()
+
     def write(state: State, wait: bool) -> None:
+        with session.clock.during("checkpoints"):
+            save(state, wait)
+
+    def save(state: State, wait: bool) -> None:
         metrics.sync()
         deadline.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
         last = state.step >= state.schedule.total
@@ -295,6 +320,10 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
 
     every = max(1, trainee.planned_steps // LOOKS)
 
+    def began(state: State, _: loop.Report) -> State:
+        session.clock.begin("train")
+        return state
+
     def show(state: State, report: loop.Report) -> State:
         if state.step % every == 0:
             session.meter.look()
@@ -302,10 +331,11 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         return state
 
     return (
+        began,
         _keep_deadline(session),
         more,
         *logged,
-        hooks.Evaluate(trainee.score, metrics, deadline, trainee.evaluates(state), trainee.label),
+        hooks.Evaluate(score, metrics, deadline, trainee.evaluates(state), trainee.label),
         hooks.Save(
             write,
             requests,
@@ -360,28 +390,3 @@ def _out_of_time(session: _Session) -> bool:
     evaluation = plan.parts.get("evaluations", 0.0) / (plan.evaluations or 1)
     margin = min(60.0, max(1.0, 0.01 * session.limit))
     return session.clock.elapsed() >= session.limit - (steps + evaluation + 2 * session.checkpoints.slowest + margin)
-
-
-def _seconds(timings: list[dict[str, Any]]) -> float:
-    """Wall-clock seconds of all sessions, each from the start of its process to its last line."""
-    total = last = 0.0
-    for line in timings:
-        if line.get("event") == "start":
-            total += last
-        last = line["elapsed"]
-    return total + last
-
-
-def _rate(timings: list[dict[str, Any]]) -> float:
-    """Tokens per second while training: the harmonic mean over the lines, which stand for equal tokens each.
-
-    The first two lines of a session, whose steps compile and record, are left out where it has at least ten.
-    """
-    sessions: list[list[float]] = [[]]
-    for line in timings:
-        if line.get("event") == "start":
-            sessions.append([])
-        if "tokens_per_second" in line:
-            sessions[-1].append(line["tokens_per_second"])
-    rates = [rate for session in sessions for rate in (session[2:] if len(session) >= 10 else session)]
-    return float(len(rates) / sum(1 / rate for rate in rates)) if rates else 0.0
