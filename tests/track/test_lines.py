@@ -194,7 +194,7 @@ def test_a_failing_sync_is_an_error_of_storage(tmp_path: Path, monkeypatch: pyte
 def test_a_full_disk_is_said_when_a_line_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = LineFile(tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr("shoestring.track.lines.open", lambda _, mode: open("/dev/full", mode), raising=False)
+        patch.setattr("shoestring.track.lines.open", lambda _, mode, **_options: open("/dev/full", mode), raising=False)
         with pytest.raises(StorageError, match=r"a\.jsonl: the disk is full"):
             file.add(step=1)
     file.add(step=2)

@@ -20,6 +20,7 @@ def main() -> None:
 
     arguments = sys.argv[1:]
     _open_streams()
+    _import_as_here()
     try:
         ended = root.main(arguments, prog_name="shoestring", standalone_mode=False)
         sys.stdout.flush()
@@ -75,6 +76,15 @@ def _of_system(cause: Exception) -> Exception:
     error = storage_error(doing, what, cause)
     error.__cause__ = cause
     return error
+
+
+def _import_as_here() -> None:
+    """Keep child processes from importing modules of the current folder, unless this process does so itself.
+
+    The folder may be a stranger's: `python -m`, as children are started, looks there before anywhere else.
+    """
+    if not {"", os.getcwd()} & set(sys.path):
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
 def _leave(end: SystemExit, well: bool) -> None:

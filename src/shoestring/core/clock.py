@@ -77,7 +77,9 @@ def _end_by_squeue(job: str, environment: Mapping[str, str]) -> float | None:
     command = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
     iso = {**environment, "SLURM_TIME_FORMAT": "standard"}
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True, env=iso)
+        answer = subprocess.run(  # noqa: S603 - no shell reads the number of the job
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=True, env=iso
+        )
         return datetime.datetime.fromisoformat(answer.stdout.split()[0]).timestamp()
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):  # no squeue, no answer, or NONE
         return None

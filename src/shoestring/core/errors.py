@@ -118,9 +118,9 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EISDIR: "it is a folder, not a file",
+    errno.ELOOP: "it is a link that is not followed here, or one that leads to itself; put a file in its place",
     errno.ENOENT: "no such file or folder",
     errno.ENAMETOOLONG: "the path is too long",
-    errno.ELOOP: "its links lead in a circle",
 }
 
 

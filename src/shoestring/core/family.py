@@ -5,6 +5,7 @@ Nothing here needs torch, so a plan can count a network without building it.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,7 +71,8 @@ class Family(ABC):
 def family_of(model: Model) -> Family:
     """The family that a model names, which may be a module of the user's own."""
     if is_code(model.family):
-        return _own_family(model.family)
+        spec = CodeSpec(model.family)
+        return _own_family(spec, os.path.abspath(os.path.expanduser(spec.file)))
     family: Family = registry("family")[model.family]
     return family
 
@@ -81,9 +83,8 @@ def network_cost(model: Model, vocabulary: int, length: int, predicted: float = 
 
 
 @cache
-def _own_family(text: str) -> Family:
-    """The `Family` in the user's file, or the family of a network there."""
-    spec = CodeSpec(text)
+def _own_family(spec: CodeSpec, _path: str) -> Family:
+    """The `Family` in the user's file, or the family of a network there; loaded once for an absolute path."""
     own = load_code(spec, "model.family")
     family: Family = own if isinstance(own, Family) else load_entry(_CUSTOM)(spec)
     return family

@@ -35,6 +35,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def open_itself(path: str | Path, flags: int) -> int:
+    """As `os.open`, but a link is refused: in a stranger's folder it may lead to a file of the user's."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def temporary_name(path: Path) -> Path:
     """The name of a file or folder while this process writes it."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -113,7 +118,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
     descriptor: int | None = None
     doing = "write"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_itself(path, os.O_RDWR | os.O_CREAT)
         doing = "lock"
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         doing = "write"

@@ -206,7 +206,8 @@ def read_transformers(place: str) -> tuple[Model, dict[str, Tensor]]:
     import transformers
 
     named = [getattr(transformers, name, None) for name in config.architectures or ()]
-    network = hf.load_stored(place, next((kind for kind in named if kind is not None), transformers.AutoModel))
+    networks = [kind for kind in named if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)]
+    network = hf.load_stored(place, networks[0] if networks else transformers.AutoModel)
     form = format_of(spec)
     classes = form.classes(type(network).__name__, config)
     return dataclasses.replace(spec, classes=classes), form.read(network.state_dict())

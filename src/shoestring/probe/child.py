@@ -57,7 +57,7 @@ class Child:
     def __init__(self, command: Sequence[str], timeout: float):
         self._timeout = timeout
         self._stderr = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -41,7 +41,7 @@ class Child:
     def __init__(self, folder: RunFolder, share: float):
         arguments = [str(folder.path), repr(share), dump_added()]
         self._stderr = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
             [sys.executable, "-m", "shoestring.runs.extend", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shoestring.core.errors import RecordError, StorageError, storage_error
-from shoestring.core.files import make_folder, write_whole
+from shoestring.core.files import make_folder, open_itself, write_whole
 from shoestring.core.reading import check_file, parse_json, reading
 
 
@@ -75,7 +75,7 @@ class LineFile:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
         try:
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab", opener=open_itself) as file:
                 yield file
         except OSError as cause:
             raise storage_error("write", self.path, cause) from cause

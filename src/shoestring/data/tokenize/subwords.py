@@ -231,7 +231,7 @@ def _from_transformers(folder: Path, spec: str) -> _Loaded:
     except ImportError as cause:
         raise MissingExtra(f"{spec} has no tokenizer.json; reading its other files", "transformers", "hf") from cause
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         backend = tokenizer.backend_tokenizer
     except Exception as cause:  # anything: there are many kinds of files
         reason = str(cause).strip().partition("\n")[0]

@@ -32,7 +32,9 @@ from shoestring.models.logits_model import LogitsModel, count_cost, first_line, 
 
 PREFIX = "network."
 """Prefix of the names that transformers gives to weights."""
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_PICKLED = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
+"""Other files of weights. Most are pickles, which can run code when they are read."""
 
 
 class Head(NamedTuple):
@@ -210,11 +212,15 @@ def read_config(place: str) -> Any:
         raise UserError(f"{place}: not a model of transformers: it has no config.json")
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(
+            config = transformers.AutoConfig.from_pretrained(
                 str(path) if path.exists() else place, trust_remote_code=False
             )
     except Exception as cause:  # any exception of the hub, or of a file
         raise _unreadable(place, cause) from cause
+    kernel = config._attn_implementation
+    if kernel is not None and "/" in str(kernel):
+        raise UserError(f'{place}: its config names code of the hub for attention ("{kernel}"), which is not run')
+    return config
 
 
 def check_fit(config: Any, place: str, vocab_size: int, length: int) -> None:
@@ -259,7 +265,7 @@ def auto_class(masked: bool) -> Any:
 def load(place: str, config: Any, kind: Any, seed: int) -> Any:
     """The network on the CPU, with its stored weights, or random ones from `seed` if none are stored."""
     path = Path(place).expanduser()
-    stored = not path.exists() or any(True for pattern in _WEIGHTS for _ in path.glob(pattern))
+    stored = not path.exists() or any(True for pattern in (*_WEIGHTS, *_PICKLED) for _ in path.glob(pattern))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if not stored:
@@ -271,12 +277,19 @@ def load(place: str, config: Any, kind: Any, seed: int) -> Any:
 def load_stored(place: str, kind: Any) -> Any:
     """The network with its stored weights, on the CPU, in float32; `kind` is any class with `from_pretrained`."""
     path = Path(place).expanduser()
+    read_config(place)
+    if path.is_dir() and not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
+        raise UserError(
+            f"{place}: has no weights as safetensors, and other files, as pytorch_model.bin, are not read, as they can "
+            f"run code; load them where you trust them, and save them again with save_pretrained"
+        )
     try:
         with quiet():
             network, info = kind.from_pretrained(
                 str(path) if path.exists() else place,
                 dtype=torch.float32,
                 trust_remote_code=False,
+                use_safetensors=True,
                 output_loading_info=True,
             )
     except Exception as cause:  # as in read_config
