@@ -72,7 +72,7 @@ def ours(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
         def trial(batch: int, apart: bool, timed: bool) -> Trial:
             tried.append(batch)
             if apart:
-                trials.close()
+                trials.renew()
             return trials.trial(batch, least=1 if timed else 0)
 
         holes = FRAGMENTATION[facts["machine"]["device"]]

@@ -167,11 +167,13 @@ def build_workload(name: str, tiny: bool, folder: Path) -> Workload:
 def serve_workload(name: str, tiny: bool, folder: Path) -> None:
     """What `shoestring.runs.probe_server` is for a recipe, of any workload here."""
     built: list[Workload] = []
-    meter = Meter(pick_device())
+    meters: list[Meter] = []
 
     def reply(request: Request) -> Answer:
         if not built:
+            meters.append(Meter(pick_device()))
             built.append(build_workload(name, tiny, folder))
+        (meter,) = meters
         trials = LocalTrials(built[0])
         if "begin" in request:
             trials.trial(request["begin"])

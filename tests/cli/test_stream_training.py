@@ -381,7 +381,7 @@ def test_a_store_with_shorter_rows_or_none_is_refused_before_anything_is_written
 
 def test_a_stream_is_measured_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the child process of a measurement does: the size of the network comes from the fitted HMM."""
-    server = probe_server.Server(task_of(network()), torch.device("cpu"), real=False)
+    server = probe_server.Server(task_of(network()), lambda: torch.device("cpu"), real=False)
     told = server({"begin": 1, "passes": 1})
     assert told["cost"]["parameters"]["embedding"] == 300 * 16
     assert server({"trial": 4, "seconds": 0.05, "least": 2, "scoring": False})["batch"] == 4

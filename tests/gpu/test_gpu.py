@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from conftest import Command, start
 
 from shoestring.core.recipe import Model, Train
 from shoestring.models.language_model import build
+from shoestring.probe.child import RemoteTrials
 from shoestring.training.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -72,3 +74,17 @@ def test_a_run_on_the_gpu_is_cut_and_resumes(tiny: Path, tmp_path: Path, shoestr
     machine = json.loads((tmp_path / "runs/tiny/machine.json").read_text())
     assert machine["device"] == "cuda"
     assert told["plan"]["peak_bytes"] > 0
+
+
+def test_workers_of_one_server_measure_on_the_gpu(tiny: Path) -> None:
+    """The server that has loaded everything is forked, and each worker begins a context of its own."""
+    command = [sys.executable, "-m", "shoestring.runs.probe_server", str(tiny), "0", "random"]
+    with RemoteTrials(command, 300) as trials:
+        first = trials.begin(1)
+        server = trials._child
+        trials.renew()
+        second = trials.begin(1)
+        assert trials.trial(4).usage is not None
+        assert trials._child is server is not None
+    assert first["machine"]["device"] == second["machine"]["device"] == "cuda"
+    assert second["setup_seconds"] > 0 and second["peak_bytes"] == pytest.approx(first["peak_bytes"], rel=0.05)

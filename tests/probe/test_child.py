@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from shoestring.core.errors import Fault, UserError
-from shoestring.probe.child import Child, Died, RemoteTrials, alone
+from shoestring.core.errors import UserError
+from shoestring.probe.child import Died, OutOfTime, RemoteTrials, alone
 from shoestring.probe.search import find_largest
 
 CODE = """
 import os, signal, sys, time
 from shoestring.core.errors import UserError
+from shoestring.probe import child
 from shoestring.probe.child import serve
+
+child._FORKS = child._FORKS and "plain" not in sys.argv
+time.sleep(0.05)  # a library is loaded
+ages = []
 
 def answer(request):
     print("noise of a library")
@@ -33,6 +41,10 @@ def answer(request):
         case "crash": os.kill(os.getpid(), signal.SIGSEGV)
         case "sleep": time.sleep(60)
         case "group": return {"there": "WORLD_SIZE" in os.environ}
+        case "who": return {"worker": os.getpid(), "server": os.getppid()}
+        case "age":
+            ages.append(child.worker_age())
+            return {"ages": ages}
 
 serve(answer)
 """
@@ -58,19 +70,18 @@ serve(lambda request: answer(Rows(), request))
 """
 
 
-@pytest.fixture
-def command() -> list[str]:
-    return [sys.executable, "-c", CODE]
+COMMAND = [sys.executable, "-c", CODE]
 
 
-@pytest.fixture
-def trials(command: list[str]) -> RemoteTrials:
-    return RemoteTrials(command, 30)
+@pytest.fixture(scope="module", params=["forked", "plain"])
+def trials(request: pytest.FixtureRequest) -> Iterator[RemoteTrials]:
+    """Of one server for all tests, and as where a process cannot be forked."""
+    with RemoteTrials([*COMMAND, request.param], 30) as found:
+        yield found
 
 
 def test_answers_come_through_the_noise(trials: RemoteTrials) -> None:
-    with trials:
-        assert [trials.ask({"do": "echo", "n": n})["n"] for n in range(3)] == [0, 1, 2]
+    assert [trials.ask({"do": "echo", "n": n})["n"] for n in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -88,22 +99,54 @@ def test_answers_come_through_the_noise(trials: RemoteTrials) -> None:
 def test_every_end_is_told_apart_and_the_next_question_finds_a_new_child(
     trials: RemoteTrials, do: str, error: type[Exception], said: str
 ) -> None:
-    with trials:
-        with pytest.raises(error, match=said):
-            trials.ask({"do": do})
+    with pytest.raises(error, match=said):
+        trials.ask({"do": do})
+    assert trials.ask({"do": "echo"}) == {"do": "echo"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_libraries_are_loaded_once_for_all_workers() -> None:
+    """A new worker, after any end of the last one, is a fork of the same server, and counts the time of loading."""
+    with RemoteTrials(COMMAND, 30) as trials:
+        seen = [trials.ask({"do": "who"})]
+        for do in ("killed", "crash", "memory"):
+            with pytest.raises((MemoryError, Died)):
+                trials.ask({"do": do})
+            seen.append(trials.ask({"do": "who"}))
+        assert trials.ask({"do": "who"}) == seen[-1], "a worker answers until it ends"
+        trials.renew()
+        (first,), (age, later) = (trials.ask({"do": "age"})["ages"] for _ in range(2))
+        seen.append(trials.ask({"do": "who"}))
+        assert all(_ended(one["worker"]) for one in seen[:-1])
+    assert len({one["server"] for one in seen}) == 1
+    assert len({one["worker"] for one in seen}) == 5
+    assert 0.05 <= first == age <= later
+    _assert_end(seen[-1].values())
+
+
+@pytest.mark.parametrize("how", ["forked", "plain"])
+def test_a_request_that_runs_on_is_ended_when_its_time_is_up(how: str) -> None:
+    with RemoteTrials([*COMMAND, how], 30) as trials:
+        trials.ask({"do": "echo"})
+        trials.until = time.monotonic() + 0.2
+        with pytest.raises(OutOfTime, match="did not end within"):
+            trials.ask({"do": "sleep"})
+        with pytest.raises(OutOfTime, match="the time for measuring is over"):
+            trials.ask({"do": "echo"})
+        trials.until = math.inf
         assert trials.ask({"do": "echo"}) == {"do": "echo"}
 
 
-def test_a_child_that_does_not_answer_is_ended(command: list[str]) -> None:
-    child = Child(command, 1)
-    with pytest.raises(Fault, match="did not end within 1 s"):
-        child.ask({"do": "sleep"})
-    child.close()
+def test_a_server_that_loads_for_too_long_is_ended() -> None:
+    with RemoteTrials([sys.executable, "-c", "import time; time.sleep(60)"], 0.2) as trials:
+        with pytest.raises(OutOfTime):
+            trials.ask({"do": "echo"})
+        assert trials._child is None
 
 
-def test_a_child_is_in_no_process_group(trials: RemoteTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_in_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with trials:
+    with RemoteTrials(COMMAND, 30) as trials:
         assert trials.ask({"do": "group"}) == {"there": False}
     assert alone({"RANK": "1", "TORCHELASTIC_RUN_ID": "x", "HOME": "/"}) == {"HOME": "/"}
 
@@ -113,23 +156,28 @@ def test_a_child_ends_with_its_parent() -> None:
     code = f"""
 import sys, time
 from shoestring.probe.child import Child
-child = Child([sys.executable, "-c", {CODE!r}], 30)
-child.ask({{"do": "echo"}})
-print(child._process.pid, flush=True)
+child = Child([sys.executable, "-c", {CODE!r}])
+print(*child.ask({{"do": "who"}}).values(), flush=True)
 child.ask({{"do": "sleep"}})
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    left = [int(number) for number in parent.stdout.readline().split()]
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
+    _assert_end(left)
+
+
+def _assert_end(processes: Iterable[int]) -> None:
     for _ in range(200):
-        if _ended(child):
+        if all(map(_ended, processes)):
             return
         time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("the child went on for 10 s")
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    pytest.fail("the children went on for 10 s")
 
 
 def _ended(process: int) -> bool:

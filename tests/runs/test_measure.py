@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from shoestring.core.records import Cost, Density, Machine, MemoryModel, Point, 
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.probe.child import RemoteTrials
+from shoestring.probe.child import OutOfTime, RemoteTrials
 from shoestring.probe.measure import Timings
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Overheads, Trial, Usage
@@ -37,19 +38,15 @@ from shoestring.runs.measure import (
     _law_with,
     _measured,
     _overlap,
-    cache_file,
-    cache_folder,
-    code_fingerprint,
     ensure_profile,
-    keep,
     measure_together,
     measuring_of,
     memory_limit,
     own_profile,
-    read_cached,
 )
 from shoestring.runs.network_workload import TrainingWorkload, own_rows
 from shoestring.runs.prepare import prepare_recipe
+from shoestring.runs.profile_cache import cache_file, cache_folder, code_fingerprint, keep, read_cached
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task, task_of
 
@@ -359,15 +356,16 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
 class Children:
     """Processes that note what they are asked, and are set up in 8 s."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: float = math.inf) -> None:
         self.asked: list[str] = []
+        self.until = until
 
-    def close(self) -> None:
-        self.asked.append("close")
+    def renew(self) -> None:
+        self.asked.append("renew")
 
     def begin(self, batch: int, passes: int = 1) -> dict[str, Any]:
         self.asked.append(f"begin {batch} x {passes}")
-        return {"setup_seconds": 8.0, "peak_bytes": 77}
+        return {"setup_seconds": 8.0, "peak_bytes": 77, "step_seconds": 1.25}
 
     def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         self.asked.append(f"score {batch}" if scoring else f"train {batch}")
@@ -417,10 +415,28 @@ def test_a_busy_machine_is_said_to_be_so_and_its_profile_is_not_kept(
     assert (own_profile(task, folder, QUICK) is None) == busy, "the next command measures again"
 
 
+class Disturbed(OnCpu):
+    """Most passes take ten times as long as the fastest one."""
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
+        return super().trial(batch, seconds, least, scoring)._replace(times=(0.1 * batch, 0.01 * batch, 0.2 * batch))
+
+
+def test_the_plan_of_a_busy_machine_takes_the_fastest_passes(tmp_path: Path) -> None:
+    """And all else as much faster: the run adapts to its real pace, where nothing would fit the median."""
+    task = task_in(tmp_path, train={"batch": 4})
+    profile = _measured(cast(RemoteTrials, Disturbed()), task, QUICK)
+    assert profile.busy is not None
+    assert [point.seconds for point in profile.points] == [point.fastest_seconds for point in profile.points]
+    assert profile.points[0].seconds == pytest.approx(0.01)
+    assert (profile.update_seconds, profile.validate_seconds_per_row) == pytest.approx((0.01, 0.01))
+
+
 def test_passes_that_differ_much_are_a_busy_machine_too() -> None:
     trial = Trial(batch=2, times=(0.1, 0.9), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=None)
     found = Timings((trial,), "", 0)
-    assert _busy(found, {"device": "cpu", "threads": 1}) == "passes at batch 2 took 100ms to 900ms"
+    said = "the machine is busy: passes at batch 2 took 100ms to 900ms; the plan takes the fastest passes"
+    assert _busy(found, {"device": "cpu", "threads": 1}) == said
     assert _busy(found, {"device": "cuda", "threads": 1}) is None
     assert _busy(Timings((trial._replace(times=(0.1, 0.15)),), "", 0), {"device": "cpu", "threads": 1}) is None
 
@@ -438,11 +454,74 @@ def test_measuring_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatch
     task = task_in(tmp_path, train={"batch": 1 << 12}, budget={"time": "90s"})
     how = measuring_of(task.recipe)
     assert how.most == pytest.approx(18.0)
-    trials = Slow()
-    profile = _measured(cast(RemoteTrials, trials), task, how)
+    profile = _measured(cast(RemoteTrials, Slow(how.most)), task, how)
     assert len(profile.points) == 4
     assert "the time for measuring was over before batch" in profile.stopped
-    assert "close" not in trials.asked
+
+
+class Ended(OnCpu):
+    """Answers until a question that would take too long: then, and from then on, time is over."""
+
+    def __init__(self, question: str, clock: Turned):
+        super().__init__(until=18.0)
+        self._question, self._clock = question, clock
+
+    def _ask(self, question: str) -> None:
+        if question.startswith(self._question):
+            self._clock.now = self.until
+        if self._clock.now >= self.until:
+            raise OutOfTime("the time for measuring is over")
+
+    def begin(self, batch: int, passes: int = 1) -> dict[str, Any]:
+        self._ask(f"begin {batch} x {passes}")
+        return super().begin(batch, passes)
+
+    def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
+        self._ask(f"trial {batch}")
+        return super().trial(batch, seconds, least, scoring)
+
+    def around(self, batch: int, scored: int, passes: int = 1) -> Overheads:
+        self._ask("around")
+        return super().around(batch, scored, passes)
+
+
+@pytest.mark.parametrize(
+    ("question", "points", "said"),
+    [
+        ("begin 1", {1: 0.9 / 4}, "ended after 18s, a fifth of the time, before the first steps were taken"),
+        ("trial 1", {1: 1.25}, None),
+        ("trial 4", {1: 0.01, 2: 0.01}, None),
+        ("begin 2", {1: 0.01, 2: 0.01, 4: 0.04}, "before evaluations and checkpoints were timed"),
+        ("around", {1: 0.01, 2: 0.01, 4: 0.04}, "before evaluations and checkpoints were timed"),
+    ],
+)
+def test_a_question_that_would_take_too_long_is_ended_and_what_is_known_is_used(
+    question: str, points: dict[int, float], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is always a plan, which fits the time; what was not measured is not kept."""
+    clock = Turned()
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=clock.elapsed))
+    values = {
+        "train": {"batch": 4},
+        "budget": {"time": "90s", "steps": 1000},
+        "data": {"documents": 100},
+        "evaluate": {"rows": 4},
+    }
+    task = task_in(tmp_path, **values)
+    trials = Ended(question, clock)
+    profile = measure._measure(cast(RemoteTrials, trials), task, measuring_of(task.recipe))
+    assert {point.batch: point.seconds for point in profile.points} == pytest.approx(points)
+    assert (profile.busy is not None) == profile.estimated == (said is not None)
+    assert said is None or said in str(profile.busy)
+    assert profile.checkpoint_bytes > 0 and profile.validate_seconds_per_row > 0
+    plan = task.make_plan(replace(profile, density=SAMPLE))
+    assert plan.steps and plan.seconds is not None and plan.seconds <= 90
+    assert question != "begin 1" or 40 < plan.steps < 100
+
+
+def test_a_measurement_without_a_limit_assumes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OutOfTime):
+        measure._measure(cast(RemoteTrials, Ended("begin 1", Turned())), task_in(tmp_path), QUICK)
 
 
 def test_a_person_reads_what_is_measured_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +545,7 @@ def test_memory_and_set_up_on_a_cpu_are_those_of_a_process_like_a_run(tmp_path: 
     """Where a heap has its holes depends on what was there before."""
     trials = OnCpu()
     profile = _measured(cast(RemoteTrials, trials), task_in(tmp_path, train={"batch": 4}), QUICK)
-    assert trials.asked[-3:] == ["close", "begin 2 x 2", "around 2 x 2"]
+    assert trials.asked[-3:] == ["renew", "begin 2 x 2", "around 2 x 2"]
     assert {point.batch: point.peak_bytes for point in profile.points}[2] == 500
     assert profile.setup_seconds == 8.0 + 2.0
 

@@ -11,6 +11,7 @@ from profiles import write_profile
 from shoestring.core import clock
 from shoestring.core.records import Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
+from shoestring.probe.child import RemoteTrials
 from shoestring.runs import measure
 from shoestring.runs.measure import Measuring
 from shoestring.runs.reporter import Reporter
@@ -43,7 +44,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file, passed = tmp_path / "grid.toml", [0.0]
     file.write_text(RECIPE)
 
-    def measured(task: Task, how: Measuring, reporter: Reporter) -> Profile:
+    def measured(_: RemoteTrials, task: Task, how: Measuring, reporter: Reporter) -> Profile:
         passed[0] += MEASURING
         return write_profile(file, f"hmm.states={task.recipe.hmm.states if task.recipe.hmm else 0}")
 

@@ -74,7 +74,7 @@ class Terminal(Reporter):
     def measured(self, profile: Profile) -> None:
         head = ("batch", "pass", "fastest – slowest", "speed", "memory")
         rows = [_point_row(point, profile.length) for point in profile.points]
-        self.table(f"Measured on {profile.machine.device_name}", head, rows)
+        self.table(f"{profile.how.capitalize()} on {profile.machine.device_name}", head, rows)
         self.say("\n".join(_profile_lines(profile)) + "\n")
         if profile.density is not None:
             self.say(f"corpus: {_density(profile.density)}\n")

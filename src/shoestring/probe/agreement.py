@@ -17,7 +17,7 @@ Rules = dict[str, Callable[[Sequence[Any]], Any]]
 _TIMES = ("setup", "update", "checkpoint", "compile", "write", "warmup")
 _PROFILE: Rules = {
     **{f"{name}_seconds": max for name in _TIMES},
-    **{"validate_seconds_per_row": max, "available_bytes": min, "thorough": all},
+    **{"validate_seconds_per_row": max, "available_bytes": min, "thorough": all, "estimated": any},
 }
 _POINT: Rules = dict.fromkeys(("seconds", "slowest_seconds", "fastest_seconds", "peak_bytes"), max)
 _MEMORY: Rules = {

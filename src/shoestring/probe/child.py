@@ -1,20 +1,29 @@
-"""Trials in a child process that may die: its answers until then count, and its death is a result."""
+"""Trials in another process that may die: its answers until then count, and its death is a result.
+
+The parent starts one *server*, which loads the libraries, once. For requests the server forks a *worker*, which builds
+the workload and answers. Where a worker ran out of memory or time, or a trial needs a process that has seen no other,
+the next request is answered by a new worker, and nothing is loaded again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+from shoestring.core.clock import process_age
 from shoestring.core.errors import Fault, UserError
 from shoestring.probe.trials import Overheads, Trial, Trials, Usage
 
@@ -22,18 +31,62 @@ _MARK = "shoestring-finding "
 _SET_DEATH_SIGNAL = 1
 _NO_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "Cannot allocate memory")
 """Messages of a device without memory, besides torch.OutOfMemoryError."""
+_FORKS = sys.platform == "linux"
+"""Whether a process that has loaded torch may be forked; elsewhere a server is its only worker."""
+
+_LOOKS_BY_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A library that looks for a GPU while it is loaded then asks the driver, and the server can still be forked."""
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
+_loading = 0.0
+"""Seconds from the start of the server to the fork of its first worker."""
+
+
+def worker_age() -> float:
+    """Seconds since the start of a process like this worker that loaded the libraries itself, as a run does."""
+    return _loading + process_age()
+
 
 def serve(answer: Callable[[Request], Answer]) -> None:
-    """Answer requests, in the child, until there are no more. Running out of memory is an answer."""
+    """Answer requests, in the server, until there are no more. Running out of memory is an answer.
+
+    Everything should be loaded before this call, and no GPU looked for: a process that did cannot be forked.
+    """
+    global _loading
+    _end_with_parent()
+    for _ in iter(sys.stdin.readline, ""):  # asks for a worker, which reads the lines that follow
+        if not _FORKS:
+            _work(answer)
+            return
+        _loading = _loading or process_age()
+        worker = os.fork()
+        if worker == 0:
+            _work_alone(answer)
+        _send({"ended": os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])})
+
+
+def _work_alone(answer: Callable[[Request], Answer]) -> NoReturn:
+    """In a fork of the server, whose own work it must not continue."""
+    code = 1
+    try:
+        os.setpgid(0, 0)  # what the worker starts ends with it
+        _end_with_parent()
+        _work(answer)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _work(answer: Callable[[Request], Answer]) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # if the host runs out, it kills this process first
-    with contextlib.suppress(OSError, AttributeError):  # be killed when the parent ends; only Linux has this call
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
-    for text in sys.stdin:
+    _send({"worker": os.getpid()})
+    for text in iter(sys.stdin.readline, ""):
         try:
             found = answer(json.loads(text))
         except MemoryError as cause:
@@ -44,67 +97,122 @@ def serve(answer: Callable[[Request], Answer]) -> None:
             if not any(sign in str(cause) for sign in _NO_MEMORY):
                 raise
             found = {"memory": str(cause).splitlines()[0]}
-        print(_MARK + json.dumps(found), flush=True)
+        _send(found)
+
+
+def _send(answer: Answer) -> None:
+    print(_MARK + json.dumps(answer), flush=True)
+
+
+def _end_with_parent() -> None:
+    """Be killed when the parent ends; only Linux has this call."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
 
 
 class Died(Fault):
-    """A child that ended by itself, for another reason than lack of memory."""
+    """A worker that ended by itself, for another reason than lack of memory."""
+
+
+class OutOfTime(Fault):
+    """A request that was ended, or not sent, because its time was up."""
 
 
 class Child:
     """The parent's side of `serve`."""
 
-    def __init__(self, command: Sequence[str], timeout: float):
-        self._timeout = timeout
+    def __init__(self, command: Sequence[str]):
         self._stderr = tempfile.TemporaryFile("w+")
+        self._worker: int | None = None
+        """Its process group."""
+        self._gone = False
+        """Whether the server has ended."""
         self._process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env=alone(os.environ),
+            env=alone(os.environ) | _LOOKS_BY_DRIVER,
             start_new_session=True,  # a process group of its own: what the child starts ends with it
         )
 
-    def ask(self, request: Request) -> Answer:
-        """The answer. Raises MemoryError where memory ran out or the child was killed, Died where it crashed."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died; the missing answer shows it
-            print(json.dumps(request), file=self._process.stdin, flush=True)
+    def ask(self, request: Request, seconds: float = math.inf) -> Answer:
+        """The answer. Raises MemoryError where memory ran out or the worker was killed, Died where it crashed, and
+        OutOfTime where it takes longer than `seconds`."""
         late = threading.Event()
 
         def end() -> None:
             late.set()
             self._kill()
 
-        watch = threading.Timer(self._timeout, end)
+        watch = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
+        watch.daemon = True
         watch.start()
         try:
-            for text in self._process.stdout:
-                if text.startswith(_MARK):
-                    found: Answer = json.loads(text.removeprefix(_MARK))
-                    if "memory" in found:
-                        raise MemoryError(found["memory"])
-                    if "refused" in found:
-                        raise UserError(f"measuring failed: {found['refused']}")
-                    return found
+            found = self._exchange(request)
         finally:
             watch.cancel()
+        if found is not None and "ended" not in found:
+            if "memory" in found:
+                raise MemoryError(found["memory"])
+            if "refused" in found:
+                raise UserError(f"measuring failed: {found['refused']}")
+            return found
+        self._worker, self._gone = None, found is None
+        code = self._process.wait() if found is None else found["ended"]
         if late.is_set():
-            raise Fault(f"measuring did not end within {self._timeout:.0f} s")
-        code = self._process.wait()
+            raise OutOfTime(f"measuring did not end within {seconds:.0f} s")
         if code == -signal.SIGKILL:
             raise MemoryError("the system killed the process")
         self._stderr.seek(0)
         lines = self._stderr.read().strip().splitlines() or ["no message"]
         raise Died(f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {lines[-1]}")
 
+    def _exchange(self, request: Request) -> Answer | None:
+        """The next finding of a worker; None where the server has ended."""
+        if self._worker is None:
+            self._stderr.seek(0)
+            self._stderr.truncate()
+            self._tell({})
+            found = self._read()
+            if found is None or "worker" not in found:
+                return found
+            self._worker = found["worker"]
+        self._tell(request)
+        return self._read()
+
+    def _tell(self, request: Request) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died; the missing answer shows it
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+
+    def _read(self) -> Answer | None:
+        assert self._process.stdout is not None
+        for text in iter(self._process.stdout.readline, ""):
+            if text.startswith(_MARK):
+                found: Answer = json.loads(text.removeprefix(_MARK))
+                return found
+        return None
+
     def _kill(self) -> None:
+        """End the worker, or the server where it has none."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._worker or self._process.pid, signal.SIGKILL)
+
+    def end_worker(self) -> bool:
+        """Whether the server is ready for another worker."""
+        if self._worker is not None:
+            self._kill()
+            found: Answer | None = {}
+            while found is not None and "ended" not in found:
+                found = self._read()
+            self._worker, self._gone = None, found is None
+        return not self._gone
 
     def close(self) -> None:
+        self._kill()
+        self._worker = None
         self._kill()
         self._process.communicate()
         self._stderr.close()
@@ -119,11 +227,13 @@ def alone(environment: Any) -> dict[str, str]:
 
 
 class RemoteTrials:
-    """Trials in a child that is started when needed, and again after it ran out of memory."""
+    """The seconds and bytes of configurations, asked of a server that is started with the first question."""
 
     def __init__(self, command: Sequence[str], timeout: float):
         self._command, self._timeout = command, timeout
         self._child: Child | None = None
+        self.until = math.inf
+        """When the answers must be there, by `time.monotonic`; questions later than that raise OutOfTime."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,27 +242,35 @@ class RemoteTrials:
         self.close()
 
     def ask(self, request: Request) -> Answer:
+        seconds = min(self._timeout, self.until - time.monotonic())
+        if seconds <= 0:
+            raise OutOfTime("the time for measuring is over")
         if self._child is None:
-            self._child = Child(self._command, self._timeout)
+            self._child = Child(self._command)
         try:
-            return self._child.ask(request)
+            return self._child.ask(request, seconds)
         except BaseException:
-            self.close()
+            self.renew()
             raise
 
-    def begin(self, batch: int, passes: int = 1) -> Answer:
-        """Build the workload and take its first steps, of `passes` passes; the facts that the child reports."""
-        return self.ask({"begin": batch, "passes": passes})
+    def renew(self) -> None:
+        """Have the next question answered by a process that has seen no other."""
+        if self._child is not None and not self._child.end_worker():
+            self.close()
+
+    def close(self) -> None:
+        """End all processes; the next question starts others."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
     def machine(self) -> Answer:
         """The machine of the child and its free memory, without building the workload."""
         return self.ask({"machine": True})
 
-    def close(self) -> None:
-        """End the child; the next trial starts another."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+    def begin(self, batch: int, passes: int = 1) -> Answer:
+        """Build the workload and take its first steps, of `passes` passes; the facts that the worker reports."""
+        return self.ask({"begin": batch, "passes": passes})
 
     def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
         found = self.ask({"trial": batch, "seconds": seconds, "least": least, "scoring": scoring})

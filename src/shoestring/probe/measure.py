@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shoestring.core.records import MemoryModel
 from shoestring.core.units import Bytes, Seconds
 from shoestring.planning.split import divisors_of
-from shoestring.probe.child import Died
+from shoestring.probe.child import Died, OutOfTime
 from shoestring.probe.search import line, upper_bytes
 from shoestring.probe.trials import Trial, Trials
 
@@ -35,6 +35,8 @@ class Timings(NamedTuple):
     stopped: str
     """Why no larger batch was tried."""
     out_of_memory: int
+    late: bool = False
+    """Whether the time was over."""
 
     def unsteady(self) -> Trial | None:
         """The trial whose passes differ most, if they do even after others were timed."""
@@ -96,7 +98,7 @@ def time_batches(
     while left:
         batch = left[0]
         if found and over():
-            return Timings(tuple(found), f"the time for measuring was over before batch {batch:,}", 0)
+            return Timings(tuple(found), f"the time for measuring was over before batch {batch:,}", 0, late=True)
         if why := _no_better(found, batch, effective):
             return Timings(tuple(found), why, 0)
         if why := _out_of_reach(found, batch, room, seconds):
@@ -111,6 +113,8 @@ def time_batches(
         except MemoryError as cause:
             detail = f" ({cause})" if str(cause) else ""
             return Timings(tuple(found), f"batch {batch:,} ran out of memory{detail}", 1)
+        except OutOfTime:
+            return Timings(tuple(found), f"the time for measuring was over at batch {batch:,}", 0, late=True)
         except Died as cause:
             return Timings(tuple(found), f"batch {batch:,} ended the process ({cause})", 0)
         found.append(trial)
@@ -124,7 +128,11 @@ def _timed(trials: Trials, batch: int, seconds: float, found: Sequence[Trial], o
     for _ in range(_AGAIN):
         if over() or (_spread(trial) <= _UNSTEADY and _row(trial) <= _WORSE * best):
             break
-        trial = min(trial, trials.trial(batch, seconds, PASSES), key=lambda each: statistics.fmean(each.times))
+        try:
+            again = trials.trial(batch, seconds, PASSES)
+        except OutOfTime:
+            break
+        trial = min(trial, again, key=lambda each: statistics.fmean(each.times))
     return trial
 
 

@@ -71,6 +71,9 @@ class HmmTask(Task):
     def scored_rows(self, per_device: int) -> int:  # noqa: ARG002
         return self.recipe.evaluate.rows
 
+    def load(self) -> None:
+        from shoestring.runs import hmm_workload  # noqa: F401
+
     def open_workload(self, device: torch.device, real: bool) -> Callable[[Meter], Workload]:  # noqa: ARG002
         from shoestring.runs.hmm_workload import HmmWorkload
 

@@ -1,6 +1,7 @@
 """Measure: bytes and seconds of this recipe's training on this machine, and the density of its corpus.
 
-Profiles are kept in the user's cache by machine, versions and workload, so that nothing is measured twice.
+Everything is asked of `RemoteTrials`: the seconds and bytes of one configuration after the other, in another process,
+until all is known or the time for measuring is over. What is not known then is assumed, and the run adapts to its pace.
 """
 
 from __future__ import annotations
@@ -9,21 +10,20 @@ import contextlib
 import datetime
 import math
 import os
+import statistics
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import Fault, RecordError, StorageError
-from shoestring.core.files import cache_folder, make_folder, write_whole
-from shoestring.core.recipe import Recipe, fingerprint
+from shoestring.core.errors import Fault, RecordError
+from shoestring.core.files import write_whole
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, MemoryModel, Point, Profile
 from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
@@ -32,12 +32,14 @@ from shoestring.core.throughput import smallest_near
 from shoestring.core.units import Seconds
 from shoestring.planning.split import margin_bytes
 from shoestring.probe.agreement import agree
-from shoestring.probe.child import Died, RemoteTrials
+from shoestring.probe.child import Died, OutOfTime, RemoteTrials
 from shoestring.probe.load import crowded
 from shoestring.probe.measure import Timings, beyond, law_of, time_batches
 from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within
 from shoestring.probe.trials import Overheads, Trial
+from shoestring.runs.assumptions import assumed_overheads, assumed_profile, ended, first_steps
 from shoestring.runs.prepare import recipe_density, with_own_density
+from shoestring.runs.profile_cache import cache_file, keep, read_cached
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
 
@@ -50,17 +52,16 @@ _SEARCH_SECONDS = {"cuda": 8.0, "cpu": 1.0}
 """What one pass in a search for the largest batch may take, at least."""
 _COMPILED_FACTOR = {False: 16, True: 4}
 """By `thorough`, the factor between timed batches where each must be compiled."""
+_OF_FIRST_STEPS = ("first_seconds", "peak_bytes", "step_seconds")
 _AS_MEASURED = ("validate_seconds_per_row", "checkpoint_seconds", "checkpoint_bytes", "write_seconds")
 _LATE = 2.0
 """Seconds: where the first steps take this much longer than others, kernels were compiled that a run finds ready."""
-_DAYS = {"cuda": 30, "cpu": 1}
-"""How long a cached profile is valid: a CPU is shared with everything else that runs."""
 _MEASURE_SHARE = 0.04
 """Of the time budget, spent on timed passes."""
 _MOST_SHARE = 0.2
-"""Of the time budget, spent on measuring in all: then nothing more is refined."""
-_LAST_SHARE = 0.5
-"""Of that, when the last batch is begun, and the process like a run's: what follows takes time too."""
+"""Of the time budget, spent on measuring in all: then what is known is used."""
+_LAST_SHARE, _BATCHES_SHARE = 0.5, 0.7
+"""Of that, when the last batch is begun, and when it is ended: what follows takes time too."""
 _SILENCE, _LONG_SILENCE = 5.0, 30.0
 """Seconds after which a person reads what is being measured, and that it still is."""
 
@@ -84,7 +85,7 @@ class Measuring:
     here: bool = False
     """Refuse a profile of another machine or other versions."""
     most: float = math.inf
-    """Seconds after which nothing more is refined."""
+    """Seconds of the whole measurement; a question that is not answered then is ended."""
 
 
 def measuring_of(recipe: Recipe) -> Measuring:
@@ -136,18 +137,20 @@ def ensure_profile(
 
     `measured` is a profile that several processes have just agreed on.
     """
-    own = None if how.fresh else own_profile(task, folder, how)
-    if own is not None and how.here:
-        with _open_trials(task.recipe, real=False) as trials:  # the machine as a child process sees it
-            elsewhere = own.elsewhere(Machine(**trials.machine()["machine"]))
-        if elsewhere:
-            reporter.say(f"{folder.profile} was {elsewhere}; measuring again")
-            own = None
-    if own is not None:
-        return with_own_density(task.recipe, own)
-    profile = replace(measured or measure_task(task, how, reporter), density=recipe_density(task.recipe))
+    with _open_trials(task.recipe, how) as trials:
+        own = None if how.fresh else own_profile(task, folder, how)
+        if own is not None and how.here:
+            elsewhere = own.elsewhere(Machine(**trials.machine()["machine"]))  # as a child process sees it
+            if elsewhere:
+                reporter.say(f"{folder.profile} was {elsewhere}; measuring again")
+                own = None
+        if own is not None:
+            return with_own_density(task.recipe, own)
+        profile = measured or measure_task(trials, task, how, reporter)
+    profile = replace(profile, density=recipe_density(task.recipe))
     profile.write(folder.profile)
-    reporter.measured(profile)
+    if profile.date is not None or not profile.estimated:  # else there is nothing to show
+        reporter.measured(profile)
     return profile
 
 
@@ -163,99 +166,65 @@ def own_profile(task: Task, folder: RunFolder, how: Measuring) -> Profile | None
     return profile if same and (profile.real or not how.real) else None
 
 
-def measure_task(task: Task, how: Measuring, reporter: Reporter) -> Profile:
-    """The profile without density: from the cache, or measured now in child processes."""
-    with _open_trials(task.recipe, how.real) as trials, Telling(reporter.say) as telling:
+def measure_task(trials: RemoteTrials, task: Task, how: Measuring, reporter: Reporter) -> Profile:
+    """The profile without density: from the cache, or measured now."""
+    with Telling(reporter.say) as telling:
         telling("starting a process")
         cached, file = _kept(trials, task, how, 1)
         if cached is not None:
             reporter.say(f"measured on {cached.date}, kept in {file}; shoestring measure RECIPE --fresh measures again")
             return cached
         profile = _measure(trials, task, how, telling)
-    if profile.busy is None:
+    if profile.busy is None and file is not None:
         keep(profile, file)
     else:
-        reporter.say(f"the machine is busy: {profile.busy}; the plan may be off, and the profile is not kept")
+        reporter.say(f"{profile.busy}; the run adapts to its real pace, and the profile is not kept")
     return profile
 
 
 def measure_together(task: Task, how: Measuring, group: ProcessGroup) -> Profile:
     """As `measure_task`, called by all processes of a group: each measures its own device, and they agree."""
-    with _open_trials(task.recipe, how.real, group.device.index or 0) as trials:
+    with _open_trials(task.recipe, how, group.device.index or 0) as trials:
         cached, file = group.on_first(_kept, trials, task, how, group.world)
         if cached is not None:
             return cached
         found = agree(group.all_gather(group.on_all(_measure, trials, task, how)))
         profile = replace(found, busy=None)  # the processes of a group keep each other busy, as in the run
-    if group.rank == 0:
+    if group.rank == 0 and file is not None and not found.estimated:
         keep(profile, file)
     return profile
 
 
-def _kept(trials: RemoteTrials, task: Task, how: Measuring, devices: int) -> tuple[Profile | None, Path]:
-    """The valid profile in the cache, if there is one, and its path."""
-    facts = trials.machine()
+def _kept(trials: RemoteTrials, task: Task, how: Measuring, devices: int) -> tuple[Profile | None, Path | None]:
+    """The valid profile in the cache, if there is one, and its path, if the time was not over before it was known."""
+    try:
+        facts = trials.machine()
+    except OutOfTime:
+        return None, None
     file = cache_file(task, Machine(**facts["machine"]), devices, how.real)
     return (None if how.fresh else read_cached(file, how.thorough, facts["available_bytes"])), file
 
 
-def cache_file(task: Task, machine: Machine, devices: int, real: bool) -> Path:
-    """The path of a profile in the cache, by machine (with versions), code and workload; on real rows, by these too."""
-    recipe = task.recipe
-    memory = None if recipe.budget.memory is None else int(recipe.budget.memory)
-    rows = [encode(recipe.data), encode(recipe.stream), recipe.run.seed, str(Path(recipe.data.folder).resolve())]
-    key = [machine.fingerprint, code_fingerprint(), task.workload, memory, devices, real, rows if real else None]
-    return cache_folder() / "profiles" / f"{fingerprint(key)}.json"
-
-
-@cache
-def code_fingerprint(folder: Path = Path(__file__).parents[1]) -> str:
-    """Fingerprint of this package's code, which may change without a new version."""
-    files = sorted(folder.rglob("*.py"))
-    return fingerprint([[str(file.relative_to(folder)), zlib.crc32(file.read_bytes())] for file in files])
-
-
-def read_cached(file: Path, thorough: bool, free: int | None) -> Profile | None:
-    """The profile in `file`, if it is recent, as thorough as requested, and its largest batch fits the free bytes."""
-    if not file.is_file():
-        return None
-    try:
-        profile = Profile.read(file)
-    except (RecordError, StorageError):  # of another version, or damaged: measured again
-        return None
-    if profile.date is None or (thorough and not profile.thorough):
-        return None
-    age = datetime.date.today() - datetime.date.fromisoformat(profile.date)
-    model, peaks = profile.memory, [point.peak_bytes for point in profile.points if point.peak_bytes is not None]
-    if age.days > _DAYS[profile.machine.device]:
-        return None
-    if free is None or model is None or not peaks:
-        return profile
-    largest = model.predict(model.largest) if model.largest is not None else max(peaks)
-    return profile if free >= largest + model.margin_bytes else None
-
-
-def keep(profile: Profile, file: Path) -> None:
-    """Write a profile to the cache, without its corpus' density, where the folder can be written."""
-    with contextlib.suppress(StorageError):
-        make_folder(file.parent)
-        replace(profile, density=None).write(file)
-
-
 @contextlib.contextmanager
-def _open_trials(recipe: Recipe, real: bool, local_rank: int = 0) -> Iterator[RemoteTrials]:
+def _open_trials(recipe: Recipe, how: Measuring, local_rank: int = 0) -> Iterator[RemoteTrials]:
+    """What is asked; the time for measuring begins."""
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "recipe.toml"
         write_whole(file, recipe_file.dump(recipe))
-        arguments = [str(file), str(local_rank), "real" if real else "random", dump_added()]
+        arguments = [str(file), str(local_rank), "real" if how.real else "random", dump_added()]
         with RemoteTrials([sys.executable, "-m", "shoestring.runs.probe_server", *arguments], _TIMEOUT) as trials:
+            trials.until = time.monotonic() + how.most
             yield trials
 
 
 def _measure(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[str], None] = _silent) -> Profile:
-    """As `_measured`, with the errors of the child as faults."""
+    """As `_measured`, with the errors of the child as faults, and assumptions where the time was over too early."""
     try:
         return _measured(trials, task, how, tell)
+    except OutOfTime:
+        if math.isinf(how.most):
+            raise
+        return assumed_profile(task, how.most, _MOST_SHARE)
     except MemoryError as cause:
         raise Fault(f"measuring failed: the smallest batch does not fit the memory ({cause})") from cause
     except Died as cause:
@@ -265,10 +234,14 @@ def _measure(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[s
 def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[str], None] = _silent) -> Profile:
     """The profile; `tell` is told what is measured."""
     recipe, batch, most = task.recipe, task.batch, task.most_rows
-    began = time.monotonic()
+    until = trials.until
+
+    def used(share: float) -> float:
+        """When this share of the time for measuring is over."""
+        return until if math.isinf(how.most) else until - (1 - share) * how.most
 
     def over() -> bool:
-        return time.monotonic() - began > _LAST_SHARE * how.most
+        return time.monotonic() > used(_LAST_SHARE)
 
     tell(f"the first steps, at batch {task.trial_rows(2)[0]:,}")
     compiles = trials.begin(task.trial_rows(2)[0])
@@ -281,25 +254,41 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
     if search := how.thorough and limit is not None and compiles["peak_bytes"] is not None:
         tell("the largest batch that fits")
         found = _search(trials, task, compiles, how.seconds)
-        trials.close()  # so that the largest batch is not in the memory of the others
+        trials.renew()  # so that the largest batch is not in the memory of the others
         if found.law.largest is not None and recipe.train.per_device is None:
             batches += beyond(batch, found.law.largest, factor)
     room = None if limit is None else limit - margin
+    trials.until = used(_BATCHES_SHARE)
     timings = time_batches(trials, batches, batch, room, how.seconds, over, tell)
+    trials.until = until
+    if not timings.trials and timings.late:
+        timings = timings._replace(trials=(first_steps(task, compiles),))
     if not timings.trials:
         raise Fault(f"measuring failed: {timings.stopped}")
+    disturbed = _busy(timings, compiles["machine"])
+    points = [trial.point() for trial in timings.trials]
+    if disturbed:
+        points = [replace(point, seconds=point.fastest_seconds or point.seconds) for point in points]
     # the batch that a plan chooses; those beyond the effective batch are for people
-    best = min(most, smallest_near([trial.point() for trial in timings.trials if trial.batch <= batch]).batch)
+    best = min(most, smallest_near([point for point in points if point.batch <= batch]).batch)
     scoring = _search(trials, task, compiles, how.seconds, scoring=True) if search else None
     passes = 1 if best >= most else 2  # passes after the second are like it
     heaped = compiles["machine"]["device"] == "cpu" and recipe.kind != "hmm"  # a CPU's heap depends on earlier work
-    again = (how.thorough or heaped or compiles["first_seconds"] > _LATE) and not over()
+    again = how.thorough or heaped or compiles["first_seconds"] > _LATE
     tell(f"steps, evaluation and a checkpoint at batch {best:,}")
     if again:  # in a process like a run's: it reuses what others compiled, and has seen no other batch
-        trials.close()
-    ready = trials.begin(best, passes)
-    around = trials.around(best, task.scored_rows(best), passes)
-    setup = ready["setup_seconds"] + around.score_late_seconds if again else compiles["setup_seconds"]
+        trials.renew()
+    setup, assumed = compiles["setup_seconds"], False
+    try:
+        ready = trials.begin(best, passes)
+        around = trials.around(best, task.scored_rows(best), passes)
+        setup = ready["setup_seconds"] + around.score_late_seconds if again else setup
+        around = _undisturbed(around, timings, best) if disturbed else around
+    except OutOfTime:
+        if math.isinf(how.most):
+            raise
+        around, assumed = assumed_overheads(task, compiles, points, best, passes), True
+        disturbed = disturbed or f"{ended(how.most)} before evaluations and checkpoints were timed"
     beside = _beside(timings, best, around)
     overlap = _overlap(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
     law = law_of(timings, limit, margin)
@@ -312,13 +301,11 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
         stopped += f"; the largest that fits was not found: {found.stopped}"
     values = {
         "schema": Profile.SCHEMA,
-        **{name: value for name, value in compiles.items() if name not in ("first_seconds", "peak_bytes")},
+        **{name: value for name, value in compiles.items() if name not in _OF_FIRST_STEPS},
         "setup_seconds": setup,
         "workload": task.workload,
         "length": recipe.data.length,
-        "points": [
-            encode(_as_in_a_run(trial.point(), beside, overlap, {best: around.peak_bytes})) for trial in timings.trials
-        ],
+        "points": [encode(_as_in_a_run(point, beside, overlap, {best: around.peak_bytes})) for point in points],
         "update_seconds": overlap * around.update_seconds,
         **{name: getattr(around, name) for name in _AS_MEASURED},
         "stopped": stopped,
@@ -327,7 +314,8 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
         "date": datetime.date.today().isoformat(),
         "real": how.real,
         "thorough": how.thorough,
-        "busy": _busy(timings, compiles["machine"]),
+        "busy": disturbed,
+        "estimated": assumed,
     }
     return Profile.from_dict(values, "the measurement")
 
@@ -336,13 +324,21 @@ def _busy(timings: Timings, machine: dict[str, Any]) -> str | None:
     """What disturbed the timing on a CPU, for people; None: nothing."""
     if machine["device"] != "cpu":
         return None
-    cores = os.cpu_count() or 1
+    cores, why = os.cpu_count() or 1, None
     if timings.others is not None and crowded(timings.others, machine["threads"], cores):
-        return f"other processes used {timings.others:.1f} of its {cores} processors"
-    if (odd := timings.unsteady()) is not None:
+        why = f"other processes used {timings.others:.1f} of its {cores} processors"
+    elif (odd := timings.unsteady()) is not None:
         fastest, slowest = (Seconds(seconds).short() for seconds in (min(odd.times), max(odd.times)))
-        return f"passes at batch {odd.batch:,} took {fastest} to {slowest}"
-    return None
+        why = f"passes at batch {odd.batch:,} took {fastest} to {slowest}"
+    return why and f"the machine is busy: {why}; the plan takes the fastest passes"
+
+
+def _undisturbed(around: Overheads, timings: Timings, batch: int) -> Overheads:
+    """What a run does besides passes, as much faster as the fastest pass of the batch is than the median one."""
+    times = next(trial for trial in timings.trials if trial.batch == batch).times
+    faster = min(times) / max(1e-9, statistics.median(times))
+    names = ("update_seconds", "step_seconds", "validate_seconds_per_row")
+    return around._replace(**{name: faster * getattr(around, name) for name in names})
 
 
 def _beside(timings: Timings, batch: int, around: Overheads) -> int:
@@ -389,7 +385,7 @@ def _search(trials: RemoteTrials, task: Task, facts: dict[str, Any], seconds: fl
 
     def trial(batch: int, apart: bool, timed: bool) -> Trial:
         if apart and not scoring:
-            trials.close()
+            trials.renew()
         return trials.trial(batch, least=1 if timed else 0, scoring=scoring)
 
     device, (limit, margin) = facts["machine"]["device"], memory_limit(task.recipe, facts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoestring.core.errors import PlanError
+from shoestring.core.errors import PlanError, UserError
 from shoestring.core.family import network_cost
 from shoestring.core.files import free_bytes
 from shoestring.core.recipe import Recipe
@@ -62,6 +63,12 @@ class NetworkTask(Task):
 
     def scored_rows(self, per_device: int) -> int:
         return min(self.recipe.evaluate.per_device or per_device, self.recipe.evaluate.rows)
+
+    def load(self) -> None:
+        from shoestring.runs import network_workload  # noqa: F401
+
+        with contextlib.suppress(UserError):  # the worker's answer tells of it
+            self.cost()  # loads a library that the network comes from
 
     def open_workload(self, device: torch.device, real: bool) -> Callable[[Meter], Workload]:
         from shoestring.runs.network_workload import TrainingWorkload, own_rows

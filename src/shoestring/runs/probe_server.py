@@ -1,18 +1,20 @@
-"""The child process of `measure`: builds the workload on the first request, and answers. Run with -m."""
+"""The server of `measure`: loads what the workload needs; a worker of it builds and answers. Run with -m."""
 
 from __future__ import annotations
 
+import statistics
 import sys
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 from shoestring.core import recipe_file
-from shoestring.core.clock import process_age
 from shoestring.core.errors import UserError
 from shoestring.core.registry import load_added
 from shoestring.core.schema import encode
-from shoestring.probe.child import Answer, Request, answer, serve
+from shoestring.probe.child import Answer, Request, answer, serve, worker_age
 from shoestring.probe.load import load, used_by_others
 from shoestring.probe.machine import available_bytes, describe_machine, pick_device
 from shoestring.probe.meter import Meter
@@ -21,12 +23,16 @@ from shoestring.runs.task import Task, task_of
 
 
 class Server:
-    """Answers the requests of one measurement."""
+    """Answers the requests of one measurement; the device is looked for by the worker, not before it is forked."""
 
-    def __init__(self, task: Task, device: torch.device, real: bool):
-        self._task, self._device, self._real = task, device, real
+    def __init__(self, task: Task, find_device: Callable[[], torch.device], real: bool):
+        self._task, self._find_device, self._real = task, find_device, real
         self._workload: Workload | None = None
         self._available: int | None = None
+
+    @cached_property
+    def _device(self) -> torch.device:
+        return self._find_device()
 
     def __call__(self, request: Request) -> Answer:
         if "machine" in request:
@@ -48,7 +54,7 @@ class Server:
 
     def _begin(self, first: Trial) -> Answer:
         """Facts of machine and model, and the time from the start of the process to its first full-speed step."""
-        ready = process_age()
+        ready = worker_age()
         compiled = self._built().compiled
         recording = first.warmup_seconds if compiled else 0.0
         return {
@@ -60,6 +66,7 @@ class Server:
             "warmup_seconds": first.warmup_seconds,
             "first_seconds": first.compile_seconds + first.warmup_seconds,
             "peak_bytes": None if first.usage is None else first.usage.reserved,
+            "step_seconds": statistics.median(first.times),
         }
 
     def _machine(self) -> Answer:
@@ -69,11 +76,17 @@ class Server:
 def main(file: str, local_rank: str, real: str, added: str | None = None) -> None:
     if added is not None:
         load_added(added)
+    task = task_of(recipe_file.load(Path(file)))
+    task.load()
+    serve(Server(task, partial(_find_device, int(local_rank)), real == "real"))
+
+
+def _find_device(local_rank: int) -> torch.device:
     device = pick_device()
     if device.type == "cuda":
-        device = torch.device("cuda", int(local_rank))
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    serve(Server(task_of(recipe_file.load(Path(file))), device, real == "real"))
+    return device
 
 
 if __name__ == "__main__":

@@ -58,6 +58,10 @@ class Task(ABC):
         """Rows per scoring pass, beside training with a micro-batch of `per_device`."""
 
     @abstractmethod
+    def load(self) -> None:
+        """Import what its steps need, but look for no GPU."""
+
+    @abstractmethod
     def open_workload(self, device: torch.device, real: bool) -> Callable[[Meter], Workload]:
         """Its steps, to be measured on random rows or its own; the model is built with the meter, all else before."""
 

@@ -16,7 +16,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Count, Seconds, counted
 from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile
 from shoestring.planning.lines import devices_note
-from shoestring.runs.measure import Measuring, ensure_profile, measuring_seconds
+from shoestring.runs.measure import ensure_profile, measuring_of
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.prepare import with_own_density
 from shoestring.runs.reporter import Reporter
@@ -71,7 +71,7 @@ def _fit_plan(task: Task, folder: RunFolder, reporter: Reporter, loaded: bool) -
     if folder.plan.is_file():
         return read_plan(task.recipe, folder.plan)
     task.before_measuring()
-    profile = ensure_profile(task, folder, reporter, Measuring(seconds=measuring_seconds(task.recipe)))
+    profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe))
     if loaded:
         first_step = (profile.compile_seconds or 0.0) + (profile.warmup_seconds or 0.0)
         profile = replace(profile, setup_seconds=min(profile.setup_seconds, first_step))
