@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shoestring.core.errors import DataError, RunError, StorageError
+from shoestring.core.errors import DataError, RunError, StorageError, UserError
 from shoestring.data.store import fixed_rows, store
 from shoestring.data.store.fixed_rows import Job, Make, Progress, missing_shards, shard_rows, write_rows
 from shoestring.data.store.shards import dtype_for, shard_bytes
@@ -445,6 +445,42 @@ def test_no_flipped_byte_of_a_shard_is_read(tmp_path: Path) -> None:
             Store(tmp_path).split("train", 2)
         put_byte(path, at)
     assert len(Store(tmp_path).split("train", 2)) == ROWS["train"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_any_flipped_byte_is_noticed_by_the_command_that_made_the_store(tmp_path: Path, whole: bool) -> None:
+    """It is not told that the store is there; without the file it makes the same again."""
+    job = a_job()
+    with contextlib.nullcontext() if whole else pytest.raises(Killed):
+        write_rows(tmp_path, job, None, maker(job, die_after=None if whole else 3))
+    path, before = tmp_path / "train-00001.tok", files_of(tmp_path)
+    for at in range(0, path.stat().st_size, 3 if whole else 9):
+        put_byte(path, at)
+        with pytest.raises(DataError, match=r"train-00001\.tok: (damaged|not a token shard)"):
+            write_rows(tmp_path, job, None, maker(job, die_after=0))
+        put_byte(path, at)
+    assert files_of(tmp_path) == before
+    path.unlink()
+    assert write_rows(tmp_path, job, None, maker(job)) is not None
+    assert before.items() <= files_of(tmp_path).items()
+
+
+def test_other_damage_of_a_whole_store_is_noticed_by_the_command_that_made_it(tmp_path: Path) -> None:
+    job = a_job()
+    before = at_once(tmp_path, job)
+    one, other = tmp_path / "train-00000.tok", tmp_path / "train-00001.tok"
+    one.write_bytes(before[other.name])
+    other.write_bytes(before[one.name])
+    with pytest.raises(DataError, match=r"train-00000\.tok: damaged, its content differs from the manifest"):
+        write_rows(tmp_path, job, None, maker(job))
+    one.write_bytes(before[one.name])
+    other.write_bytes(before[other.name])
+    for name in ("manifest.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes(before[name].replace(b"1", b"2", 1))
+        with pytest.raises(UserError, match=name.partition(".")[0]):
+            write_rows(tmp_path, job, None, maker(job))
+        (tmp_path / name).write_bytes(before[name])
+    assert write_rows(tmp_path, job, None, maker(job, die_after=0)) is not None
 
 
 def test_damage_in_a_large_store_is_noticed_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

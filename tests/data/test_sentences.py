@@ -281,7 +281,7 @@ def test_no_flipped_byte_of_the_rows_is_read(tmp_path: Path) -> None:
         assert np.array_equal(found.train, good.train) and np.array_equal(found.heldout, good.heldout), f"byte {at}"
         assert found[2:] == good[2:], f"byte {at}"
     good.path.write_bytes(original[:-1])
-    with pytest.raises(DataError, match=rf"{good.path}: damaged .*remove the file and run the same command again"):
+    with pytest.raises(DataError, match=rf"{good.path}: damaged.*remove the file and run the same command again"):
         prepare_rows(data, 0, Hmm())
 
 

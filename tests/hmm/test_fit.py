@@ -20,6 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shoestring.baselines.hmm_score import score
 from shoestring.core.errors import Fault, RecordError, ShoestringError, StorageError
 from shoestring.core.schema import decode, encode
 from shoestring.hmm.expect import Counts, expect
@@ -624,3 +625,22 @@ def test_steps_hold_then_fall_to_one_epoch() -> None:
 
 def test_errors_are_for_people() -> None:
     assert issubclass(HmmError, ShoestringError)
+
+
+def test_a_prior_that_the_type_cannot_hold_is_refused_before_the_first_update() -> None:
+    """It would leave cells at zero, which the first likelihood with a prior finds."""
+    small = settings(update="all", priors=replace(Priors(), emission=1e-36))
+    with pytest.raises(HmmError, match=r"prior of emission = 1e-36: too small for torch\.float32: .*at least 4\.2e-35"):
+        run(small)
+    assert math.isfinite(run(small, dtype=torch.float64).epochs[-1].loss)
+    assert math.isfinite(run(settings(update="all", priors=replace(Priors(), emission=1e-34))).epochs[-1].loss)
+
+
+def test_the_least_prior_of_a_recipe_leaves_no_symbol_impossible() -> None:
+    """In float32, for symbols and moves that were never seen."""
+    seen = torch.randint(3, (60, 8), generator=torch.Generator().manual_seed(0))
+    priors = Priors(start=1e-12, transition=1e-12, emission=1e-12, end=1e-12)
+    fitted = fit(seen, settings(update="all", epochs=20, priors=priors), symbols=300)
+    scores = score(fitted.parameters.to(dtype=torch.float32), torch.arange(296).view(-1, 8) + 4)
+    assert scores.impossible == 0
+    assert scores.loss is not None and scores.loss > 30

@@ -95,6 +95,7 @@ class Fit:
         self._weighted_tokens = float(sizes.sum() if exact is None else exact @ sizes.double())
         if self._weighted_tokens == 0:
             raise HmmError("all weights are zero: there is nothing to fit a model to")
+        _check_priors(settings, symbols, self._weighted_tokens, dtype)
         if start is not None:
             _check_start(start, settings, symbols)
         self.settings, self.updates_per_epoch = settings, updates_per_epoch(settings, rows)
@@ -245,6 +246,19 @@ class Fit:
         if trial.restart + 1 < settings.restarts:
             return replace(progress, trial=self._trial(trial.restart + 1), best=best)
         return Progress(trial=best)
+
+
+def _check_priors(settings: FitSettings, symbols: int, tokens: float, dtype: torch.dtype) -> None:
+    """Raise HmmError where a prior leaves a cell of a well-visited row below the smallest number of the type."""
+    smallest = torch.finfo(dtype).tiny
+    cells = {"start": settings.states, "transition": settings.states, "emission": symbols, "end": 2}
+    for name, count in cells.items():
+        prior = getattr(settings.priors, name)
+        if 0 < prior < (least := smallest * count * max(1.0, tokens)):
+            raise HmmError(
+                f"prior of {name} = {prior:g}: too small for {dtype}: a cell would be zero all the same; give at least "
+                f"{least:.2g}, or 0 for no prior"
+            )
 
 
 def _check_start(start: Parameters, settings: FitSettings, symbols: int) -> None:

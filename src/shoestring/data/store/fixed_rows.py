@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from shoestring.core.files import folder_bytes, free_bytes, locked
 from shoestring.core.schema import Record
 from shoestring.core.units import Bytes, Count
 from shoestring.data.store.shards import Shard, dtype_for, shard_bytes, write_shard
-from shoestring.data.store.store import Manifest, ShardEntry, SplitEntry, StorePaths, write_tokenizer
+from shoestring.data.store.store import Manifest, ShardEntry, SplitEntry, Store, StorePaths, write_tokenizer
 from shoestring.data.tokenize.tokenizers import SymbolTokenizer, tokenizer_fingerprint
 
 SHARD_BYTES = 1 << 27
@@ -79,7 +79,10 @@ def write_rows(
     part: tuple[int, int] = (0, 1),
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Manifest | None:
-    """Write what is missing of part i of n (0 to n - 1). Returns the manifest if the store is complete, else None."""
+    """Write what is missing of part i of n (0 to n - 1). Returns the manifest if the store is complete, else None.
+
+    Every byte of what is there of the part is checked first.
+    """
     paths = StorePaths(folder)
     itemsize = dtype_for(job.symbols).itemsize
     _check_job(folder / "job.json", job)
@@ -88,10 +91,14 @@ def write_rows(
         least = shards * job.shard_rows * job.length * itemsize
         _check_room(folder, least - (folder_bytes(folder) if folder.is_dir() else 0), job, part)
     tasks = list(_tasks(paths, job))
-    if paths.manifest.is_file() and all(_whole(task, job) for task in tasks):
-        return Manifest.read(paths.manifest)
     mine = [task for number, task in enumerate(tasks) if number % part[1] == part[0]]
+    if paths.manifest.is_file() and all(_whole(task, job) for task in tasks):
+        manifest = Store(folder).manifest
+        entries = {entry.name: entry for split in manifest.splits.values() for entry in split.shards}
+        _verify(mine, entries)
+        return manifest
     missing = [task for task in mine if not _whole(task, job)]
+    _verify([task for task in mine if task not in missing])
     _check_room(folder, sum(shard_bytes(task.rows * job.length, 0, itemsize) for task in missing), job, part)
     with locked(paths.lock(part), f"part {part[0]}/{part[1]} of the store {folder}"):
         job.write(folder / "job.json")
@@ -139,6 +146,22 @@ def _whole(task: _Task, job: Job) -> bool:
     if Shard(task.path).tokens != task.rows * job.length:
         raise DataError(f"{task.path} does not belong to this store: its number of tokens is wrong")
     return True
+
+
+def _verify(tasks: Sequence[_Task], entries: Mapping[str, ShardEntry] | None = None) -> None:
+    """Check every byte of shards, and that they are those of a manifest's entries, where there are any."""
+    for task in tasks:
+        shard = Shard(task.path)
+        if entries is not None and (task.path.name not in entries or entries[task.path.name].seal != shard.seal):
+            raise _damaged(task.path, "its content differs from the manifest")
+        try:
+            shard.verify()
+        except DataError as cause:
+            raise _damaged(task.path, "its content does not match its checksums") from cause
+
+
+def _damaged(path: Path, how: str) -> DataError:
+    return DataError(f"{path}: damaged, {how}; remove this file, and the same command makes it again")
 
 
 def _check_room(folder: Path, needed: int, job: Job, part: tuple[int, int]) -> None:

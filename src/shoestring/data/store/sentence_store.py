@@ -134,7 +134,7 @@ def read_rows(path: Path) -> SentenceStore:
                 raise ValueError("; ".join(problems))
             return SentenceStore(*rows, alphabet, ledgers, path)
     except StorageError as cause:
-        raise DataError(f"{path}: damaged ({cause}); remove the file and run the same command again") from cause
+        raise DataError(f"{cause}; remove the file and run the same command again") from cause
 
 
 @dataclass(frozen=True, kw_only=True)
