@@ -191,9 +191,9 @@ def optimum(law: Law, flops: float, approach: int | None = None) -> Best:
 
     Default: by the surface, where the law has one.
     """
-    from shoestring.studies.optimum import best_for_flops
+    from shoestring.studies.optimum import at_least_one, best_for_flops
 
-    return best_for_flops(law, flops, approach=approach)
+    return at_least_one(best_for_flops(law, flops, approach=approach), f"flops = {flops:g}")
 
 
 def open_run(folder: Run | str | Path) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from conftest import Command
 from profiles import write_profile
 
 from shoestring.cli.main import main
+from shoestring.cli.root import root
+from shoestring.core.errors import storage_error
 
 
 def _refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -178,3 +181,28 @@ def test_a_call_that_the_system_refuses_is_no_bug(
         main()
     assert end.value.code == 2
     assert capsys.readouterr().err.endswith("recipe.toml: the path is too long\n")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_what_cannot_be_read_is_not_told_to_be_written_elsewhere(number: int) -> None:
+    cause = OSError(number, "no")
+    for doing in ("read", "read the recipe", "use"):
+        text = str(storage_error(doing, "a.toml", cause))
+        assert text.startswith(f"cannot {doing} a.toml: ")
+        assert "ask its owner for access" in text
+        assert "write" not in text
+    assert "choose a folder that you may write to" in str(storage_error("write", "a.toml", cause))
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["shoestring", "measure", "tiny.toml"])
+    monkeypatch.setattr(root, "invoke", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == "interrupted; the same command continues with what is there"

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from conftest import Command, last_json
 from law_runs import write_run
 
+from shoestring.api import optimum
 from shoestring.cli.main import main
+from shoestring.cli.root import root
 from shoestring.core import recipe_file
+from shoestring.core.errors import UserError
+from shoestring.studies.sizing import read_law
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes/perceiver_scaling"
@@ -132,3 +137,53 @@ def test_a_mistake_is_one_message(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said
+
+
+TABLE = "n,d,l\n" + "\n".join(f"{n:g},{d:g},{law(n, d):.5f}" for n in (1e6, 3e6, 1e7) for d in (1e8, 1e9, 1e10))
+
+
+def said(*arguments: str | Path) -> str:
+    """The error of a command in this process, for which it exits with 2; it is refused before anything is written."""
+    before = {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()}
+    result = CliRunner().invoke(root, [*map(str, arguments)])
+    assert isinstance(result.exception, UserError), (result.output, result.exception)
+    assert {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()} == before
+    return str(result.exception)
+
+
+def test_what_is_written_is_neither_read_nor_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text(TABLE)
+    Path("t.html").write_text(TABLE)
+    Path("link.json").symlink_to("t.csv")
+    Path("folder").mkdir()
+    Path("a.html").mkdir()
+    run = write_run(tmp_path, 16, 1, 100, law)
+    fit = ("law", "fit", "t.csv", "--params", "n", "--tokens", "d", "--loss", "l", "--bootstraps", "0", "--out")
+    assert "--out x.html: its page would be the same file; choose another name" in said(*fit, "x.html")
+    assert "--out t.csv: this command reads it; choose another file" in said(*fit, "t.csv")
+    assert "--out link.json: this command reads it" in said(*fit, "link.json")
+    assert "--out folder: it is a folder; give the name of a file in it" in said(*fit, "folder")
+    assert "--out .: it is a folder" in said(*fit, ".")
+    assert "its page a.html: it is a folder" in said(*fit, "a.json")
+    assert f"--out {run / 'plan.json'}: it is a record of the run {run}" in said(*fit, run / "plan.json")
+    assert "--out t.html: this command reads it" in said(
+        "law", "compare", "t.html", "t.csv", "--loss", "l", "--flops", "d", "--out", "t.html"
+    )
+    assert "report.html: it is a record of the run" in said("law", "compare", run, run, "--out", run / "report.html")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[budget]\nsteps = 9\n")
+    assert "r.toml: this command reads it" in said("plan", recipe, "--sbatch", recipe)
+    assert "plan.json: it is a record of the run" in said("plan", recipe, "--sbatch", run / "plan.json")
+
+
+@pytest.mark.parametrize("flops", ["1", "0.5", "100"])
+def test_a_budget_for_less_than_one_parameter_is_refused(
+    flops: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = said("law", "optimum", "--flops", flops)
+    assert f"--flops {flops}: the best model would have 0." in text
+    assert "parameters" in text
+    with pytest.raises(UserError, match="the best model would have"):
+        optimum(read_law(None), float(flops))

@@ -411,3 +411,23 @@ def test_a_disk_that_is_too_small_is_said_at_once(
 def test_a_file_in_the_place_of_the_folder_is_named(run_folder: Path, tmp_path: Path, here: Here) -> None:
     (tmp_path / "store").write_text("a file")
     refused(here(*sized(run_folder, tmp_path / "store")), "cannot make the folder", "a file of that name is in the way")
+
+
+def test_a_run_folder_is_no_place_for_a_store(run_folder: Path, tmp_path: Path, here: Here) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    refused(here(*sized(run_folder, tmp_path)), f"--out {tmp_path}: it is the folder of a run")
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+
+
+def test_a_flipped_byte_of_a_shard_is_noticed_by_the_same_command(run_folder: Path, tmp_path: Path, here: Here) -> None:
+    command = sized(run_folder, tmp_path / "store")
+    assert here(*command).code == 0
+    shard = tmp_path / "store/train-00000.tok"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    refused(here(*command), f"{shard}: damaged, its content does not match its checksums; remove this file")
+    shard.unlink()
+    assert here(*command).code == 0
+    content[len(content) // 2] ^= 1
+    assert shard.read_bytes() == content

@@ -152,3 +152,31 @@ def test_points_are_checked_where_they_are_made() -> None:
         Points(params=one, tokens=one, loss=np.array([1, np.nan, 2]))
     with pytest.raises(UserError, match="tokens has shape"):
         Points(params=one, tokens=np.ones(2), loss=one)
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", [(*row, 9) for row in ROWS], "size,data,loss,loss")
+    with pytest.raises(UserError, match=r'a\.csv, line 1: 2 columns are called "loss"'):
+        read_points(path, params="size", tokens="data", loss="loss")
+    path = table(tmp_path / "b.csv", [(*row, 9, 9) for row in ROWS], "size,data,loss,,")
+    assert len(read_points(path, params="size", tokens="data", loss="loss")[0]) == len(ROWS)
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("\n".join(f'{{"n": {n}, "d": {d}, "loss": {loss}, "loss": 9}}' for n, d, loss in ROWS))
+    with pytest.raises(UserError, match=r'a\.jsonl, line 1.*the field "loss" is there 2 times'):
+        read_points(lines, params="n", tokens="d", loss="loss")
+
+
+def test_a_row_with_more_cells_than_columns_is_a_bad_row(tmp_path: Path) -> None:
+    """A comma within a number moves all that follows."""
+    path = table(tmp_path / "a.csv", [*ROWS, ("1", "000", 5e9, 3.1)])
+    with pytest.raises(UserError, match=r"1 numbers or rows cannot be used(?s:.*)line 9: 1 cell more than the header"):
+        read_points(path, params="size", tokens="data", loss="loss")
+    points, left_out = read_points(path, params="size", tokens="data", loss="loss", skip_bad=True)
+    assert len(points) == len(ROWS)
+    assert left_out == ["line 9: 1 cell more than the header has columns"]
+
+
+def test_a_negative_loss_is_named_with_its_line(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", [*ROWS, (1e6, 1e9, -2.5)])
+    with pytest.raises(UserError, match=r'a\.csv: (?s:.*)line 9, column "loss": -2\.5 is not finite and above 0'):
+        read_points(path, params="size", tokens="data", loss="loss")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -200,3 +201,15 @@ def test_a_process_that_the_system_refuses_memory_costs_one_trial(hidden: float,
     assert found.largest is not None
     assert found.largest <= 150
     assert found.largest >= (0.85 * 136 if fails else 145)
+
+
+def test_ctrl_c_while_it_waits_ends_the_child(command: list[str]) -> None:
+    trials = RemoteTrials(command, 30)
+    assert trials.ask({"do": "echo"}) == {"do": "echo"}
+    assert trials._child is not None
+    child = trials._child._process.pid
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        trials.ask({"do": "sleep"})
+    assert trials._child is None
+    assert not Path(f"/proc/{child}").exists()

@@ -92,7 +92,8 @@ def fit(
     from shoestring.studies.law_report import optimum_rows, write_optima_report, write_report
 
     asked = ask(approach, penalty, bootstraps, name, delta, window, exponent)
-    page = out.with_suffix(".html")
+    page = _page_of(out)
+    options.check_outputs({"--out": out, "its page": page}, sources)
     if optima:
         table = one_table(sources, approach, drop_largest)
         made, said = fit_optima(table, Columns(**columns), where, count, skip_bad, asked)
@@ -115,6 +116,15 @@ def fit(
     for part in (values, *values["allocations"]):
         del part["samples"]  # only in the file
     return {"file": str(out), "page": str(page), "said": list(said), **values}
+
+
+def _page_of(out: Path) -> Path:
+    """The page beside a record."""
+    from shoestring.core.errors import UserError
+
+    if not out.name:
+        raise UserError(f"--out {out}: it is a folder; give the name of a file in it")
+    return out.with_suffix(".html")
 
 
 @law.command()
@@ -387,6 +397,7 @@ def compare(runs: tuple[Path, ...], out: Path, terminal: options.Terminal, **col
     from shoestring.studies.compare import compare_runs
     from shoestring.studies.run_results import CurveColumns
 
+    options.check_outputs({"--out": out}, runs)
     compared = compare_runs(runs, out, CurveColumns(**columns))
     terminal.table("Held-out loss at equal compute", compared.rows[0], compared.rows[1:])
     for line in compared.said:

@@ -16,12 +16,12 @@ from shoestring.core.text import printable
 
 def main() -> None:
     """Run the command in `sys.argv`, and explain whatever goes wrong."""
-    from shoestring.cli.root import root
-
     arguments = sys.argv[1:]
     _open_streams()
     _import_as_here()
     try:
+        from shoestring.cli.root import root
+
         ended = root.main(arguments, prog_name="shoestring", standalone_mode=False)
         sys.stdout.flush()
         _leave(SystemExit(ended if isinstance(ended, int) else 0), well=True)

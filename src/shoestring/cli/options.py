@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,27 @@ time_limit = click.option(
     "--time", type=_Duration(), metavar="TIME", help="Save and stop after this time (2h), or before Slurm's limit."
 )
 shard = click.option("--shard", default="0/1", metavar="I/N", help="Make part I of N, counted from 0.")
+
+
+def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> None:
+    """Refuse, by option, a file to write that is a folder, a record of a run, an input, or another output."""
+    from shoestring.core.run_folder import run_of
+
+    read, named = [path for path in inputs if path.is_file()], list(outputs.items())
+    for number, (option, path) in enumerate(named):
+        if path.is_dir():
+            raise UserError(f"{option} {path}: it is a folder; give the name of a file in it")
+        if (run := run_of(path)) is not None:
+            raise UserError(f"{option} {path}: it is a record of the run {run}; choose another file")
+        if any(_same(path, other) for other in read):
+            raise UserError(f"{option} {path}: this command reads it; choose another file")
+        for first, other in named[:number]:
+            if _same(path, other):
+                raise UserError(f"{first} {other}: {option} would be the same file; choose another name")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -185,6 +185,9 @@ def _of_recipe(
         raise PlanError(f"{', '.join(names)}: only without a recipe; with one, use --set, as in --set budget.time=2h")
     if arguments.sbatch and (others := arguments.given(_TABLES)):
         raise PlanError(f"--sbatch and {', '.join(others)}: a script is of one plan; leave one of them out")
+    if arguments.sbatch is not None:
+        read = [path for path in (recipe, arguments.profile, *arguments.history) if path is not None]
+        options.check_outputs({"--sbatch": arguments.sbatch}, read)
     count = figures["devices"].expected if "devices" in figures else None
     if count is not None and count < 1:
         raise PlanError(f"--devices {count:g}: must be at least 1")

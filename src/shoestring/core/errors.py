@@ -113,8 +113,8 @@ _SHOWN = 240
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
-    errno.EACCES: "permission denied; choose a folder that you may write to",
-    errno.EPERM: "not permitted; choose a folder that you may write to",
+    errno.EACCES: "permission denied; ask its owner for access",
+    errno.EPERM: "not permitted; ask its owner for access",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EISDIR: "it is a folder, not a file",
@@ -122,11 +122,16 @@ _REASONS = {
     errno.ENOENT: "no such file or folder",
     errno.ENAMETOOLONG: "the path is too long",
 }
+_WRITING = {
+    errno.EACCES: "permission denied; choose a folder that you may write to",
+    errno.EPERM: "not permitted; choose a folder that you may write to",
+}
 
 
 def storage_error(doing: str, path: str | Path, cause: OSError) -> StorageError:
     """The error for a failed system call; `doing` is a verb, such as "write"."""
-    reason = _REASONS.get(cause.errno or 0) or cause.strerror or str(cause)
+    known = _REASONS | _WRITING if doing.startswith(("write", "make")) else _REASONS
+    reason = known.get(cause.errno or 0) or cause.strerror or str(cause)
     return StorageError(f"cannot {doing} {shown_path(path)}: {reason}")
 
 

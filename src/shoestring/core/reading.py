@@ -10,6 +10,7 @@ import json
 import stat
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,18 @@ def read_json(path: Path, error: type[UserError] = RecordError) -> Any:
 
 def parse_json(text: str | bytes, where: str | Path, error: type[UserError] = RecordError) -> Any:
     with reading(where, error):
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=_without_doubles)
         check_depth(values)
         return values
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; TOML allows no name twice either."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, count)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f'the field "{name}" is there {count} times')
+    return found
 
 
 def parse_toml(text: str, where: str | Path, error: type[UserError] = RecordError) -> dict[str, Any]:

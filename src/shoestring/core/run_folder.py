@@ -127,3 +127,9 @@ class RunFolder:
         """Be the only process that writes this run."""
         with locked(self._lock, f"the run {self.path}"):
             yield
+
+
+def run_of(path: Path) -> Path | None:
+    """The run folder of which `path` is a record, or is meant to be; None for any other path."""
+    folder = RunFolder(path.parent)
+    return folder.path if folder.recipe.is_file() and path in vars(folder).values() else None

@@ -21,6 +21,8 @@ from shoestring.laws.form import PER_TOKEN
 Groups = NDArray[np.int64]
 """A number per point; points of one run have the same."""
 _SHOWN = 10
+_Row = tuple[int, dict[str, Any], int]
+"""The number of its line, its cells by column, and how many cells it has more than there are columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,11 @@ def read_numbers(
     labels: list[str] = []
     rows = 0
     extra = [*(column for column in (names, group) if column), *(column for column, _ in conditions)]
-    for line, row in _rows(path, [*columns.values(), *extra]):
+    for line, row, surplus in _rows(path, [*columns.values(), *extra]):
+        if surplus:
+            problems.append(f"line {line}: {counted(surplus, 'cell')} more than the header has columns")
+            rows += 1
+            continue
         if not all(_equal(row.get(column), value) for column, value in conditions):
             continue
         rows += 1
@@ -178,7 +184,8 @@ def read_numbers(
         more = [f"… and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         shown = "\n".join(f"  {text}" for text in [*problems[:_SHOWN], *more])
         raise UserError(
-            f"{path}: {len(problems)} numbers cannot be used; correct them, or leave their rows out with --skip-bad\n"
+            f"{path}: {len(problems)} numbers or rows cannot be used; correct them, or leave their rows out with "
+            f"--skip-bad\n"
             f"{shown}"
         )
     return Numbers(
@@ -209,13 +216,13 @@ def third_of_three(numbers: Mapping[str, Floats]) -> dict[str, Floats]:
     return found
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row with its line number; an unknown column is an error."""
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[_Row]:
+    """Each row; an unknown column is an error."""
     with io.StringIO(read_text(path, UserError), newline="") as file:
         yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, file, columns)
 
 
-def _csv_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[_Row]:
     reader = csv.reader(file)
     try:
         header = next(reader, None)
@@ -226,12 +233,12 @@ def _csv_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[i
         _check_columns(path, header, columns)
         for cells in reader:
             if cells:
-                yield reader.line_num, dict(zip(header, cells))
+                yield reader.line_num, dict(zip(header, cells)), max(0, len(cells) - len(header))
     except csv.Error as cause:
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({cause})") from cause
 
 
-def _json_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[_Row]:
     seen = False
     for line, text in enumerate(file, 1):
         if not text.strip():
@@ -242,12 +249,14 @@ def _json_rows(path: Path, file: Any, columns: Sequence[str]) -> Iterator[tuple[
         if not seen:
             _check_columns(path, list(row), columns)
         seen = True
-        yield line, row
+        yield line, row, 0
     if not seen:
         raise UserError(f"{path}: the file is empty; each line must be an object with named fields")
 
 
 def _check_columns(path: Path, known: list[str], columns: Sequence[str]) -> None:
+    if double := next((column for column in columns if known.count(column) > 1), None):
+        raise UserError(f'{path}, line 1: {known.count(double)} columns are called "{double}"; give each its own name')
     if unknown := [f'no column "{column}"; {nearest(column, known)}' for column in columns if column not in known]:
         raise UserError(f"{path}: " + "; ".join(unknown))
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shoestring.baselines.streams import HmmBaselines
 from shoestring.core.errors import DataError
+from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import Record
 from shoestring.core.seeds import derive
 from shoestring.data.store.fixed_rows import Job, Progress, shard_rows, write_rows
@@ -64,6 +65,8 @@ def sample_store(
         raise DataError(f"{wanted.rows:,} rows: a stream has 1 to 2^62 = {HELDOUT:,} for training, of 2^63 in all")
     if not 0 <= wanted.heldout <= 1 << 61:
         raise DataError(f"{wanted.heldout:,} held-out rows: must be 0 to 2^61")
+    if RunFolder(folder).recipe.is_file():
+        raise DataError(f"--out {folder}: it is the folder of a run; choose a folder of its own for the store")
     model = read_model(wanted.model)
     kinds = {"start": wanted.start, "symbols": wanted.symbols, "states": wanted.states}
     stream = model_stream(model, derive(wanted.seed, "stream"), wanted.length, **kinds)

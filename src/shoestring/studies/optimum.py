@@ -342,7 +342,7 @@ def find_best(
     if flops is not None:
         if profiles:
             raise UserError("--profile: is for --time; the best model for FLOPs does not depend on a machine")
-        return best_for_flops(law, amount, factors, approach)
+        return at_least_one(best_for_flops(law, amount, factors, approach), f"--flops {flops}")
     if approach not in (None, 3):
         raise UserError(
             f"--time: needs the loss of every size, which approach {approach} does not tell; take --flops or approach 3"
@@ -351,7 +351,19 @@ def find_best(
         raise UserError(
             "--time: needs --profile RUN, a folder that `shoestring measure RECIPE` filled; several sizes are best"
         )
-    return best_for_time(law, amount, read_speeds(profiles, counting_of(law)), factors)
+    found = best_for_time(law, amount, read_speeds(profiles, counting_of(law)), factors)
+    return at_least_one(found, f"--time {time}")
+
+
+def at_least_one(best: Best, budget: str) -> Best:
+    """The best model; raises UserError where it has less than one parameter, or reads less than one token."""
+    params, tokens = best.params.value, best.tokens.value
+    if min(params, tokens) < 1:
+        raise UserError(
+            f"{budget}: the best model would have {params:.3g} parameters and read {tokens:.3g} tokens; give more, so "
+            "that there is at least one of each"
+        )
+    return best
 
 
 def off_rows(best: Best) -> list[tuple[str, str, str, str, str]]:
