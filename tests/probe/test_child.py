@@ -203,13 +203,12 @@ def test_a_process_that_the_system_refuses_memory_costs_one_trial(hidden: float,
     assert found.largest >= (0.85 * 136 if fails else 145)
 
 
-def test_ctrl_c_while_it_waits_ends_the_child(command: list[str]) -> None:
-    trials = RemoteTrials(command, 30)
-    assert trials.ask({"do": "echo"}) == {"do": "echo"}
-    assert trials._child is not None
-    child = trials._child._process.pid
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        trials.ask({"do": "sleep"})
-    assert trials._child is None
-    assert not Path(f"/proc/{child}").exists()
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_ctrl_c_while_it_waits_ends_all_processes() -> None:
+    with RemoteTrials(COMMAND, 30) as trials:
+        processes = [Path(f"/proc/{number}") for number in trials.ask({"do": "who"}).values()]
+        assert all(process.exists() for process in processes)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            trials.ask({"do": "sleep"})
+    assert not any(process.exists() for process in processes)
