@@ -186,9 +186,9 @@ def serve_workload(name: str, tiny: bool, folder: Path) -> None:
 def open_trials(name: str, tiny: bool, folder: Path) -> RemoteTrials:
     if name == PEERS_OWN or "hmm" in RECIPES[name]:
         command = [sys.executable, __file__, name, str(folder), *(["--tiny"] if tiny else [])]
-    else:
-        command = [sys.executable, "-m", "shoestring.runs.probe_server", str(folder / f"{name}.toml"), "0", "random"]
-    return RemoteTrials(command, TIMEOUT)
+        return RemoteTrials(command, TIMEOUT)
+    command = [sys.executable, "-m", "shoestring.runs.probe_server", "0", "random"]
+    return RemoteTrials(command, TIMEOUT, {"recipe": (folder / f"{name}.toml").read_text()})
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 import contextlib
 import errno
+import fcntl
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,21 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import RunError, StorageError, storage_error
-from shoestring.core.files import folder_bytes, free_bytes, locked, make_folder, whole_file, write_whole
+from shoestring.core.files import (
+    HeldFolder,
+    check_readable,
+    discard,
+    folder_bytes,
+    free_bytes,
+    is_locked,
+    locked,
+    make_folder,
+    put_folder,
+    sweep,
+    temporary_folder,
+    whole_file,
+    write_whole,
+)
 
 
 def fail_with(code: int) -> Any:
@@ -269,3 +286,196 @@ def test_a_lock_that_cannot_be_written_is_an_error_of_storage(
 def test_an_error_of_the_system_inside_the_lock_is_not_taken_for_one_of_the_lock(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), locked(tmp_path / ".lock", "the run"):
         (tmp_path / "missing").read_text()
+
+
+def test_a_lock_leaves_no_file(tmp_path: Path) -> None:
+    with locked(tmp_path / ".lock", "the run"):
+        assert is_locked(tmp_path / ".lock")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_removed_while_it_is_held_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+
+    def use() -> None:
+        with locked(folder / ".lock", "the store"):
+            shutil.rmtree(folder)
+            with locked(folder / ".lock", "the store"):  # of a second process, which gets in
+                pass
+
+    with pytest.raises(StorageError, match="the store was removed while it was in use"):
+        use()
+
+
+# --- what killed processes leave
+
+
+@contextlib.contextmanager
+def writer(begin: Callable[[], list[object]]) -> Iterator[int]:
+    """A process that has begun to write, and waits; it is killed at the end."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kept = begin()
+            os.write(tell, b"x")
+            signal.pause()
+        finally:
+            os._exit(1 if kept else 2)
+    os.read(ready, 1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(tell)
+
+
+def begin_file(folder: Path) -> list[object]:
+    """The blocks that it is in."""
+    block = whole_file(folder / "weights")
+    file = block.__enter__()
+    file.write(b"half of the ")
+    file.flush()
+    return [block]
+
+
+def begin_folder(folder: Path) -> list[object]:
+    block = temporary_folder(folder)
+    temporary = block.__enter__()
+    (temporary / "inside").mkdir()
+    (temporary / "inside" / "half").write_bytes(b"half of the ")
+    return [block, *begin_file(temporary)]
+
+
+@pytest.mark.parametrize("begin", [begin_file, begin_folder])
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_killed_process_was_writing_is_swept_and_what_a_live_one_writes_is_not(
+    tmp_path: Path, begin: Callable[[Path], list[object]], own: bool
+) -> None:
+    with writer(lambda: begin(tmp_path)):
+        written = sorted(tmp_path.rglob("*"))
+        assert written
+        sweep(tmp_path, own)
+        assert sorted(tmp_path.rglob("*")) == written
+    assert sorted(tmp_path.rglob("*")) == written, "kill -9 leaves it"
+    sweep(tmp_path, own)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("begin", [begin_file, begin_folder])
+def test_the_next_process_that_writes_to_a_folder_sweeps_it(
+    tmp_path: Path, begin: Callable[[Path], list[object]]
+) -> None:
+    with writer(lambda: begin(tmp_path)):
+        pass
+    write_whole(tmp_path / "other", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_process_killed_while_it_sweeps_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".shoestring-0123456789ab.tmp.d" / "inside").mkdir(parents=True)
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_others_are_not_swept(tmp_path: Path) -> None:
+    older = [".weights.4711.tmp", ".tmpA1b2C3", ".step-7.parts.tmp"]
+    others = ["a.tmp", ".vimrc", ".tmp", ".shoestring-config", ".shoestring-0123456789ab.tmp.txt", ".hidden/.x.tmp"]
+    for name in (*older, *others):
+        write_whole(tmp_path / name, "x")
+    sweep(tmp_path)
+    assert all((tmp_path / name).is_file() for name in (*older, *others))
+    sweep(tmp_path, own=True)
+    assert not any((tmp_path / name).exists() for name in older)
+    assert all((tmp_path / name).is_file() for name in others)
+
+
+def test_a_name_that_was_swept_before_it_was_locked_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, swept = fcntl.flock, []
+
+    def late(descriptor: int, how: int) -> None:
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            swept[0].unlink()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_whole(tmp_path / "file", "x")
+    assert swept
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_system_without_locks_is_written_to_and_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".shoestring-0123456789ab.tmp").write_bytes(b"perhaps another host writes it")
+    monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOSYS))
+    write_whole(tmp_path / "file", "x")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_is_removed_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole(tmp_path / "run" / "a" / "b", "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail_with(errno.EACCES))
+        with pytest.raises(StorageError, match="permission denied"):
+            discard(tmp_path / "run")
+    assert (tmp_path / "run" / "a" / "b").is_file()
+    discard(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_folder_takes_the_place_of_another_only_if_told(tmp_path: Path, replace: bool) -> None:
+    write_whole(tmp_path / "out" / "old", "x")
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(temporary_folder(tmp_path))
+        write_whole(temporary / "new", "y")
+        if not replace:
+            stack.enter_context(pytest.raises(OSError, match="not empty"))
+        put_folder(temporary, tmp_path / "out", replace)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new" if replace else "old"]
+
+
+# --- what is not a file
+
+
+def special(path: Path, kind: str) -> Path:
+    """A pipe, socket, device or folder."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(str(path))
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+def test_what_is_not_a_file_is_neither_read_nor_replaced(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path / "x", kind)
+    with pytest.raises(StorageError, match=rf"cannot read {path}: it is a (named )?{kind}, not a file"):
+        check_readable(path)
+    with pytest.raises(StorageError, match=rf"cannot write {path}: it is a (named )?{kind}, not a file"):
+        write_whole(path, "x")
+    assert [found.name for found in tmp_path.iterdir()] == ["x"]
+    check_readable(tmp_path / "missing")
+
+
+def test_a_folder_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    with contextlib.closing(HeldFolder(tmp_path / "run")) as held:
+        held.check()
+        shutil.rmtree(held.path)
+        with pytest.raises(StorageError, match=r"run was removed or replaced"):
+            held.check()
+        held.path.mkdir()  # many file systems would give it the same number
+        with pytest.raises(StorageError, match=r"run was removed or replaced"):
+            held.check()

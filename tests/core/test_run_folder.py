@@ -1,13 +1,17 @@
 """A run folder: one recipe once it has begun, one writer at a time."""
 
+import contextlib
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoestring.core import recipe_file
-from shoestring.core.errors import PlanError, RecipeError, RunError, UserError
+from shoestring.core import recipe_file, run_folder
+from shoestring.core.errors import PlanError, RecipeError, RunError, StorageError, UserError
+from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
@@ -29,7 +33,7 @@ def test_a_recipe_names_its_folder() -> None:
 
 
 def test_all_paths_lie_in_the_folder_and_differ(tmp_path: Path) -> None:
-    paths = [path for name, path in vars(RunFolder(tmp_path)).items() if name != "path"]
+    paths = [path for name, path in vars(RunFolder(tmp_path)).items() if name not in ("path", "_held")]
     assert len(set(paths)) == len(paths) > 10
     assert all(path.parent == tmp_path for path in paths)
 
@@ -199,3 +203,75 @@ def test_the_lock_names_the_run_and_its_holder(tmp_path: Path) -> None:
     assert f"the run {folder.path} is in use by process {os.getpid()} " in str(caught.value)
     with folder.lock():
         pass
+
+
+def test_the_lock_is_held_though_the_folder_is_removed_and_that_is_noticed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        folder.check()
+        shutil.rmtree(folder.path)
+        with pytest.raises(RunError, match="is in use by process"), RunFolder(folder.path).lock():
+            pytest.fail("the lock was held")
+        with pytest.raises(StorageError, match=r"run was removed or replaced by another folder while it was in use"):
+            folder.check()
+        folder.path.mkdir()
+        with pytest.raises(StorageError, match="was removed or replaced"):
+            folder.check()
+    folder.check()
+    assert list(tmp_path.iterdir()) == [folder.path]
+
+
+def test_two_names_of_one_run_have_one_lock(tmp_path: Path) -> None:
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    (tmp_path / "there").mkdir()
+    with RunFolder(tmp_path / "here").lock(), pytest.raises(RunError), RunFolder(tmp_path / "there").lock():
+        pytest.fail("the lock was held")
+
+
+def test_what_killed_processes_left_goes_when_the_run_is_locked(tmp_path: Path) -> None:
+    """Also what safetensors left beside the checkpoints of an older version."""
+    folder = RunFolder(tmp_path / "run")
+    for name in (".tmpA1b2C3", ".step-000000007.safetensors.4711.tmp", ".shoestring-0123456789ab.tmp"):
+        write_whole(folder.checkpoints / name, "half a checkpoint")
+    write_whole(folder.path / ".shoestring-0123456789ab.tmp", "half a record")
+    with folder.lock():
+        assert [path.name for path in folder.path.rglob("*")] == ["checkpoints"]
+
+
+def test_a_recipe_whose_claim_was_killed_is_claimed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it was killed, the folder is left to one of the two recipes, with the copies that this one needs."""
+    code = tmp_path / "mine.py"
+    code.write_text("def documents():\n    return ['a b c']\n")
+    first, second = recipe(data={"source": f"{code}:documents", "tokenizer": "bytes"}), recipe()
+    for at in range(20):
+        folder = RunFolder(tmp_path / str(at))
+        folder.claim(first)
+        write_whole(folder.plan, "{}")
+        with monkeypatch.context() as patch:
+            killed = kill_after(at, patch)
+            with contextlib.suppress(KeyboardInterrupt):
+                folder.claim(second)
+        RunFolder(folder.path).claim(second)
+        assert {found.name for found in folder.path.iterdir()} == {"recipe.toml"}
+        if not killed():
+            return
+    pytest.fail("a claim has fewer calls")
+
+
+def kill_after(calls: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Let the call after so many that change a file end the process; returns whether it was reached."""
+    made = 0
+
+    def count(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **options: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == calls + 1:
+                raise KeyboardInterrupt
+            return call(*given, **options)
+
+        return counted
+
+    for name in ("remove", "write_whole"):
+        patch.setattr(run_folder, name, count(getattr(run_folder, name)))
+    return lambda: made > calls

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, RunError, StorageError, UserError
+from shoestring.core.files import whole_file
 from shoestring.data.store import fixed_rows, store
 from shoestring.data.store.fixed_rows import Job, Make, Progress, missing_shards, shard_rows, write_rows
 from shoestring.data.store.shards import dtype_for, shard_bytes
@@ -290,13 +291,14 @@ def test_other_parts_may_be_written_meanwhile(tmp_path: Path) -> None:
 
 
 def test_what_another_part_is_writing_is_left_alone(tmp_path: Path) -> None:
-    job, begun = a_job(), tmp_path / ".train-00001.tok.4711.tmp"
+    job, begun = a_job(), tmp_path / "train-00001.tok"
 
     def make(split: str, first: int, count: int) -> NDArray[np.unsignedinteger]:
-        begun.write_bytes(b"half a sh")
-        with pytest.raises(Killed):
+        with whole_file(begun) as file, contextlib.suppress(Killed):
+            file.write(b"half a sh")
             write_rows(tmp_path, job, None, maker(job, die_after=0))
-        assert begun.exists()
+        assert begun.read_bytes() == b"half a sh"
+        begun.unlink()
         return numbers(split, first, count, job)
 
     write_rows(tmp_path, job, None, make, (1, 2))

@@ -22,7 +22,7 @@ import pytest
 
 import shoestring
 from shoestring.core.errors import DataError, Fault, RunError, StorageError
-from shoestring.core.files import folder_bytes
+from shoestring.core.files import folder_bytes, whole_file
 from shoestring.core.recipe import Data
 from shoestring.core.records import Density
 from shoestring.data.read.corpora import ReadCorpus
@@ -314,15 +314,15 @@ def test_the_last_two_parts_may_end_at_the_same_time(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("small")
 def test_what_another_part_is_writing_is_left_alone(tmp_path: Path) -> None:
     data = whole_corpus(tmp_path, "bytes")
-    begun = store_folder(data, 0, None) / ".train-00000-00000.tok.4711.tmp"
+    begun = store_folder(data, 0, None) / "train-00000-00000.tok"
     seen: list[bool] = []
 
     def meanwhile(count: int) -> None:
         if not seen:
-            begun.write_bytes(b"half a sh")
-            with contextlib.suppress(RunError):
+            with whole_file(begun) as file, contextlib.suppress(RunError):
+                file.write(b"half a sh")
                 make(data, part=(0, 1))
-            seen.append(begun.exists())
+            seen.append(begun.read_bytes() == b"half a sh")
 
     prepare(data, 0, None, meanwhile, part=(1, 3), processes=1)
     assert seen == [True]
@@ -539,7 +539,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, name: str) -> Non
 def test_results_are_removed_also_where_that_was_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = data_of(write_corpus(tmp_path, ["one", "two", "three"]), tmp_path / "stores")
     with monkeypatch.context() as patch:
-        patch.setattr(preparing.shutil, "rmtree", lambda *_, **__: stop(0))
+        patch.setattr(preparing, "remove", lambda *_: stop(0))
         with pytest.raises(Killed):
             make(data)
     store = make(data)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.errors import RecordError, StorageError
+from shoestring.core.errors import RecordError, RunError, StorageError
 from shoestring.track import LineFile, read_lines
 
 LINES = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}, {"step": 3, "note": 'näive "{}\n'}]
@@ -199,3 +199,29 @@ def test_a_full_disk_is_said_when_a_line_is_added(tmp_path: Path, monkeypatch: p
             file.add(step=1)
     file.add(step=2)
     assert read_lines(file.path) == [{"step": 2}]
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "longer", "shorter"])
+def test_a_file_that_another_process_changes_is_noticed(tmp_path: Path, change: str) -> None:
+    """A run whose folder was removed must not end with the last of its metrics alone."""
+    path = tmp_path / "metrics.jsonl"
+    file = LineFile(path)
+    file.add(**LINES[0])
+    if change in ("removed", "replaced"):
+        path.unlink()
+    if change != "removed":
+        path.write_bytes({"replaced": b"", "longer": b'{"step": 1}\n' * 9, "shorter": b"{}\n"}[change])
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(StorageError, match="no such file" if change == "removed" else "was changed by another process"):
+        file.add(**LINES[1])
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_metrics_that_do_not_reach_the_checkpoint_are_refused_and_stay(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    before = write(path, LINES)
+    with pytest.raises(RunError, match=r"metrics.jsonl has 2 lines up to step 2, and the run had written 3 when it"):
+        LineFile.rewound(path, 2, least=3)
+    assert path.read_bytes() == before
+    assert LineFile.rewound(path, 2, least=2).lines == 2
+    assert read_lines(path) == LINES[:2]

@@ -19,11 +19,11 @@ def demo(overrides: tuple[str, ...], fresh: bool, terminal: options.Terminal) ->
     Measures the machine, plans, prepares, trains, evaluates and writes a page. An interrupted demo is resumed; a
     finished one is shown again.
     """
-    import shutil
     from importlib import resources
 
     from shoestring.cli.running import run_in_terminal
     from shoestring.core import recipe_file
+    from shoestring.core.files import discard
     from shoestring.core.run_folder import RunFolder
 
     name = "demo_gpu.toml" if _has_gpu() else "demo.toml"
@@ -32,7 +32,7 @@ def demo(overrides: tuple[str, ...], fresh: bool, terminal: options.Terminal) ->
     run = RunFolder.of(recipe)
     if fresh and run.path.is_dir():
         with RunFolder.open(run.path).lock():
-            shutil.rmtree(run.path)
+            discard(run.path)
     return run_in_terminal(recipe, terminal)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import RunError, ShoestringError
-from shoestring.core.files import locked, remove, write_whole
+from shoestring.core.errors import RunError, ShoestringError, StorageError
+from shoestring.core.files import HeldFolder, locked, remove, sweep, write_whole
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.user_code import COPIES, trust_code
 
@@ -41,7 +42,7 @@ class RunFolder:
         """Of an HMM: losses and divergences by baseline and position."""
         self.report = self.path / "report.html"
         self.done = self.path / "DONE"
-        self._lock = self.path / ".lock"
+        self._held: HeldFolder | None = None
 
     @classmethod
     def of(cls, recipe: Recipe) -> RunFolder:
@@ -89,19 +90,16 @@ class RunFolder:
                     )
                 is_new = True
         if is_new:
-            for old in (
-                self.plan,
-                self.machine,
-                self.metrics,
-                self.timings,
-                self.tokenizer,
-                self.checkpoints,
-                self.code,
-            ):
+            for old in (self.plan, self.machine, self.metrics, self.timings, self.tokenizer, self.checkpoints):
                 remove(old)
             for copy, content in contents.items():
                 write_whole(copy, content)
             write_whole(self.recipe, recipe_file.dump(recipe))
+        for copy in self.code.glob("*"):  # those of the recipe before, which needed them until the new one was written
+            if copy not in contents:
+                remove(copy)
+        if not contents:
+            remove(self.code)
         for spec in recipe.code:
             trust_code(spec)
 
@@ -124,9 +122,28 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes this run."""
-        with locked(self._lock, f"the run {self.path}"):
-            yield
+        """Be the only process that writes this run.
+
+        The lock lies beside the folder, so that it is held also where somebody removes the folder meanwhile.
+        """
+        place = self.path.resolve()
+        beside = not place.is_dir() or os.access(place.parent, os.W_OK)  # else the folder cannot be removed either
+        lock = place.with_name(f".{place.name}.lock") if beside else place / ".lock"
+        with locked(lock, f"the run {self.path}"), contextlib.closing(HeldFolder(self.path)) as self._held:
+            for folder in (self.path, self.checkpoints):
+                sweep(folder, own=True)
+            try:
+                yield
+            except (OSError, StorageError):
+                self.check()  # what failed is a consequence
+                raise
+            finally:
+                self._held = None
+
+    def check(self) -> None:
+        """Raise StorageError if this process holds the lock, and the folder was removed or replaced since then."""
+        if self._held is not None:
+            self._held.check()
 
 
 def run_of(path: Path) -> Path | None:

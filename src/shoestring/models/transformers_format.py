@@ -11,19 +11,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
-import shutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoestring.core.errors import UserError, storage_error
+from shoestring.core.errors import StorageError, UserError, storage_error
 from shoestring.core.family import family_of
-from shoestring.core.files import make_folder, sync
+from shoestring.core.files import put_folder, temporary_folder, write_whole
 from shoestring.core.recipe import Model
 from shoestring.core.registry import registry
 from shoestring.models.language_model import LanguageModel
@@ -163,32 +163,33 @@ def save_transformers(
     name = type(own).__name__ if own is not None else format_of(spec).architecture(spec)
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} exists already; choose another folder")
-    make_folder(folder.parent)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir()
-        if own is not None:
-            own.save_pretrained(temporary)
-        else:
-            form = format_of(spec)
-            config: dict[str, Any] = {"architectures": [name], "model_type": form.kind, "dtype": "float32"}
-            config |= form.config(spec, vocab_size, length)
-            if "eos_token_id" in config:
-                config["eos_token_id"] = end
-            (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            weights = {key: value.cpu().contiguous() for key, value in form.write(model).items()}
-            save_file(weights, temporary / "model.safetensors", {"format": "pt"})
-        for file, text in (files or {}).items():
-            (temporary / file).write_text(text, encoding="utf-8")
-        for path in temporary.iterdir():
-            sync(path)
-        os.rename(temporary, folder)
-        sync(folder.parent)
-    except OSError as cause:
-        raise storage_error("write", folder, cause) from cause
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with temporary_folder(folder.parent) as temporary:
+            if own is not None:
+                own.save_pretrained(temporary)
+            else:
+                form = format_of(spec)
+                config: dict[str, Any] = {"architectures": [name], "model_type": form.kind, "dtype": "float32"}
+                config |= form.config(spec, vocab_size, length)
+                if "eos_token_id" in config:
+                    config["eos_token_id"] = end
+                write_whole(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+                weights = {key: value.cpu().contiguous() for key, value in form.write(model).items()}
+                save_file(weights, temporary / "model.safetensors", {"format": "pt"})
+            for file, text in (files or {}).items():
+                write_whole(temporary / file, text)
+            put_folder(temporary, folder)
+    except (OSError, SafetensorError) as cause:
+        raise _write_error(folder, cause) from cause
     return name
+
+
+def _write_error(folder: Path, cause: OSError | SafetensorError) -> StorageError:
+    """The error for a folder that could not be written; safetensors tells only in words what the system said."""
+    if isinstance(cause, OSError):
+        return storage_error("write", folder, cause)
+    number = re.search(r"os error (\d+)", str(cause))
+    return storage_error("write", folder, OSError(int(number[1]) if number else 0, str(cause)))
 
 
 def read_transformers(place: str) -> tuple[Model, dict[str, Tensor]]:

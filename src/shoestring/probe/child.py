@@ -121,7 +121,8 @@ class OutOfTime(Fault):
 class Child:
     """The parent's side of `serve`."""
 
-    def __init__(self, command: Sequence[str]):
+    def __init__(self, command: Sequence[str], first: Request | None = None):
+        """`first` is sent at once, and has no answer."""
         self._stderr = tempfile.TemporaryFile("w+")
         self._worker: int | None = None
         """Its process group."""
@@ -136,6 +137,8 @@ class Child:
             env=alone(os.environ) | _LOOKS_BY_DRIVER,
             start_new_session=True,  # a process group of its own: what the child starts ends with it
         )
+        if first is not None:
+            self._tell(first)
 
     def ask(self, request: Request, seconds: float = math.inf) -> Answer:
         """The answer. Raises MemoryError where memory ran out or the worker was killed, Died where it crashed, and
@@ -229,8 +232,9 @@ def alone(environment: Any) -> dict[str, str]:
 class RemoteTrials:
     """The seconds and bytes of configurations, asked of a server that is started with the first question."""
 
-    def __init__(self, command: Sequence[str], timeout: float):
-        self._command, self._timeout = command, timeout
+    def __init__(self, command: Sequence[str], timeout: float, first: Request | None = None):
+        """Every server is sent `first` before its first request."""
+        self._command, self._timeout, self._first = command, timeout, first
         self._child: Child | None = None
         self.until = math.inf
         """When the answers must be there, by `time.monotonic`; questions later than that raise OutOfTime."""
@@ -246,7 +250,7 @@ class RemoteTrials:
         if seconds <= 0:
             raise OutOfTime("the time for measuring is over")
         if self._child is None:
-            self._child = Child(self._command)
+            self._child = Child(self._command, self._first)
         try:
             return self._child.ask(request, seconds)
         except BaseException:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from shoestring.core.errors import RunError
+from shoestring.core.files import sweep
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import Record
 from shoestring.core.specs import CheckpointSpec
@@ -44,6 +45,7 @@ def export_run(
     ours = recipe.model.name is None
     if ours:
         format_of(recipe.model)  # raises an error where there is no counterpart
+    sweep(target.parent)
     if target.exists():
         raise RunError(f"{target} already exists; choose another folder")
     loaded = load_run(folder, checkpoint, torch.device("cpu"), say)

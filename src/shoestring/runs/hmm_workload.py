@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from shoestring.baselines.hmm_score import Scorer
 from shoestring.baselines.ngram import count
-from shoestring.core.files import make_folder
+from shoestring.core.files import temporary_folder
 from shoestring.core.seeds import derive
 from shoestring.hmm.engine import engine_of_updates
 from shoestring.hmm.expect import Counts
@@ -96,9 +95,8 @@ class HmmWorkload:
 
     def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
         """`beside` runs after the writing, as in a fit; the bytes include the model file at the end."""
-        make_folder(self._folder)
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            file = Path(folder) / "fit.safetensors"
+        with temporary_folder(self._folder) as folder:
+            file = folder / "fit.safetensors"
             trial = Trial(restart=0, parameters=self._parameters, statistics=self._statistics)
             tensors, values = save_progress(Progress(trial=trial))
             write_tensors(file, {name: table.cpu().numpy() for name, table in tensors.items()}, json.dumps(values))

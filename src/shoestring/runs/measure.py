@@ -12,7 +12,6 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
-from shoestring.core.files import write_whole
+from shoestring.core.files import sweep
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, MemoryModel, Point, Profile
 from shoestring.core.registry import dump_added
@@ -148,6 +147,7 @@ def ensure_profile(
             return with_own_density(task.recipe, own)
         profile = measured or measure_task(trials, task, how, reporter)
     profile = replace(profile, density=recipe_density(task.recipe))
+    folder.check()
     profile.write(folder.profile)
     if profile.date is not None or not profile.estimated:  # else there is nothing to show
         reporter.measured(profile)
@@ -208,13 +208,14 @@ def _kept(trials: RemoteTrials, task: Task, how: Measuring, devices: int) -> tup
 @contextlib.contextmanager
 def _open_trials(recipe: Recipe, how: Measuring, local_rank: int = 0) -> Iterator[RemoteTrials]:
     """What is asked; the time for measuring begins."""
-    with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "recipe.toml"
-        write_whole(file, recipe_file.dump(recipe))
-        arguments = [str(file), str(local_rank), "real" if how.real else "random", dump_added()]
-        with RemoteTrials([sys.executable, "-m", "shoestring.runs.probe_server", *arguments], _TIMEOUT) as trials:
+    arguments = [str(local_rank), "real" if how.real else "random", dump_added()]
+    command = [sys.executable, "-m", "shoestring.runs.probe_server", *arguments]
+    try:
+        with RemoteTrials(command, _TIMEOUT, {"recipe": recipe_file.dump(recipe)}) as trials:
             trials.until = time.monotonic() + how.most
             yield trials
+    finally:
+        sweep(Path(recipe.run.folder))  # a child that was ended may have been writing a checkpoint there
 
 
 def _measure(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[str], None] = _silent) -> Profile:

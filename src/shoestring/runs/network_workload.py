@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import family_of
-from shoestring.core.files import make_folder
+from shoestring.core.files import temporary_folder
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
@@ -142,9 +141,8 @@ class TrainingWorkload:
         return int(torch.cuda.memory_stats(device)["num_ooms"]) if device.type == "cuda" else 0
 
     def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
-        make_folder(self._folder)
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:  # on the disk that the run will write to
-            checkpoints = Checkpoints(Path(folder), keep=1)
+        with temporary_folder(self._folder) as folder:  # on the disk that the run will write to
+            checkpoints = Checkpoints(folder, keep=1)
             checkpoints.save(self.learner, State(recipe="", data="", schedule=Schedule(total=1)), wait=False)
             beside()
             checkpoints.wait()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import cached_property, partial
-from pathlib import Path
 
 import torch
 
@@ -73,10 +74,12 @@ class Server:
         return {"machine": encode(describe_machine(self._device)), "available_bytes": available_bytes(self._device)}
 
 
-def main(file: str, local_rank: str, real: str, added: str | None = None) -> None:
+def main(local_rank: str, real: str, added: str | None = None) -> None:
+    """Serve the recipe in the first line of standard input."""
     if added is not None:
         load_added(added)
-    task = task_of(recipe_file.load(Path(file)))
+    recipe = recipe_file.build(tomllib.loads(json.loads(sys.stdin.readline())["recipe"]), "the recipe")
+    task = task_of(recipe)
     task.load()
     serve(Server(task, partial(_find_device, int(local_rank)), real == "real"))
 

@@ -85,6 +85,7 @@ def _run(
             reporter.planned(plan)
             with clock.during("prepare"):
                 task.prepare(plan, reporter)
+            folder.check()
             return plan
 
         plan = begin() if group is None else group.on_first(begin)
@@ -144,5 +145,6 @@ def ensure_plan(
         with clock.during("measure"):
             profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured)
         given = plan_task(task, profile, clock.elapsed(), devices)
+    folder.check()
     given.write(folder.plan)
     return given

@@ -104,7 +104,7 @@ def train(
     finish = _Finish.of(plan, trainee.baseline_seconds() if writes and beside else None, beside)
     label = trainee.label(state)
     trackers = open_trackers(recipe.track.to, folder.path, label) if writes and recipe.track else {}
-    lines = LineFile.rewound(folder.metrics, label) if writes else NoLines()
+    lines = LineFile.rewound(folder.metrics, label, state.lines or 0) if writes else NoLines()
     metrics = Tracked(lines, trackers, reporter.say)
     session = _Session(
         trainee=trainee,
@@ -134,6 +134,7 @@ def train(
             evaluation = trainee.evaluate(state)
             usage = meter.usage()  # of training and evaluation, as in the profile; without drawing
             if writes:
+                folder.check()
                 evaluation.write(folder.evaluation)
                 reporter.evaluated(evaluation)
                 clock.begin("page")
@@ -154,6 +155,7 @@ def train(
     clock.begin("page")
     session.note(trainee.label(state), "end")
     outcome = _outcome(session, folder, state, evaluation, usage, delivered)
+    folder.check()
     outcome.write(folder.done)
     write_page(folder, figures, outcome)
     session.note(trainee.label(state), "exit")
@@ -312,10 +314,11 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             save(state, wait)
 
     def save(state: State, wait: bool) -> None:
+        session.folder.check()
         metrics.sync()
         deadline.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
         last = state.step >= state.schedule.total
-        state = replace(state, task=trainee.saved_values())
+        state = replace(state, lines=metrics.lines, task=trainee.saved_values())
         session.checkpoints.save(trainee.saveable, state, wait and not (last and session.finish.beside))
 
     every = max(1, trainee.planned_steps // LOOKS)
@@ -325,6 +328,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         return state
 
     def show(state: State, report: loop.Report) -> State:
+        session.folder.check()
         if state.step % every == 0:
             session.meter.look()
         session.reporter.training(_progress(session, state, report))

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shoestring.core.errors import RecordError, StorageError, storage_error
+from shoestring.core.errors import RecordError, RunError, StorageError, storage_error
 from shoestring.core.files import make_folder, open_itself, write_whole
 from shoestring.core.reading import check_file, parse_json, reading
+from shoestring.core.units import counted
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -41,24 +42,43 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class LineFile:
-    """A file of JSON lines to append to. Opening it removes an incomplete last line; between lines it is closed."""
+    """A file of JSON lines to append to. Opening it removes an incomplete last line; between lines it is closed.
+
+    It must hold what was written to it: one that was removed or changed meanwhile is an error.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         make_folder(path.parent)
-        kept = sum(len(line) + 1 for line in _whole_lines(path))
+        lines = _whole_lines(path)
+        self._count = len(lines)
+        self._bytes: int | None = None
         with self._opened() as file:
-            file.truncate(kept)
+            file.truncate(sum(len(line) + 1 for line in lines))
+            self._bytes = file.seek(0, os.SEEK_END)
+
+    @property
+    def lines(self) -> int:
+        """How many the file has."""
+        return self._count
 
     @classmethod
-    def rewound(cls, path: Path, step: int) -> LineFile:
-        """The file without lines of later steps: those steps will be taken again."""
+    def rewound(cls, path: Path, step: int, least: int = 0) -> LineFile:
+        """The file without lines of later steps: those steps will be taken again.
+
+        Raises RunError, before anything is changed, if fewer than `least` lines are left.
+        """
         lines = []
         for number, (line, values) in enumerate(_parsed_lines(path), start=1):
             if not isinstance(values.get("step"), int):
                 raise RecordError(f"{path}, line {number}: no step: {line[:80]!r}")
             if values["step"] <= step:
                 lines.append(line)
+        if len(lines) < least:
+            raise RunError(
+                f"{path} has {counted(len(lines), 'line')} up to step {step:,}, and the run had written {least:,} when "
+                "it saved that step; restore the file, or start again with --set run.name=…"
+            )
         write_whole(path, b"".join(line + b"\n" for line in lines))
         return cls(path)
 
@@ -67,6 +87,8 @@ class LineFile:
         line = json.dumps(values, allow_nan=False).encode() + b"\n"
         with self._opened() as file:
             file.write(line)
+            file.flush()
+            self._count, self._bytes = self._count + 1, file.tell()
 
     def sync(self) -> None:
         with self._opened() as file:
@@ -75,7 +97,9 @@ class LineFile:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
         try:
-            with open(self.path, "ab", opener=open_itself) as file:
+            with open(self.path, "ab" if self._bytes is None else "rb+", opener=open_itself) as file:
+                if self._bytes is not None and file.seek(0, os.SEEK_END) != self._bytes:
+                    raise StorageError(f"{self.path} was changed by another process while this one wrote it")
                 yield file
         except OSError as cause:
             raise storage_error("write", self.path, cause) from cause
@@ -85,7 +109,7 @@ class NoLines(LineFile):
     """The lines of a process that does not write any."""
 
     def __init__(self) -> None:
-        self.path = Path(os.devnull)
+        self.path, self._count = Path(os.devnull), 0
 
     def add(self, **values: Any) -> None: ...
 

@@ -30,6 +30,10 @@ class Tracked(LineFile):
     def __init__(self, lines: LineFile, trackers: dict[str, Tracker], say: Callable[[str], None]):
         self.path, self._lines, self._trackers, self._say = lines.path, lines, trackers, say
 
+    @property
+    def lines(self) -> int:
+        return self._lines.lines
+
     def add(self, **values: Any) -> None:
         self._lines.add(**values)
         step = int(values.pop("step"))

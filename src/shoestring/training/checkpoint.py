@@ -56,6 +56,8 @@ class State(Record):
     lengthened: str | None = None
     skipped: int = 0
     """Steps whose update was left out, because the gradient overflowed in fp16."""
+    lines: int | None = None
+    """Lines of metrics up to this step; None: an older version did not count them."""
     task: dict[str, Any] = field(default_factory=dict)
     """What the task needs in addition to continue, as plain values."""
 
@@ -144,7 +146,7 @@ class Checkpoints:
         self.wait()
         if group.rank == 0:
             make_folder(self.folder)
-            sweep(self.folder)
+            sweep(self.folder, own=True)
 
     def _write(self, path: Path, write: Callable[[], None], state: State, first: bool, started: float) -> None:
         """Write a checkpoint; then the first process removes those that are not kept."""

@@ -7,11 +7,11 @@ part: FSDP divides tensors by rows.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from shoestring.core.errors import StorageError
-from shoestring.core.files import make_folder, remove, sync, temporary_name
+from shoestring.core.files import put_folder, temporary_folder
 from shoestring.core.reading import reading
 from shoestring.models.language_model import LanguageModel
 from shoestring.parallel.process_group import ProcessGroup, host_group
 from shoestring.storage.tensor_file import read_tensors, write_tensors
 
+T = TypeVar("T")
 Likes = Mapping[str, Tensor | None]
 """By the name of a saved tensor: the parameter that it belongs to and is divided as; None: it is not divided."""
 
@@ -95,41 +96,40 @@ def own_part(whole: Tensor, like: Tensor | None) -> Tensor:
 
 def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: ProcessGroup) -> None:
     """Write the files of all processes, then give the folder its name. If one process fails, all raise its error."""
-    temporary = folder.with_name(f".{folder.name}.tmp")  # the same name on all processes
+    with contextlib.ExitStack() as stack:
 
-    def begin() -> None:
+        def begin() -> Path | None:
+            return stack.enter_context(temporary_folder(folder.parent)) if group.rank == 0 else None
+
+        temporary = _on_first(begin, group)
+        assert temporary is not None, "the first process has made it"
+
+        def write_own() -> None:
+            where = {name: [list(part.shape), part.first] for name, part in parts.items()}
+            note = json.dumps({"files": group.world, "state": state, "parts": where})
+            tensors = {name: part.tensor.numpy() for name, part in parts.items()}
+            write_tensors(_file(temporary, group.rank), tensors, note)
+
+        _on_first(write_own, group)
         if group.rank == 0:
-            remove(temporary)  # of an earlier attempt
-            make_folder(temporary)
+            put_folder(temporary, folder, replace=True)  # one there is damaged, or its step would not be repeated
 
-    def write_own() -> None:
-        where = {name: [list(part.shape), part.first] for name, part in parts.items()}
-        note = json.dumps({"files": group.world, "state": state, "parts": where})
-        write_tensors(_file(temporary, group.rank), {name: part.tensor.numpy() for name, part in parts.items()}, note)
-        sync(temporary)
 
+def _on_first(act: Callable[[], T], group: ProcessGroup) -> T:
+    """Act in all processes, each in its thread; returns the first one's result. All raise the error of any."""
+    result: Any = None
+    error: OSError | StorageError | None = None
     try:
-        for act in (begin, write_own):
-            error: OSError | StorageError | None = None
-            try:
-                act()
-            except (OSError, StorageError) as cause:
-                error = cause.__cause__ if isinstance(cause.__cause__, OSError) else cause  # it alone can be sent
-            errors: list[Any] = [None] * group.world
-            dist.all_gather_object(errors, error, group=host_group())
-            for each in errors:
-                if each is not None:
-                    raise each
-        if group.rank == 0:
-            old = temporary_name(folder)
-            if folder.is_dir():  # it is damaged, or its step would not be taken again
-                os.rename(folder, old)
-            os.rename(temporary, folder)
-            sync(folder.parent)
-            remove(old)
-    finally:
-        if group.rank == 0:
-            remove(temporary)
+        result = act()
+    except (OSError, StorageError) as cause:
+        error = cause.__cause__ if isinstance(cause.__cause__, OSError) else cause  # it alone can be sent
+    found: list[Any] = [None] * group.world
+    dist.all_gather_object(found, (result, error), group=host_group())
+    for _, each in found:
+        if each is not None:
+            raise each
+    first: T = found[0][0]
+    return first
 
 
 def _file(folder: Path, rank: int) -> Path:

@@ -101,6 +101,7 @@ def write_rows(
     _verify([task for task in mine if task not in missing])
     _check_room(folder, sum(shard_bytes(task.rows * job.length, 0, itemsize) for task in missing), job, part)
     with locked(paths.lock(part), f"part {part[0]}/{part[1]} of the store {folder}"):
+        paths.sweep()
         job.write(folder / "job.json")
         _write(missing, sum(task.rows for task in mine), job.length, make, progress)
         if not all(_whole(task, job) for task in tasks):
@@ -119,7 +120,6 @@ def write_rows(
         )
         manifest = dataclasses.replace(manifest, check=manifest.expected_check())
         manifest.write(paths.manifest)
-        paths.remove_leftovers(paths.lock(part))
         return manifest
 
 

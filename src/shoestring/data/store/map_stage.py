@@ -31,7 +31,6 @@ from shoestring.data.store.store import ShardEntry, SplitEntry, StorePaths
 from shoestring.data.store.work_units import Unit, unit_heldout
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer
 
-WORK = ".work"
 SHARD_TOKENS = 1 << 26
 BATCH_CHARACTERS = 1 << 21
 ROUND_HASHES = 1 << 23
@@ -48,8 +47,8 @@ class Job:
 
     @property
     def work(self) -> Path:
-        """Folder for results of passes; removed when the store is complete."""
-        return self.folder / WORK
+        """Folder for results of passes."""
+        return StorePaths(self.folder).work
 
     def result(self, name: str, unit: int) -> Path:
         return self.work / f"{name}-{unit:05d}"

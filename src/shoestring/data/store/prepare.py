@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import re
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoestring.core.errors import DataError, Fault, RecordError, StorageError
-from shoestring.core.files import folder_bytes, free_bytes, locked
+from shoestring.core.files import folder_bytes, free_bytes, locked, remove
 from shoestring.core.reading import read_json, reading
 from shoestring.core.recipe import Data, Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
@@ -33,7 +32,6 @@ from shoestring.data.read.density import measure_density
 from shoestring.data.read.documents import Corpus
 from shoestring.data.store.map_stage import (
     SPLITS,
-    WORK,
     Job,
     UnitEntry,
     count_documents,
@@ -129,6 +127,7 @@ def prepare(
         alone = _check_room(paths.folder, source, data, seed, documents, share)
         processes = processes or _worth(alone)
         with locked(paths.lock(part), f"the store {paths.folder}"):
+            paths.sweep()
             maker = _Maker(paths, source, data, documents, progress, part, processes, wanted)
             if not wanted.is_in(paths) and not maker.make():
                 return None
@@ -394,7 +393,7 @@ class _Maker:
             ledger=merged_ledger([entry for _, entries in every[:read] for entry in entries]),
         )
         dataclasses.replace(manifest, check=manifest.expected_check()).write(self.paths.manifest)
-        _clear(self.paths, self.paths.lock(self.part))
+        _clear(self.paths)
 
 
 def _units_of(extents: Sequence[Extent]) -> list[Unit]:
@@ -406,13 +405,13 @@ def _bytes_per_size(source: Corpus) -> float:
     return 1.0 if isinstance(source.parts[0], FilePart) else UNIT_BYTES / ROWS_OF_A_UNIT
 
 
-def _clear(paths: StorePaths, own: Path | None = None) -> None:
+def _clear(paths: StorePaths) -> None:
     """Remove what a store does not need: the results of passes, unless the store can be extended."""
     with contextlib.suppress(RecordError):
         extents = Manifest.read(paths.manifest).splits["train"].extents
         if not extents or extents[-1].share >= 1:
-            shutil.rmtree(paths.folder / WORK, ignore_errors=True)
-    paths.remove_leftovers(own)
+            remove(paths.work)
+    paths.sweep()
 
 
 def _start(processes: int) -> ProcessPoolExecutor:

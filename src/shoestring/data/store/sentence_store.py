@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.core.files import locked
+from shoestring.core.files import locked, sweep
 from shoestring.core.reading import reading
 from shoestring.core.recipe import Data, Hmm, fingerprint
 from shoestring.core.schema import decode, encode
@@ -99,6 +99,7 @@ def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
         return (text for index, text in numbered if held_out(index) is held)
 
     with locked(path.parent / ".lock", f"the rows {path.parent}"):
+        sweep(path.parent, own=True)
         ranked = ranked_words(documents(False), hmm.plain)
         alphabet = ranked[:words]
         splits = {

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, RecordError, VersionError
-from shoestring.core.files import is_locked, write_whole
+from shoestring.core.files import sweep, write_whole
 from shoestring.core.recipe import fingerprint
 from shoestring.core.schema import Record, encode
 from shoestring.core.units import counted
@@ -152,16 +152,17 @@ class StorePaths:
         self.folder = folder
         self.manifest = folder / "manifest.json"
         self.tokenizer = folder / "tokenizer.json"
+        self.work = folder / ".work"
+        """Results of passes; removed when the store is complete."""
 
     def lock(self, part: tuple[int, int]) -> Path:
         """The lock of the process that makes part i of n."""
         return self.folder / (".lock" if part == (0, 1) else f".lock-{part[0]}-of-{part[1]}")
 
-    def remove_leftovers(self, own: Path | None = None) -> None:
-        """Remove temporary files of killed processes, unless another process holds a lock."""
-        if not any(is_locked(path) for path in self.folder.glob(".lock*") if path != own):
-            for leftover in self.folder.glob(".*.tmp"):
-                leftover.unlink(missing_ok=True)
+    def sweep(self) -> None:
+        """Remove what killed processes were writing."""
+        for folder in (self.folder, self.work):
+            sweep(folder, own=True)
 
     def shard(self, split: str, *numbers: int) -> Path:
         """A shard by its number, or by its work unit and its number there."""
