@@ -1,13 +1,16 @@
 """Corpora: files found in order, parts that other processes can read, hub data sets, and samples without bias."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import multiprocessing
 import os
 import pickle
 import random
+import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,8 +19,9 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import DataError, MissingExtra, StorageError
+from shoestring.core.files import write_whole
 from shoestring.data.read import corpora, hub
-from shoestring.data.read.corpora import FilePart, open_corpus
+from shoestring.data.read.corpora import FilePart, find_files, open_corpus
 from shoestring.data.read.density import Block, sample
 from shoestring.data.read.documents import Corpus, Document, Part, Reading, Skipped
 
@@ -468,3 +472,61 @@ def test_a_sample_of_real_text_tells_how_much_there_is(tmp_path: Path, monkeypat
     assert abs(total.value - 8_953) < 3 * total.error < 0.2 * 8_953
     total = drawn.total(letters)
     assert abs(total.value - 7_300_000) < 3 * total.error < 0.1 * 7_300_000
+
+
+# --- what a folder must not hide
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder with two files, one of them in a subfolder, that any user may read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file in ("a.txt", "below/b.txt"):
+            write_whole(folder / file, "one\n")
+        yield folder
+
+
+@contextlib.contextmanager
+def another_user() -> Iterator[None]:
+    """Root may read everything."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("place", ["", "/**/*.txt", "/*/*.txt", "/**", "/below/*.txt", "/below/b.txt"])
+def test_a_subfolder_that_cannot_be_read_is_an_error(open_folder: Path, place: str) -> None:
+    """Not half a corpus, without a word."""
+    below = open_folder / "below"
+    assert open_folder / "below/b.txt" in find_files("text", f"{open_folder}{place}")
+    below.chmod(0)
+    try:
+        with another_user(), pytest.raises(StorageError, match=rf"cannot read .*{below}.*: permission denied"):
+            find_files("text", f"{open_folder}{place}")
+    finally:
+        below.chmod(0o755)
+
+
+@pytest.mark.parametrize("place", ["", "/x.txt", "/*"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "nothing"])
+def test_what_is_not_a_file_is_refused_at_once(open_folder: Path, kind: str, place: str) -> None:
+    path = open_folder / "x.txt"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "missing")
+    nothing = kind == "nothing"
+    with pytest.raises(
+        (StorageError, DataError), match="no (such )?file" if nothing else f"is a (named )?{kind}, not a file"
+    ):
+        find_files("text", f"{open_folder}{place}")

@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from shoestring.core.errors import UserError, nearest, storage_error
-from shoestring.core.files import cache_folder, write_whole
+from shoestring.core.files import cache_folder, check_readable, write_whole
 from shoestring.core.specs import CodeSpec
 
 COPIES = "code"
@@ -34,6 +34,7 @@ _RECORDS = ("plan.json", "profile.json", "machine.json", "metrics.jsonl", "check
 def code_fingerprint(spec: CodeSpec) -> str:
     """Sixteen hexadecimal digits of the file's content."""
     path = Path(spec.file).expanduser()
+    check_readable(path)
     try:
         return _digest(path.read_bytes())
     except OSError as cause:

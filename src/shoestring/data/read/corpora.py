@@ -8,12 +8,14 @@ import glob
 import io
 import itertools
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from shoestring.core.errors import DataError, storage_error
+from shoestring.core.files import check_readable
 from shoestring.core.recipe import Data, fingerprint
 from shoestring.core.seeds import derive
 from shoestring.core.specs import CodeSpec, SourceSpec
@@ -223,13 +225,15 @@ class CodePart:
 def find_files(kind: str, path: str) -> list[Path]:
     """The file `path`; or all files of the format in that folder and below, or that match that pattern, sorted."""
     here, suffixes = Path(path), FORMATS[kind].suffixes
-    if here.is_dir():
-        files = [file for file in here.rglob("*") if _fits(file.relative_to(here), suffixes) and file.is_file()]
+    if os.path.isdir(path):
+        files = [file for file in _below(here) if _fits(file.relative_to(here), suffixes) and _usable(file)]
         missing = f"no file in the folder {path} ends in {' or '.join(suffixes)}; name others by a pattern: {path}/*"
-    elif here.exists():
+    elif os.path.exists(path):
+        check_readable(here)
         files, missing = [here], ""
     else:
-        files = [file for file in map(Path, glob.glob(path, recursive=True)) if file.is_file()]
+        _check_folders(path)
+        files = [file for file in map(Path, glob.glob(path, recursive=True)) if _usable(file)]
         missing = f"no file matches {path}" if glob.has_magic(path) else f"there is no file or folder {path}"
     if not files:
         raise DataError(f"data.source: {missing}")
@@ -237,6 +241,52 @@ def find_files(kind: str, path: str) -> list[Path]:
     if packed:
         raise DataError(f"data.source: {packed[0]} must be decompressed first; {kind} has a compression of its own")
     return sorted(files, key=lambda file: file.parts)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below it, except in hidden folders; a folder that cannot be read is an error."""
+
+    def refuse(cause: OSError) -> None:
+        raise storage_error("read the folder", cause.filename or folder, cause) from cause
+
+    for path, below, names in os.walk(folder, onerror=refuse):
+        below[:] = [name for name in below if not name.startswith(".")]
+        yield from (Path(path, name) for name in names)
+
+
+def _check_folders(pattern: str) -> None:
+    """Raise StorageError where a folder that a path or pattern leads into cannot be read: `glob` would leave it out."""
+    parts = Path(pattern).parts
+    plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    try:
+        os.stat(Path(*plain))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as cause:
+        raise storage_error("read", Path(*plain), cause) from cause
+    for number, part in enumerate(parts):
+        if glob.has_magic(part):
+            above = str(Path(*parts[:number]))
+            several = glob.has_magic(above) or part == "**"
+            looked_into = f"{above}/**/" if part == "**" else above
+            for folder in glob.glob(looked_into, recursive=True) if several else [above]:
+                try:
+                    os.scandir(folder).close()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError as cause:
+                    raise storage_error("read the folder", folder, cause) from cause
+
+
+def _usable(file: Path) -> bool:
+    """Whether this is a file to read; a folder is not. A link to nothing, a pipe or a device is an error."""
+    try:
+        if stat.S_ISDIR(file.stat().st_mode):
+            return False
+    except OSError as cause:
+        raise storage_error("read", file, cause) from cause
+    check_readable(file)
+    return True
 
 
 def _fits(file: Path, suffixes: tuple[str, ...]) -> bool:

@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, storage_error
-from shoestring.core.files import whole_file
+from shoestring.core.files import check_readable, whole_file
 from shoestring.data.store import sizes
 from shoestring.data.store.sizes import HEADER, payload_bytes, token_bytes
 from shoestring.data.store.sizes import shard_bytes as shard_bytes
@@ -55,6 +55,7 @@ class Shard:
 
     def __init__(self, path: Path):
         self.path = path
+        check_readable(path)
         try:
             # a plain array over the mapped file: slices of a memmap cost several times as much
             self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))

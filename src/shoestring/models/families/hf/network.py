@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core.errors import MissingExtra, UserError
+from shoestring.core.files import check_readable
 from shoestring.core.recipe import Model
 from shoestring.core.records import Cost
 from shoestring.models.batch import Batch
@@ -208,7 +209,9 @@ def hf_saved_bytes(model: Model, vocab_size: int, length: int, number: int) -> d
 def read_config(place: str) -> Any:
     """The config of a model, from a folder, a file or the hub."""
     transformers, path = _library(), Path(place).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
+    if not path.is_dir():
+        check_readable(path)
+    elif not (path / "config.json").is_file():
         raise UserError(f"{place}: not a model of transformers: it has no config.json")
     try:
         with quiet():
