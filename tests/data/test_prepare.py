@@ -4,16 +4,19 @@ import contextlib
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import pytest
 
 import shoestring
 from shoestring.core.errors import DataError, Fault, RunError, StorageError
-from shoestring.core.files import folder_bytes, whole_file
+from shoestring.core.files import folder_bytes, sweep, whole_file
 from shoestring.core.recipe import Data
 from shoestring.core.records import Density
 from shoestring.data.read.corpora import ReadCorpus
@@ -1090,3 +1093,19 @@ def test_a_small_corpus_is_prepared_by_one_process_as_planned(monkeypatch: pytes
     assert [_worth(seconds) for seconds in (2.0, 8.0, None)] == [1, 4, 4]
     monkeypatch.setattr("shoestring.data.store.prepare._cores", lambda: 1)
     assert _worth(1e9) == 1
+
+
+def test_the_sockets_of_a_killed_pool_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+            preparing._sweepable_sockets.__wrapped__()
+            Path(get_temp_dir(), "listener").touch()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert [path.name for path in tmp_path.rglob("listener")] == ["listener"]
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []

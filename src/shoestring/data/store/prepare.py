@@ -6,12 +6,15 @@ not on how often they were killed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import math
 import multiprocessing
 import os
 import re
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoestring.core.errors import DataError, Fault, RecordError, StorageError
-from shoestring.core.files import folder_bytes, free_bytes, locked, remove
+from shoestring.core.files import folder_bytes, free_bytes, locked, remove, temporary_folder
 from shoestring.core.reading import read_json, reading
 from shoestring.core.recipe import Data, Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
@@ -416,9 +419,20 @@ def _clear(paths: StorePaths) -> None:
 
 def _start(processes: int) -> ProcessPoolExecutor:
     """A pool of processes forked from one that has loaded the modules they need."""
+    _sweepable_sockets()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shoestring.data.store.map_stage", "shoestring.data.tokenize.fast_words"])
     return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+
+
+@functools.cache
+def _sweepable_sockets() -> None:
+    """Have the sockets of pools in a folder that is swept after a kill; multiprocessing's own would stay for ever."""
+    config = getattr(multiprocessing.current_process(), "_config", {})
+    if config.get("tempdir") is None:
+        folder = temporary_folder(Path(tempfile.gettempdir()))
+        config["tempdir"] = str(folder.__enter__())
+        atexit.register(folder.__exit__, None, None, None)
 
 
 def _begin() -> None:
