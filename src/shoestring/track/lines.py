@@ -15,6 +15,10 @@ from shoestring.core.reading import check_file, parse_json, reading
 from shoestring.core.units import counted
 
 
+NOWHERE = Path(os.devnull)
+"""Where a process that does not write has its lines."""
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All complete lines of a file, in order; an incomplete last line is ignored, and a missing file has none."""
     return [values for _, values in _parsed_lines(path)]
@@ -30,6 +34,8 @@ def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
+    if path == NOWHERE:
+        return []
     try:
         with reading(path):
             check_file(path)
@@ -109,7 +115,7 @@ class NoLines(LineFile):
     """The lines of a process that does not write any."""
 
     def __init__(self) -> None:
-        self.path, self._count = Path(os.devnull), 0
+        self.path, self._count = NOWHERE, 0
 
     def add(self, **values: Any) -> None: ...
 
