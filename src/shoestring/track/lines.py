@@ -14,7 +14,6 @@ from shoestring.core.files import make_folder, open_itself, write_whole
 from shoestring.core.reading import check_file, parse_json, reading
 from shoestring.core.units import counted
 
-
 NOWHERE = Path(os.devnull)
 """Where a process that does not write has its lines."""
 
