@@ -18,8 +18,6 @@ from shoestring.core.errors import DataError, MissingExtra
 from shoestring.data.read import lines
 from shoestring.data.read.documents import Document, Reading, Skipped, documents
 from shoestring.data.read.formats import FORMATS
-from shoestring.data.read.formats import csv as csv_format
-from shoestring.data.read.formats import text as text_format
 from shoestring.data.read.lines import open_file
 
 TEXTS = ["one two", "drei é 日本 🎈", "a, \"b\"; 'c'", "last \\n one"]
@@ -299,27 +297,26 @@ class Watched:
 def test_a_record_without_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST", 1 << 18)
+    monkeypatch.setenv("SHOESTRING_RECORD_BYTES", "256KiB")
     path = tmp_path / "corpus"
     path.write_bytes(b"text\n" + b"x" * (1 << 19))
-    with pytest.raises(DataError, match=r"line 2: no end of line within 262,144 bytes; is it another format"):
+    with pytest.raises(
+        DataError, match=r"line 2: no end of the line within 262,144 bytes; SHOESTRING_RECORD_BYTES sets"
+    ):
         read(path, kind, on_error="skip")
 
 
 def test_documents_of_lines_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (text_format, csv_format):
-        monkeypatch.setattr(module, "LONGEST", 1 << 12)
+    monkeypatch.setenv("SHOESTRING_RECORD_BYTES", "4KiB")
     path = tmp_path / "corpus"
     path.write_bytes(b"one line\n" * 1000)
-    with pytest.raises(DataError, match="line 1: no end of the document within 4,096 characters"):
+    with pytest.raises(DataError, match="line 1: no end of the document within 4,096 bytes"):
         read(path, "text", end_line="<END>")
     with pytest.raises(DataError, match="line 1: no end of the document"):
         read(path, "paragraphs")
     path.write_bytes(b'text\n"one\n' + b"two\n" * 2000)
     with pytest.raises(DataError, match=r"line 2: not CSV \(field larger"):
         read(path, "csv")
-    monkeypatch.undo()
-    csv.field_size_limit(lines.LONGEST)
 
 
 def noise(lines: int) -> list[str]:

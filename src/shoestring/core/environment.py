@@ -1,4 +1,4 @@
-"""Numbers in environment variables, checked: who this process is among those that share its work."""
+"""Numbers in environment variables, checked: which process of a group this is, and how much is read at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from typing import NamedTuple
 
 from shoestring.core.errors import UserError
+from shoestring.core.units import Bytes
+
+RECORD_BYTES, FILE_BYTES = "SHOESTRING_RECORD_BYTES", "SHOESTRING_FILE_BYTES"
+_DEFAULTS = {RECORD_BYTES: 64 << 20, FILE_BYTES: 256 << 20}
+_MOST_BYTES = 1 << 40
 
 
 class Launched(NamedTuple):
@@ -31,6 +36,29 @@ def launched() -> Launched:
             f"or unset WORLD_SIZE"
         )
     return Launched(world, rank, _number("LOCAL_RANK", 0, world - 1))
+
+
+def record_bytes() -> int:
+    """The longest record of a corpus: a line, a paragraph, a text of a table. It is held in memory whole."""
+    return _size(RECORD_BYTES)
+
+
+def file_bytes() -> int:
+    """The largest file, decompressed, that is read whole: a tokenizer, a record of a run."""
+    return _size(FILE_BYTES)
+
+
+def _size(name: str) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return _DEFAULTS[name]
+    try:
+        size = Bytes.parse(text)
+    except ValueError as cause:
+        raise UserError(f"{name} in the environment: {cause}") from cause
+    if not 1 <= size <= _MOST_BYTES:
+        raise UserError(f"{name}={size} in the environment: must be at least 1B and at most {Bytes(_MOST_BYTES)}")
+    return int(size)
 
 
 def _number(name: str, least: int, most: int) -> int | None:

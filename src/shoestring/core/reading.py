@@ -6,6 +6,7 @@ It is put around reading and parsing alone: an error of our own arithmetic still
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import stat
 import tomllib
@@ -15,13 +16,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.environment import FILE_BYTES, file_bytes
 from shoestring.core.errors import RecordError, ShoestringError, UserError, shown_path, storage_error
 from shoestring.core.units import Bytes
 
 DEEPEST = 64
 """Most levels of tables and lists within each other."""
-RECORD_BYTES = 1 << 30
-"""The largest file that is read as a whole."""
 
 _RAISED: tuple[type[Exception], ...] = (
     OSError, ValueError, RecursionError, OverflowError, MemoryError, EOFError, zlib.error,
@@ -67,18 +67,36 @@ def _reason(cause: Exception) -> str:
     return str(cause) or type(cause).__name__
 
 
-def check_file(path: Path, most: int = RECORD_BYTES) -> None:
-    """Raise OSError or ValueError unless `path` is a file that can be read to its end."""
+def check_file(path: Path, most: int | None = None) -> None:
+    """Raise OSError or ValueError unless `path` is a file of at most `most` bytes, by default as for any other."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) or str(path).startswith(_OPEN_ALREADY):
         return  # opening a folder says best what is wrong
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("a pipe or a device, not a file")
-    if status.st_size > most:
-        raise ValueError(f"{Bytes(status.st_size).short()}; at most {Bytes(most).short()} are read")
+    check_size(status.st_size, most)
 
 
-def read_text(path: Path, error: type[UserError] = RecordError, most: int = RECORD_BYTES) -> str:
+def check_size(size: int, most: int | None = None) -> None:
+    """Raise ValueError if so many bytes are too many to be read whole."""
+    settable = "" if most is not None else f"; the variable {FILE_BYTES} sets another limit"
+    most = file_bytes() if most is None else most
+    if size > most:
+        raise ValueError(f"{Bytes(size).short()}; at most {Bytes(most).short()} are read{settable}")
+
+
+def read_packed(path: Path) -> bytes:
+    """The bytes of a file, decompressed if it ends in .gz, of which a few may become any number."""
+    check_file(path)
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with gzip.open(path) as file:
+        raw = file.read(file_bytes() + 1)
+    check_size(len(raw))
+    return raw
+
+
+def read_text(path: Path, error: type[UserError] = RecordError, most: int | None = None) -> str:
     """The text of a file in UTF-8, without a byte order mark."""
     with reading(path, error):
         check_file(path, most)

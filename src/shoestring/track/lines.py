@@ -17,6 +17,9 @@ from shoestring.core.units import counted
 NOWHERE = Path(os.devnull)
 """Where a process that does not write has its lines."""
 
+_MOST_BYTES = 1 << 34
+"""Of a file of lines: a hundred million steps."""
+
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All complete lines of a file, in order; an incomplete last line is ignored, and a missing file has none."""
@@ -37,7 +40,7 @@ def _whole_lines(path: Path) -> list[bytes]:
         return []
     try:
         with reading(path):
-            check_file(path)
+            check_file(path, _MOST_BYTES)
             content = path.read_bytes()
     except StorageError as cause:
         if isinstance(cause.__cause__, FileNotFoundError):

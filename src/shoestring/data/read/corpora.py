@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from shoestring.core.environment import record_bytes
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.files import check_readable
 from shoestring.core.recipe import Data, fingerprint
@@ -30,11 +31,12 @@ from shoestring.data.read.documents import (
     Skipped,
     Values,
     documents,
+    short_enough,
     text_of,
 )
 from shoestring.data.read.formats import FORMATS
 from shoestring.data.read.formats.text import ends_group
-from shoestring.data.read.lines import COMPRESSIONS, LONGEST, Broken, open_file
+from shoestring.data.read.lines import COMPRESSIONS, Broken, open_file, without_end
 
 Item = TypeVar("Item")
 
@@ -210,12 +212,13 @@ class CodePart:
             yield number, item.get(column) if isinstance(item, Mapping) else None
 
     def _documents(self, items: Iterable[Any], first: int, skipped: Skipped | None) -> Iterator[Document]:
-        column = self.reading.column
+        column, longest = self.reading.column, record_bytes()
 
         def records() -> Records:
             for number, item in enumerate(items, first + 1):
                 try:
-                    yield number, text_of(item.get(column) if isinstance(item, Mapping) else item, column)
+                    text = text_of(item.get(column) if isinstance(item, Mapping) else item, column)
+                    yield number, short_enough(text, longest)
                 except Broken as cause:
                     yield number, cause
 
@@ -369,9 +372,10 @@ class FilePart:
         return start, raw if raw.endswith(b"\n") or not raw else raw + self._line(file)
 
     def _line(self, file: BinaryIO) -> bytes:
-        line = file.readline(LONGEST)
-        if len(line) == LONGEST:
-            raise DataError(f"{self.path}: no end of line within {LONGEST:,} bytes; is it another format?")
+        longest = record_bytes()
+        line = file.readline(longest)
+        if len(line) == longest:
+            raise DataError(f"{self.path}: {without_end('line', longest)}; is it another format?")
         return line
 
     def _cut_groups(self, file: BinaryIO, start: int, end: int) -> tuple[int, bytes]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from shoestring.core.environment import RECORD_BYTES
 from shoestring.core.errors import DataError
 from shoestring.data.read.lines import Broken, usable
 
@@ -99,6 +100,13 @@ def text_of(value: object, column: str) -> str:
     if not isinstance(value, str):
         raise Broken(f'the field "{column}" holds {"null" if value is None else type(value).__name__}, not text')
     return usable(value)
+
+
+def short_enough(text: str, longest: int) -> str:
+    """The text; raises Broken if it has more bytes than the longest record."""
+    if len(text) > longest:
+        raise Broken(f"a text of {len(text):,} characters; at most {longest:,} are read, or set {RECORD_BYTES}")
+    return text
 
 
 def some_names(names: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ fingerprint.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from array import array
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, MissingExtra
-from shoestring.core.reading import check_file, reading
+from shoestring.core.reading import read_packed, reading
 from shoestring.data.tokenize.vocabulary import in_batches, tokenizer_spec
 
 if TYPE_CHECKING:
@@ -275,9 +274,7 @@ def _parse(text: str, spec: str) -> Backend:
 
 def _read(path: Path) -> str:
     with reading(path, DataError, "a tokenizer file"):
-        check_file(path)
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+        return read_packed(path).decode()
 
 
 def _config(folder: Path) -> dict[str, Any]:

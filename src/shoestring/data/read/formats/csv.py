@@ -7,9 +7,10 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shoestring.core.environment import record_bytes
 from shoestring.core.errors import DataError
 from shoestring.data.read.documents import Format, Reading, Records, Values, some_names
-from shoestring.data.read.lines import LONGEST, Broken, read_lines
+from shoestring.data.read.lines import Broken, read_lines, without_end
 
 
 def _csv_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Records:
@@ -35,16 +36,22 @@ def _csv_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Record
 
 def _csv_rows(file: io.BufferedIOBase, name: str, delimiter: str) -> Iterator[tuple[int, list[str] | Broken]]:
     broken: dict[int, Broken] = {}
+    longest, size = record_bytes(), 0  # of a field; its row may be twice as long
 
     def lines() -> Iterator[str]:
+        nonlocal size
         for block in read_lines(file, name):
             broken.update(block.broken)
-            yield from [f"{text}\n" for text in block.texts]
+            for text in block.texts:
+                size += len(text) + 1
+                if size > 2 * longest:
+                    raise DataError(f"{name}, line {first}: {without_end('row', 2 * longest)}")
+                yield f"{text}\n"
 
-    csv.field_size_limit(LONGEST)  # for the whole process: the module has no other limit
+    csv.field_size_limit(longest)  # for the whole process: the module has no other limit
     rows = csv.reader(lines(), delimiter=delimiter, strict=True)
     while True:
-        first = rows.line_num + 1
+        first, size = rows.line_num + 1, 0
         row: list[str] | Broken | None
         try:
             row = next(rows, None)

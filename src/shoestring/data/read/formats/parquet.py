@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from shoestring.core.environment import RECORD_BYTES, record_bytes
 from shoestring.core.errors import DataError, MissingExtra
-from shoestring.data.read.documents import Format, Reading, Records, Values, some_names, text_of
+from shoestring.core.units import Bytes
+from shoestring.data.read.documents import Format, Reading, Records, Values, short_enough, some_names, text_of
+from shoestring.data.read.formats.parquet_pages import Page, read_page
 from shoestring.data.read.lines import BLOCK, Broken, of_content
 
 _ROWS = 256
+_PAGES, _BATCH = 16, 4
+"""Longest records that one page may hold, and that the rows of a batch may hold."""
 
 
 def _parquet_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Records:
@@ -26,7 +31,7 @@ def _parquet_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Re
         # with the defaults of these two, the column of a whole row group would be held in memory
         with parquet.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False) as table:
             check_column(table.schema_arrow, name, reading.column)
-            for batch in table.iter_batches(_ROWS, columns=[reading.column], use_threads=False):
+            for batch in _batches(table, file, name, reading.column):
                 yield from arrow_records(batch.column(0), number, reading.column)
                 number += batch.num_rows
     except (pyarrow.ArrowException, OSError) as cause:
@@ -49,13 +54,14 @@ def check_column(schema: Any, name: str, column: str) -> None:
 
 def arrow_records(values: Any, first: int, column: str) -> Records:
     """The records of an Arrow array, numbered from `first`."""
+    longest = record_bytes()
     try:
         texts = values.to_pylist()
     except UnicodeDecodeError:
         texts = values
     for number, value in enumerate(texts, first):
         try:
-            yield number, text_of(value.as_py() if texts is values else value, column)
+            yield number, short_enough(text_of(value.as_py() if texts is values else value, column), longest)
         except UnicodeDecodeError as cause:
             yield number, Broken(f"not UTF-8 text ({cause.reason})")
         except Broken as cause:
@@ -67,8 +73,44 @@ def _parquet_values(file: io.BufferedIOBase, name: str, _reading: Reading, colum
 
     with parquet.ParquetFile(file, pre_buffer=False) as table:
         check_label(table.schema_arrow.names, name, column)
-        batches = table.iter_batches(_ROWS, columns=[column], use_threads=False)
+        batches = _batches(table, file, name, column)
         yield from enumerate(itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches), 1)
+
+
+def _batches(table: Any, file: io.BufferedIOBase, name: str, column: str) -> Iterator[Any]:
+    """The rows of a column, so many at a time that they fit the memory, however small they are in the file.
+
+    A page is decompressed whole, and a row may repeat all of its dictionary's page.
+    """
+    longest = record_bytes()
+    for group in range(table.num_row_groups):
+        rows = _ROWS
+        for page in _pages(file, table.metadata.row_group(group), column):
+            if page.plain_bytes > _PAGES * longest:
+                size, most = Bytes(page.plain_bytes).short(), Bytes(_PAGES * longest).short()
+                raise DataError(
+                    f'{name}, row group {group + 1}: a page of {size} of the column "{column}"; at most {most} are '
+                    f"read at once, {_PAGES} times the longest record; {RECORD_BYTES} sets another limit"
+                )
+            if page.is_dictionary:
+                rows = min(rows, max(1, _BATCH * longest // max(1, page.plain_bytes)))
+        yield from table.iter_batches(rows, row_groups=[group], columns=[column], use_threads=False)
+
+
+def _pages(file: io.BufferedIOBase, group: Any, column: str) -> Iterator[Page]:
+    """The pages of a column in a row group; none of a column of several parts, as of a label that is a table."""
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    for chunk in chunks:
+        if chunk.path_in_schema != column:
+            continue
+        at = chunk.data_page_offset
+        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+            at = min(at, chunk.dictionary_page_offset)
+        end = at + chunk.total_compressed_size
+        while at < end:
+            page = read_page(file, at)
+            yield page
+            at += page.header_bytes + page.packed_bytes
 
 
 def check_label(names: Iterable[str], where: str, label: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 
+from shoestring.core.environment import record_bytes
 from shoestring.core.errors import DataError
 from shoestring.data.read.documents import Format, Reading, Records
-from shoestring.data.read.lines import LONGEST, Broken, read_lines
+from shoestring.data.read.lines import Broken, read_lines, without_end
 
 _SUFFIXES = (".txt", ".text")
 
@@ -29,7 +30,7 @@ def _paragraph_records(file: io.BufferedIOBase, name: str, _reading: Reading) ->
 def _groups(file: io.BufferedIOBase, name: str, end_line: str | None) -> Records:
     """Documents of several lines; a broken line breaks its document, which then has the number of that line."""
     group: list[str] = []
-    first = size = 0
+    first, size, longest = 0, 0, record_bytes()
     bad: tuple[int, Broken] | None = None
     for start, texts, broken in read_lines(file, name):
         for number, line in enumerate(texts, start):
@@ -39,9 +40,9 @@ def _groups(file: io.BufferedIOBase, name: str, end_line: str | None) -> Records
                 if group or line.strip():
                     first = first if group else number
                     group.append(line.removesuffix("\r"))
-                    size += len(line)
-                    if size > LONGEST:
-                        raise DataError(f"{name}, line {first}: no end of the document within {LONGEST:,} characters")
+                    size += len(line) + 1
+                    if size > longest:
+                        raise DataError(f"{name}, line {first}: {without_end('document', longest)}")
             elif bad or group or end_line is not None:
                 yield bad or (first if group else number, "\n".join(group).strip())
                 group, size, bad = [], 0, None
