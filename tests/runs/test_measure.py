@@ -18,6 +18,7 @@ from processes import together
 from profiles import write_profile
 
 from shoestring.console.terminal import Terminal
+from shoestring.core.errors import Refusal
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build, load
 from shoestring.core.records import Cost, Density, Machine, MemoryModel, Point, Profile
@@ -45,6 +46,7 @@ from shoestring.runs.measure import (
     own_profile,
 )
 from shoestring.runs.network_workload import TrainingWorkload, own_rows
+from shoestring.runs.plan import plan_task
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.profile_cache import cache_file, cache_folder, code_fingerprint, keep, read_cached
 from shoestring.runs.reporter import Reporter
@@ -430,6 +432,22 @@ def test_the_plan_of_a_busy_machine_takes_the_fastest_passes(tmp_path: Path) -> 
     assert [point.seconds for point in profile.points] == [point.fastest_seconds for point in profile.points]
     assert profile.points[0].seconds == pytest.approx(0.01)
     assert (profile.update_seconds, profile.validate_seconds_per_row) == pytest.approx((0.01, 0.01))
+
+
+def test_a_busy_machine_is_no_reason_to_refuse_a_run(tmp_path: Path) -> None:
+    """Nothing fits the pace of the measurement; the plan assumes a faster machine, and says so."""
+    budget = {"time": "60s", "steps": 10**6}
+    task = task_in(tmp_path, train={"batch": 4}, budget=budget, data={"documents": 100}, evaluate={"rows": 4})
+    slow = replace(profile_of(task.recipe), density=SAMPLE)
+    slow = replace(slow, points=tuple(replace(point, seconds=100.0) for point in slow.points))
+    with pytest.raises(Refusal, match="nothing fits the time"):
+        plan_task(task, slow)
+    plan = plan_task(task, replace(slow, busy="the machine is busy"))
+    assert plan.steps and plan.seconds is not None and plan.seconds <= 60
+    (pace,) = (line for line in plan.lines if line.quantity == "pace")
+    assert "times as fast as measured" in pace.value and "the machine is busy" in pace.reason
+    with pytest.raises(Refusal, match="nothing fits the time"):
+        plan_task(task, replace(slow, busy="the machine is busy"), spent=59.0)
 
 
 def test_passes_that_differ_much_are_a_busy_machine_too() -> None:

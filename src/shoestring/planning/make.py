@@ -38,7 +38,7 @@ RESERVE_SHARE = 0.02
 """Time kept free at the end of a time budget, for a machine that became slower since the measurement and for the end
 of the process."""
 REPORT_SECONDS = 2.5
-"""The page, and the baselines of the last evaluation on few tokens, on one slow core."""
+"""The page, and the baselines of the last evaluation on few tokens, on one slow core; a free one takes half of it."""
 MOST_POSITIONS = 10**18
 """Positions of a run: rows and tokens are counted in 64 bits."""
 COUNT_SECONDS, MOST_COUNTED = 5e-8, 1 << 28

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shoestring.core.errors import PlanError, ShoestringError
+from shoestring.core.errors import PlanError, Refusal, ShoestringError
 from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Machine, Outcome, Plan, Profile
+from shoestring.core.records import Line, Machine, Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.planning.history import Correction, Past, learn
 from shoestring.planning.make import reserve_seconds
@@ -19,6 +20,8 @@ from shoestring.planning.sbatch import Job, sbatch_script
 from shoestring.runs.prepare import with_own_density
 from shoestring.runs.task import Task
 
+_FASTER = (2, 4, 8, 16, 32, 64)
+"""How many times as fast a machine may be when it is not busy."""
 LEARNED_RUNS = 20
 """How many finished runs a plan learns from, the latest first."""
 
@@ -34,11 +37,41 @@ def plan_task(
     """The plan, with `spent` seconds of the time budget already used; for an HMM, its rows are made.
 
     It is corrected by the finished runs beside this one, or those in `history`. `estimate_error` is the relative error
-    of a profile that was estimated instead of measured; it widens the interval of the seconds.
+    of a profile that was estimated instead of measured; it widens the interval of the seconds. What was measured while
+    the machine was busy is no reason to refuse a run, which adapts to its pace: then a faster machine is assumed.
     """
     correction = learned(task.recipe, profile, history)
     correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
-    return task.make_plan(profile, spent, devices, correction)
+    try:
+        return task.make_plan(profile, spent, devices, correction)
+    except Refusal as refusal:
+        if profile.busy is None or refusal.limit != "time":
+            raise
+        for factor in _FASTER:
+            with contextlib.suppress(Refusal):
+                plan = task.make_plan(_faster(profile, factor), spent, devices, correction)
+                reason = f"nothing would fit the measured pace, but {profile.busy}; the run adapts to its real pace"
+                pace = Line(quantity="pace", value=f"{factor} times as fast as measured", reason=reason)
+                return replace(plan, lines=(*plan.lines, pace))
+        raise
+
+
+def _faster(profile: Profile, factor: float) -> Profile:
+    """The profile of a machine that is so many times as fast as when it was measured."""
+    times = ("setup", "update", "checkpoint", "compile", "warmup", "write")
+    known = {name: getattr(profile, f"{name}_seconds") for name in times}
+    points = (
+        replace(
+            point, seconds=point.seconds / factor, fastest_seconds=(point.fastest_seconds or point.seconds) / factor
+        )
+        for point in profile.points
+    )
+    return replace(
+        profile,
+        points=tuple(points),
+        validate_seconds_per_row=profile.validate_seconds_per_row / factor,
+        **{f"{name}_seconds": seconds / factor for name, seconds in known.items() if seconds is not None},
+    )
 
 
 def learned(recipe: Recipe, profile: Profile, history: Sequence[Path] = ()) -> Correction:

@@ -35,6 +35,9 @@ _PLANNED_STOPS = 2
 _MOST_SLOWER = 3.0
 """How much slower than planned the finish is taken to be, at most, where only the time of steps is known: that may be
 off because it was measured badly."""
+_FINISH_SLACK = 2.0
+"""How much slower the machine may be before the page and the baselines take longer than planned: a free core takes half
+of the seconds that are planned for them."""
 _NOTABLE = 0.05
 """A cause is named if it changes the time by this share."""
 
@@ -188,10 +191,18 @@ class Deadline:
         return min(0.9, self._stops["checkpoint"].each / self.checkpoint_every)
 
     def time_left(self) -> float:
-        return self.last_step - self.finish_seconds * (self._slower() - 1) - self.clock.elapsed()
+        return self.last_step - self._later_finish() - self.clock.elapsed()
+
+    def _later_finish(self) -> float:
+        """Seconds that the finish will take longer than planned: its evaluation as those that were seen, and the rest
+        as far as the machine is slower than was planned for."""
+        slower, seen = self._slower(), self._stops["evaluation"].slower
+        evaluation = min(self.finish_seconds, self.evaluation_seconds)
+        scoring = evaluation * (max(1.0, slower if seen is None else seen) - 1)
+        return scoring + (self.finish_seconds - evaluation) * (max(1.0, slower / _FINISH_SLACK) - 1)
 
     def _slower(self) -> float:
-        """How much slower than planned the finish will be: as both evaluations and steps are.
+        """How much slower than planned the machine is: as much as both evaluations and steps are.
 
         Where no evaluation was seen, the least mean of a step counts: a slow moment is not the speed of a machine.
         """
