@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from shoestring.core import recipe_file
 from shoestring.core.environment import Launched, launched
 from shoestring.core.errors import DataError, RecipeError, RecordError, StorageError, UserError, shown_path
 from shoestring.core.reading import parse_json, parse_toml, read_json, read_text, reading
+from shoestring.core.records import Plan
+from shoestring.core.specs import SourceSpec
+from shoestring.data.read.corpora import open_corpus, texts
+from shoestring.laws.points import read_points
 
 
 @pytest.mark.parametrize(
@@ -168,3 +173,33 @@ def test_a_variable_that_is_missing_is_named(name: str, environment: pytest.Monk
     environment.delenv(name)
     with pytest.raises(UserError, match=f"WORLD_SIZE=4 in the environment, but no {name}; start"):
         launched()
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    """Editors put it before recipes, tables and records."""
+    base, recipe = tmp_path / "base.toml", tmp_path / "a.toml"
+    base.write_bytes(BOM + b"[budget]\nsteps = 9\n")
+    recipe.write_bytes(BOM + b'extends = "base.toml"\n[run]\nname = "a"\n[train]\nbatch = 4\n')
+    loaded = recipe_file.load(recipe)
+    assert (loaded.run.name, loaded.budget.steps) == ("a", 9)
+    plan = tmp_path / "plan.json"
+    Plan(binding="steps", steps=9).write(plan)
+    plan.write_bytes(BOM + plan.read_bytes())
+    assert Plan.read(plan).steps == 9
+    rows = [(1e6 * i, 2e8 * i * i, 4 - 0.1 * i) for i in range(1, 8)]
+    table, lines = tmp_path / "a.csv", tmp_path / "a.jsonl"
+    table.write_bytes(BOM + "\n".join(["n,d,l", *(",".join(map(str, row)) for row in rows)]).encode())
+    lines.write_bytes(BOM + "\n".join(json.dumps(dict(zip("ndl", row))) for row in rows).encode())
+    for path in (table, lines):
+        assert read_points(path, params="n", tokens="d", loss="l")[0].params.tolist() == [row[0] for row in rows]
+    text = tmp_path / "a.txt"
+    text.write_bytes(BOM + b"one\ntwo\n")
+    assert list(texts(open_corpus(SourceSpec(f"text:{text}")))) == ["one", "two"]
+
+
+def test_a_name_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(RecordError, match=r'a\.json: the field "loss" is there 2 times'):
+        parse_json('{"best": {"step": 1, "loss": 2, "loss": 3}}', "a.json")

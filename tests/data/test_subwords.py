@@ -216,6 +216,8 @@ def places(folder: Path) -> Iterator[str]:
     packed.mkdir()
     (packed / "tokenizer.json.gz").write_bytes(gzip.compress(path.read_bytes()))
     yield f"file:{packed / 'tokenizer.json.gz'}"
+    (packed / "marked.json").write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    yield f"file:{packed / 'marked.json'}"
     yield f"file:{packed}"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
     yield f"file:{path}"

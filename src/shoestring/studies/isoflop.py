@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError, RecipeError, UserError
 from shoestring.core.files import write_whole
+from shoestring.core.reading import read_text
 from shoestring.core.recipe import Budget, Model, Recipe
 from shoestring.core.units import Count, Flops
 from shoestring.core.validation import problems as validation_problems
@@ -225,7 +226,7 @@ def write_recipes(file: Path, designed: Sequence[Designed], folder: Path) -> lis
     for made in designed:
         path = folder / f"{made.recipe.run.name}.toml"
         text = recipe_file.dump_over(base, made.recipe, os.path.relpath(file.resolve(), folder.resolve()))
-        if path.is_file() and path.read_text(encoding="utf-8") != text:
+        if path.is_file() and read_text(path, RecipeError) != text:
             raise UserError(f"{path} exists and differs; remove it, or choose another --out")
         texts[path] = text
     for path, text in texts.items():

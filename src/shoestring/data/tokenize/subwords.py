@@ -274,7 +274,7 @@ def _parse(text: str, spec: str) -> Backend:
 
 def _read(path: Path) -> str:
     with reading(path, DataError, "a tokenizer file"):
-        return read_packed(path).decode()
+        return read_packed(path).decode("utf-8-sig")
 
 
 def _config(folder: Path) -> dict[str, Any]:
