@@ -177,6 +177,27 @@ def test_a_recipe_that_is_refused_does_not_keep_the_folder(planned: bool, there:
     assert folder.recipe.is_file() is (planned or there)
 
 
+def test_a_recipe_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(PlanError), folder.lock(), folder.claiming(recipe()):
+        raise PlanError("it cannot be meant")
+    assert list(tmp_path.iterdir()) == []
+    with folder.lock(), folder.claiming(recipe()):
+        pass
+    assert list(folder.path.iterdir()) == [folder.recipe]
+
+
+def test_a_refused_change_leaves_the_code_of_the_recipe_before_it(tmp_path: Path) -> None:
+    folder, mine = RunFolder(tmp_path / "run"), own_code(tmp_path)
+    folder.claim(mine)
+    copy = folder.code / "mine.py"
+    before = copy.read_bytes()
+    with pytest.raises(PlanError), folder.claiming(recipe()):
+        raise PlanError("it does not fit")
+    assert copy.read_bytes() == before
+    assert folder.read_recipe().fingerprint == mine.fingerprint
+
+
 def test_claiming_over_a_broken_recipe_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.recipe.write_text("[train")

@@ -107,6 +107,7 @@ class RunFolder:
     def claiming(self, recipe: Recipe) -> Iterator[None]:
         """Claim the folder while its plan is made; if the recipe is refused, leave the folder to the one before."""
         before = self.recipe.read_bytes() if self.recipe.is_file() else None
+        copies = {path: path.read_bytes() for path in self.code.glob("*") if path.is_file()}
         self.claim(recipe)
         try:
             yield
@@ -117,6 +118,8 @@ class RunFolder:
                 self.recipe.unlink(missing_ok=True)
                 remove(self.code)
             else:
+                for copy, content in copies.items():
+                    write_whole(copy, content)
                 write_whole(self.recipe, before)
             raise
 
@@ -124,12 +127,15 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Be the only process that writes this run.
 
-        The lock lies beside the folder, so that it is held also where somebody removes the folder meanwhile.
+        The lock lies beside the folder, so that it is held also where somebody removes the folder meanwhile. A folder
+        that this makes, and in which nothing is written, is removed.
         """
+        is_new = not self.path.exists()
         place = self.path.resolve()
         beside = not place.is_dir() or os.access(place.parent, os.W_OK)  # else the folder cannot be removed either
         lock = place.with_name(f".{place.name}.lock") if beside else place / ".lock"
-        with locked(lock, f"the run {self.path}"), contextlib.closing(HeldFolder(self.path)) as self._held:
+        with locked(lock, f"the run {self.path}"), contextlib.closing(HeldFolder(self.path)) as held:
+            self._held = held
             for folder in (self.path, self.checkpoints):
                 sweep(folder, own=True)
             try:
@@ -139,6 +145,10 @@ class RunFolder:
                 raise
             finally:
                 self._held = None
+                if is_new:
+                    with contextlib.suppress(OSError, StorageError):  # it holds something, or is another's
+                        held.check()
+                        self.path.rmdir()
 
     def check(self) -> None:
         """Raise StorageError if this process holds the lock, and the folder was removed or replaced since then."""
