@@ -25,8 +25,10 @@ from shoestring.planning.history import NO_HISTORY
 from shoestring.planning.hmm import plan_hmm
 from shoestring.planning.room import check_host, check_room, least_need
 from shoestring.runs.estimate import plan_on_gpu
+from shoestring.runs.measure import Measuring, _kept
 from shoestring.runs.network_task import plan_network
 from shoestring.runs.prepare import ready_rows, vocabulary_of
+from shoestring.runs.task import task_of
 
 FREE = 8 << 30
 MACHINE = Machine(device="cpu", device_name="x", threads=2, memory_bytes=FREE, system="x", python="3.11", versions={})
@@ -189,6 +191,27 @@ def test_what_is_certain_is_less_than_what_is_estimated(base: str) -> None:
         estimate = estimate_memory(recipe, vocabulary, device)  # type: ignore[arg-type]
         assert need is not None and alone.bytes < need.bytes <= estimate.at(recipe.train.per_device or 1)
     check_room(recipe, "cpu", None, "unknown")
+
+
+class OneGpu:
+    """A process that has found a GPU, and builds nothing."""
+
+    def __init__(self, free: int):
+        self._free = free
+
+    def machine(self) -> dict[str, Any]:
+        return {"machine": encode(dataclasses.replace(MACHINE, device="cuda", device_name="a GPU")), **self.free()}
+
+    def free(self) -> dict[str, int]:
+        return {"available_bytes": self._free}
+
+
+def test_what_cannot_fit_the_device_is_refused_before_it_is_built_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, how = task_of(recipe_file.build(NETWORK, "test")), Measuring(seconds=1.0, fresh=True)
+    monkeypatch.setenv("SHOESTRING_CACHE", "cache")
+    with pytest.raises(PlanError, match=r"the optimizer take at least 7[0-9]\.?[0-9]* MB, and 10 MB are free on a GPU"):
+        _kept(OneGpu(10**7), task, how, 1)  # type: ignore[arg-type]
+    assert _kept(OneGpu(FREE), task, how, 1)[0] is None  # type: ignore[arg-type]
 
 
 def test_a_sharded_model_is_only_held_whole_by_the_host() -> None:

@@ -29,6 +29,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.core.throughput import smallest_near
 from shoestring.core.units import Seconds
+from shoestring.planning.room import check_room
 from shoestring.planning.split import margin_bytes
 from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, OutOfTime, RemoteTrials
@@ -201,7 +202,9 @@ def _kept(trials: RemoteTrials, task: Task, how: Measuring, devices: int) -> tup
         facts = trials.machine()
     except OutOfTime:
         return None, None
-    file = cache_file(task, Machine(**facts["machine"]), devices, how.real)
+    machine = facts["machine"]
+    check_room(task.recipe, machine["device"], facts["available_bytes"], f"free on {machine['device_name']}")
+    file = cache_file(task, Machine(**machine), devices, how.real)
     return (None if how.fresh else read_cached(file, how.thorough, facts["available_bytes"])), file
 
 
