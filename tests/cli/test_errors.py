@@ -11,9 +11,9 @@ import pytest
 from conftest import Command
 from profiles import write_profile
 
-from shoestring.cli.main import main
+from shoestring.cli.main import _of_system, main
 from shoestring.cli.root import root
-from shoestring.core.errors import storage_error
+from shoestring.core.errors import Fault, storage_error
 
 
 def _refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -206,3 +206,10 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err.strip() == "interrupted; the same command continues with what is there"
+
+
+@pytest.mark.parametrize("cause", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory\nframe 1")])
+def test_memory_that_runs_out_is_no_bug(cause: Exception) -> None:
+    error = _of_system(cause)
+    assert isinstance(error, Fault) and error.exit_code == 1
+    assert str(error).startswith("the memory ran out; take a smaller model") and "\n" not in str(error)

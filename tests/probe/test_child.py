@@ -36,6 +36,11 @@ def answer(request):
         case "memory": raise MemoryError("4 rows do not fit")
         case "cuda": raise RuntimeError("CUDA error: out of memory\\nand a long story")
         case "cublas": raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        case "cpu": raise RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried 4 bytes")
+        case "empty": raise MemoryError
+        case "abort":
+            print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+            os.abort()
         case "refuse": raise UserError("no such store")
         case "bug": raise RuntimeError("a bug")
         case "killed": os.kill(os.getpid(), signal.SIGKILL)
@@ -91,6 +96,9 @@ def test_answers_come_through_the_noise(trials: RemoteTrials) -> None:
         ("memory", MemoryError, "4 rows"),
         ("cuda", MemoryError, "out of memory$"),
         ("cublas", MemoryError, "ALLOC_FAILED"),
+        ("cpu", MemoryError, "DefaultCPUAllocator: not enough memory"),
+        ("empty", MemoryError, "^$"),
+        ("abort", MemoryError, "std::bad_alloc"),
         ("killed", MemoryError, "the system killed"),
         ("refuse", UserError, "measuring failed: no such store"),
         ("bug", Died, "exit code 1: RuntimeError: a bug"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shoestring.core.host import group_room
+from shoestring.core.host import group_limits
 from shoestring.probe import meter as meter_module
 from shoestring.probe.machine import Resident, resident
 from shoestring.probe.meter import Meter
@@ -136,7 +136,7 @@ def test_limits_of_control_groups_count_with_those_around_them(tmp_path: Path) -
     (tmp_path / "memory.max").write_text("max\n")
     own = tmp_path / "own"
     own.write_text("0::/outer/inner\n")
-    assert group_room(tmp_path, own) == [700, 250]
+    assert [limit.room for limit in group_limits(tmp_path, own)] == [700, 250]
 
 
 def test_limits_of_the_first_version_of_control_groups(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_limits_of_the_first_version_of_control_groups(tmp_path: Path) -> None:
     (group / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 100\n")
     own = tmp_path / "own"
     own.write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
-    assert group_room(tmp_path, own) == [600]
+    assert [limit.room for limit in group_limits(tmp_path, own)] == [600]
 
 
 def test_no_control_groups_are_no_limit(tmp_path: Path) -> None:
-    assert group_room(tmp_path, tmp_path / "absent") == []
+    assert group_limits(tmp_path, tmp_path / "absent") == []

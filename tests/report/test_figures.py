@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from shoestring.core.errors import MissingExtra
-from shoestring.report.figures import loss_curve, position_curve, svg
+from shoestring.report.figures import NoSpace, loss_curve, position_curve, svg
+from shoestring.report.page import drawn
 
 BASELINES = {"uniform": 5.57, "unigram": 3.125, "bigram": 2.5}
 METRICS: list[dict[str, Any]] = [
@@ -134,3 +135,11 @@ def test_specifications_are_plain_data_without_the_library(monkeypatch: pytest.M
     original = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", no_import)
     assert loss_curve(METRICS, BASELINES)["layer"]
+
+
+def test_a_process_with_little_address_space_draws_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drawing library would end the process."""
+    monkeypatch.setattr("shoestring.report.figures.address_space", lambda: 40 << 30)
+    with pytest.raises(NoSpace, match=r"ulimit -v leaves 4[0-9.]+ G"):
+        svg({})
+    assert "ulimit -v" in drawn({})

@@ -31,7 +31,7 @@ from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
 from shoestring.hmm import fit as fit_module
 from shoestring.hmm.expect import Counts, expect
-from shoestring.hmm.parameters import Parameters
+from shoestring.hmm.parameters import HmmMemoryError, Parameters
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.make import RESERVE_SECONDS
 from shoestring.runs import hmm_trainee, runner, session
@@ -320,15 +320,30 @@ def test_a_run_of_other_settings_or_other_rows_is_refused_and_kept(tmp_path: Pat
     assert {path: path.read_bytes() for path in folder.checkpoints.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("too many rows"),
+        RuntimeError("DefaultCPUAllocator: not enough memory"),
+        HmmMemoryError("4 sequences need more bytes than there are"),
+    ],
+    ids=["gpu", "cpu", "counted"],
+)
 def test_too_many_rows_are_counted_again_with_half_as_many_at_a_time(
-    corpus: Path, time: FakeTime, straight: Callable[..., dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    time: FakeTime,
+    straight: Callable[..., dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     rows: list[int] = []
 
-    def engine(_: torch.device, at_once: int) -> Any:
+    def engine(_: torch.device, at_once: int, share: float = 1.0) -> Any:
+        assert share == at_once / 4
+
         def count(parameters: Parameters, tokens: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Counts:
             if at_once > 1:
-                raise torch.OutOfMemoryError("too many rows")
+                raise error
             return time.count(parameters, tokens, lengths, weights)
 
         rows.append(at_once)

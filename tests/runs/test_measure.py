@@ -568,6 +568,24 @@ def test_memory_and_set_up_on_a_cpu_are_those_of_a_process_like_a_run(tmp_path: 
     assert profile.setup_seconds == 8.0 + 2.0
 
 
+class Tight(OnCpu):
+    """Scoring does not fit beside two rows or more; a larger batch is not needed to see it."""
+
+    def around(self, batch: int, scored: int, passes: int = 1) -> Overheads:
+        found = super().around(batch, scored, passes)
+        if batch > 1:
+            raise MemoryError(f"a micro-batch of {scored} to be scored does not fit")
+        return found
+
+
+def test_measuring_steps_back_where_the_work_beside_the_passes_does_not_fit(tmp_path: Path) -> None:
+    trials = Tight()
+    profile = _measured(cast(RemoteTrials, trials), task_in(tmp_path, train={"batch": 4}), QUICK)
+    assert trials.asked[-6:] == ["renew", "begin 2 x 2", "around 2 x 2", "renew", "begin 1 x 2", "around 1 x 2"]
+    assert [point.batch for point in profile.points] == [1]
+    assert "steps and evaluation at batch 2 ran out of memory" in profile.stopped
+
+
 class OnGpu(OnCpu):
     """As fast, and what was compiled for it is found again."""
 

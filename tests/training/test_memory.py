@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import limited_memory
 import pytest
 import torch
+from conftest import start
 from group_jobs import BATCH, PackedRows, make, train, weights
 from processes import together
 
@@ -17,13 +21,21 @@ from shoestring.training.checkpoint import State
 from shoestring.training.learner import Learner
 from shoestring.training.loop import Report
 
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4294967296 bytes."),
+    MemoryError(),
+]
+"""What a GPU, a CPU, and numpy raise."""
 
-def limit(learner: Learner, rows: Callable[[], int], late: bool = False) -> None:
+
+def limit(learner: Learner, rows: Callable[[], int], late: bool = False, error: Exception = ERRORS[0]) -> None:
     """Let passes over more than `rows()` rows run out of memory: at once, or `late`, after the backward pass."""
 
     def run_out(batch: Batch) -> None:
         if len(batch.ids) > rows():
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
 
     forward, token_losses = learner.model.forward, learner.model.token_losses
 
@@ -79,12 +91,13 @@ def test_a_step_that_does_not_fit_is_taken_again_with_half_the_rows(late: bool) 
         torch.testing.assert_close(found["weights"][name], tensor, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error)[-12:] or type(error).__name__)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_that_was_refused_leaves_no_trace(optimizer: str) -> None:
+def test_a_step_that_was_refused_leaves_no_trace(optimizer: str, error: Exception) -> None:
     """To the bit: a run that fits two rows from the start is the run that found this out."""
     plain, learner = make(ema=0.9, optimizer=optimizer), make(ema=0.9, optimizer=optimizer)
     expected, told = train(plain, "packed", 2), []
-    limit(learner, lambda: 2)
+    limit(learner, lambda: 2, error=error)
     assert train(learner, "packed", 4, halved=lambda *what: told.append(what)) == expected
     assert told == [(0, 2)]
     assert all(torch.equal(tensor, weights(plain)[name]) for name, tensor in weights(learner).items())
@@ -101,14 +114,39 @@ def test_a_single_row_that_does_not_fit_is_a_fault() -> None:
         learner.score(torch.zeros(3, 5, dtype=torch.int64), 3)
 
 
+def test_an_error_of_another_kind_is_raised() -> None:
+    learner, error = make(), RuntimeError("shape '[3]' is invalid")
+    limit(learner, lambda: 0, error=error)
+    with pytest.raises(RuntimeError, match="invalid"):
+        learner.accumulate(torch.zeros(3, 5, dtype=torch.int64), 3)
+    with pytest.raises(RuntimeError, match="invalid"):
+        learner.score(torch.zeros(3, 5, dtype=torch.int64), 3)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error)[-12:] or type(error).__name__)
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
-def test_scores_are_made_with_fewer_rows_at_a_time_as_well(rows: int) -> None:
+def test_scores_are_made_with_fewer_rows_at_a_time_as_well(rows: int, error: Exception) -> None:
     learner, batch = make(double=True, ema=0.9), PackedRows().rows(torch.arange(7).numpy())
     expected, before = learner.score(batch, 7), weights(learner)
-    limit(learner, lambda: rows)
+    limit(learner, lambda: rows, error=error)
     torch.testing.assert_close(learner.score(batch, 7), expected, rtol=0, atol=1e-12, equal_nan=True)
+    assert (learner.unscored > 0) == (rows < 7), "measuring reads this"
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
     assert learner.model.training
+
+
+def test_a_process_with_little_address_space_takes_fewer_rows_at_a_time(tmp_path: Path) -> None:
+    """A pass over all rows takes some 200 MB, and there are 80."""
+    process = start("80", cwd=tmp_path, begin=limited_memory.main)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert 1 < found["rows"] < limited_memory.ROWS
+    whole, rows = limited_memory.make(), limited_memory.some_rows()
+    tally = whole.accumulate(rows, limited_memory.ROWS)
+    assert found["nats"] == pytest.approx(tally.nats.item(), rel=1e-6)
+    assert found["scores"] == pytest.approx(whole.score(rows, limited_memory.ROWS).mean().item(), rel=1e-6)
+    assert found["norm"] == pytest.approx(limited_memory.norm_of(whole, tally), rel=1e-4)
 
 
 def one_runs_out(group: ProcessGroup) -> dict[str, Any]:

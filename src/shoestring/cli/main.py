@@ -10,7 +10,8 @@ import traceback
 
 import click
 
-from shoestring.core.errors import ShoestringError, storage_error
+from shoestring.core.errors import Fault, ShoestringError, storage_error
+from shoestring.core.host import is_out_of_memory
 from shoestring.core.text import printable
 
 
@@ -69,6 +70,11 @@ def _of_system(cause: Exception) -> Exception:
 
     Files that are written have names in their errors: an error without one is of standard output.
     """
+    if is_out_of_memory(cause) and not isinstance(cause, ShoestringError):
+        said = str(cause).partition("\n")[0] or type(cause).__name__
+        full = Fault(f"the memory ran out; take a smaller model or data.length, or more memory ({said})")
+        full.__cause__ = cause
+        return full
     if not isinstance(cause, OSError) or cause.errno is None:
         return cause
     is_named = isinstance(cause.filename, (str, bytes))

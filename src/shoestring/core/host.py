@@ -1,21 +1,97 @@
-"""The memory of the host, as the system tells it."""
+"""The memory of the host, as the system tells it, and the errors of having too little of it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 from pathlib import Path
+from typing import NamedTuple
 
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+_NO_MEMORY = (
+    "out of memory",
+    "ALLOC_FAILED",  # of cuBLAS and its like
+    "DefaultCPUAllocator: not enough memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "failed to map segment from shared object",  # a library that does not fit the address space
+    "std::bad_alloc",
+    "memory allocation of",  # of libraries in Rust
+)
+"""What libraries say in errors that have no type of their own."""
+
+
+def is_out_of_memory(cause: BaseException) -> bool:
+    """Whether the memory of a device or of the host did not suffice.
+
+    Python and numpy raise MemoryError, torch on a GPU its OutOfMemoryError, torch on a CPU and the libraries of CUDA
+    a RuntimeError with a message, the system an OSError.
+    """
+    if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+        return True
+    return isinstance(cause, RuntimeError | ImportError) and tells_no_memory(str(cause))
+
+
+def tells_no_memory(text: str) -> bool:
+    """Whether a message says that memory ran out."""
+    return any(sign in text for sign in _NO_MEMORY)
+
+
+def give_back() -> None:
+    """Let the C library return memory that it keeps for later, where it can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class Limit(NamedTuple):
+    """A limit of the memory of this process."""
+
+    most: int
+    """Bytes."""
+    room: int
+    """Bytes of it that are left."""
+
+
+def host_bytes() -> int | None:
+    """Memory of the host, or the least limit that this process has; None: unknown."""
+    known = [proc_table(MEMINFO).get("MemTotal"), *(limit.most for limit in (*group_limits(), *own_limits()))]
+    return min((bytes_ for bytes_ in known if bytes_ is not None), default=None)
 
 
 def free_host_bytes() -> int | None:
-    """Free memory of the host within the limits of this process' control groups; None: unknown."""
-    free = [bytes_ for bytes_ in (proc_table(MEMINFO).get("MemAvailable"), *group_room()) if bytes_ is not None]
-    return min(free, default=None)
+    """Free memory of the host within the limits of this process (`ulimit`) and its control groups; None: unknown."""
+    known = [proc_table(MEMINFO).get("MemAvailable"), *(limit.room for limit in (*group_limits(), *own_limits()))]
+    return min((bytes_ for bytes_ in known if bytes_ is not None), default=None)
 
 
-def group_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Bytes that each memory limit of this process' control groups (v1 and v2) leaves, reclaimable files included."""
+def own_limits(status: Path = STATUS) -> list[Limit]:
+    """The limits of address space (`ulimit -v`) and of data (`ulimit -d`), where they are set."""
+    found = (_own_limit("RLIMIT_AS", "VmSize", status), _own_limit("RLIMIT_DATA", "VmData", status))
+    return [limit for limit in found if limit is not None]
+
+
+def address_space(status: Path = STATUS) -> int | None:
+    """Bytes of address space that `ulimit -v` leaves; None: it is not limited."""
+    limit = _own_limit("RLIMIT_AS", "VmSize", status)
+    return None if limit is None else limit.room
+
+
+def _own_limit(kind: str, used: str, status: Path) -> Limit | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    most = resource.getrlimit(getattr(resource, kind))[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    return Limit(most, max(0, most - proc_table(status).get(used, 0)))
+
+
+def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[Limit]:
+    """The memory limits of this process' control groups (v1 and v2); reclaimable files count as room."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -31,7 +107,7 @@ def group_room(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self
         for folder in (group, *group.parents):  # the limit of an outer group holds too
             with contextlib.suppress(OSError, ValueError):
                 limit, used = (int((folder / name).read_text()) for name in names)
-                found.append(max(0, limit - used + _cached_files(folder / "memory.stat")))
+                found.append(Limit(limit, max(0, limit - used + _cached_files(folder / "memory.stat"))))
             if folder == top:
                 break
     return found

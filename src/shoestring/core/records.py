@@ -26,7 +26,7 @@ class Machine(Record):
     device_name: str
     threads: int
     memory_bytes: int | None
-    """Of the device; for a CPU, of the host."""
+    """Of the device; for a CPU, of the host, or the least limit that the process had."""
     system: str
     python: str
     versions: dict[str, str]

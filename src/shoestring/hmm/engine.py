@@ -22,15 +22,15 @@ def engine(device: torch.device) -> Callable[..., Counts]:
     return expect
 
 
-def engine_of_updates(device: torch.device, rows: int | None = None) -> Callable[..., Counts]:
-    """The engine for many updates, in chunks of `rows` sequences.
+def engine_of_updates(device: torch.device, rows: int | None = None, share: float = 1.0) -> Callable[..., Counts]:
+    """The engine for many updates, in chunks of `rows` sequences, which are a `share` of the planned ones.
 
     A GPU's free memory is read only once, and its kernels are recorded and replayed. On a CPU, `expect` chooses its own
-    chunks.
+    chunks, within that share of the memory that it would use.
     """
     chosen = engine(device)
     if device.type == "cpu":
-        return chosen
+        return chosen if share == 1 else partial(chosen, limit_bytes=int(share * (free_bytes(device) // 2)))
     options: dict[str, Any] = {"chunk": rows, "limit_bytes": free_bytes(device) // 2}
     if chosen is not expect:
         from shoestring.hmm.fused import Recorder  # imports Triton

@@ -16,7 +16,6 @@ where c is 0, so alpha is zero after an impossible token, beta is zero before it
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,13 +23,16 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from shoestring.core.host import free_host_bytes
 from shoestring.hmm.inference import Lengths, Tokens, check_tokens
-from shoestring.hmm.parameters import HmmError, Parameters
+from shoestring.hmm.parameters import HmmError, HmmMemoryError, Parameters
 
 CPU_ROWS_BYTES = 2**21
 """Limit on the memory of one position of a chunk on a CPU: larger chunks are no faster."""
 FEW_ROWS = {"cpu": 64, "cuda": 2048}
 """Products of fewer rows waste the device. To keep this many, only some alphas are stored and the others recomputed."""
+_UNKNOWN = 2**31
+"""Bytes that are taken for free where the system does not tell."""
 
 
 class Counts(NamedTuple):
@@ -146,8 +148,10 @@ def layout(
     fitting = left // (keep_some if recompute else keep_all)
     if fitting < (chunk or 1):
         needed = fixed_bytes(parameters) + (chunk or 1) * keep_some
-        raise HmmError(f"{chunk or 1} sequences of {length} tokens at a time with {parameters.states} states need "
-                       f"{needed:,} bytes, the limit is {limit:,}")  # fmt: skip
+        raise HmmMemoryError(
+            f"{chunk or 1} sequences of {length} tokens at a time with {parameters.states} states need {needed:,} "
+            f"bytes, the limit is {limit:,}"
+        )
     chunks = -(-sequences // min(target, fitting))
     return Layout(chunk or -(-sequences // chunks), _block(length), recompute)  # all chunks about as large
 
@@ -368,4 +372,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _UNKNOWN if (free := free_host_bytes()) is None else free

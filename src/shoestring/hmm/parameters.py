@@ -29,6 +29,10 @@ class HmmError(UserError):
     """An invalid model, token or setting of a hidden Markov model."""
 
 
+class HmmMemoryError(HmmError, MemoryError):
+    """Rows that do not fit the memory, by counting."""
+
+
 class Parameters(NamedTuple):
     """A model. The chain draws its first state from `start`, and in state i a symbol from `emission[i]`.
 

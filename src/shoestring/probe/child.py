@@ -25,12 +25,11 @@ from typing import Any, NoReturn, Self
 
 from shoestring.core.clock import process_age
 from shoestring.core.errors import Fault, UserError
+from shoestring.core.host import is_out_of_memory, tells_no_memory
 from shoestring.probe.trials import Overheads, Trial, Trials, Usage
 
 _MARK = "shoestring-finding "
 _SET_DEATH_SIGNAL = 1
-_NO_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "Cannot allocate memory")
-"""Messages of a device without memory, besides torch.OutOfMemoryError."""
 _FORKS = sys.platform == "linux"
 """Whether a process that has loaded torch may be forked; elsewhere a server is its only worker."""
 
@@ -89,14 +88,13 @@ def _work(answer: Callable[[Request], Answer]) -> None:
     for text in iter(sys.stdin.readline, ""):
         try:
             found = answer(json.loads(text))
-        except MemoryError as cause:
-            found = {"memory": str(cause)}
-        except UserError as cause:
-            found = {"refused": str(cause)}
-        except RuntimeError as cause:
-            if not any(sign in str(cause) for sign in _NO_MEMORY):
+        except Exception as cause:
+            if is_out_of_memory(cause):
+                found = {"memory": first_line(str(cause))}
+            elif isinstance(cause, UserError):
+                found = {"refused": str(cause)}
+            else:
                 raise
-            found = {"memory": str(cause).splitlines()[0]}
         _send(found)
 
 
@@ -108,6 +106,10 @@ def _end_with_parent() -> None:
     """Be killed when the parent ends; only Linux has this call."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
+
+
+def first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 class Died(Fault):
@@ -170,6 +172,8 @@ class Child:
             raise MemoryError("the system killed the process")
         self._stderr.seek(0)
         lines = self._stderr.read().strip().splitlines() or ["no message"]
+        if why := next((line for line in lines if tells_no_memory(line)), None):  # of a library that ends the process
+            raise MemoryError(why.strip())
         raise Died(f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {lines[-1]}")
 
     def _exchange(self, request: Request) -> Answer | None:

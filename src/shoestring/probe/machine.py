@@ -12,11 +12,10 @@ from typing import NamedTuple
 import torch
 
 from shoestring import __version__
-from shoestring.core.host import MEMINFO, free_host_bytes, proc_table
+from shoestring.core.host import STATUS, free_host_bytes, host_bytes, proc_table
 from shoestring.core.records import Machine
 
 _PACKAGES = ("triton", "numpy", "safetensors")
-_STATUS = Path("/proc/self/status")
 
 
 def pick_device() -> torch.device:
@@ -35,9 +34,7 @@ def describe_machine(device: torch.device) -> Machine:
         device=device.type,
         device_name=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
         threads=torch.get_num_threads(),
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory
-        if cuda
-        else proc_table(MEMINFO).get("MemTotal"),
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else host_bytes(),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         versions=versions,
@@ -45,7 +42,7 @@ def describe_machine(device: torch.device) -> Machine:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Free memory: of the GPU, or of the host within the limits of its control groups."""
+    """Free memory: of the GPU, or of the host within the limits of this process."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_host_bytes()
@@ -61,7 +58,7 @@ class Resident(NamedTuple):
     """Of `now`, pages of files: libraries, and stores that are read. The system may drop them."""
 
 
-def resident(status: Path = _STATUS) -> Resident | None:
+def resident(status: Path = STATUS) -> Resident | None:
     """None where the system does not report it."""
     table = proc_table(status)
     known = "VmRSS" in table and "VmHWM" in table

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 from collections.abc import Iterator
 
 import torch
 
+from shoestring.core.host import give_back, is_out_of_memory
 from shoestring.probe.machine import available_bytes, reset_peak, resident
 from shoestring.probe.trials import Usage
 
@@ -98,14 +98,10 @@ class Meter:
 
 @contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise MemoryError where torch runs out of memory."""
+    """Raise MemoryError where the device or the host runs out of memory."""
     try:
         yield
-    except torch.OutOfMemoryError as cause:
+    except Exception as cause:
+        if not is_out_of_memory(cause):
+            raise
         raise MemoryError(str(cause)) from cause
-
-
-def give_back() -> None:
-    """Let the C library return memory that it keeps for later, where it can."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

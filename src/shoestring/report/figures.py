@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from shoestring.core.errors import MissingExtra
+from shoestring.core.errors import MissingExtra, UserError
+from shoestring.core.host import address_space
 from shoestring.core.numeric import interpolate
+from shoestring.core.units import Bytes
 
 _HELDOUT = "#1d4e89"
 _COLOURS = {
@@ -32,8 +34,29 @@ _TEXT = "heldout_loss/"
 _TEXT_COLOURS = (_HELDOUT, "#7b2d8b", "#2a9d8f", "#b5651d", "#d6336c", "#5f7a1f")
 
 
+_ADDRESSES = 80 << 30
+"""Bytes of address space that vl-convert reserves at most; it ends the process where it gets fewer."""
+
+
+class NoSpace(UserError):
+    """A process whose address space is too small for drawing."""
+
+    def __init__(self, room: int):
+        self.room = room
+        super().__init__(
+            f"drawing a figure needs {Bytes(_ADDRESSES).short()} of address space, and ulimit -v leaves "
+            f"{Bytes(room).short()}; `shoestring report` draws it where there is no such limit"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self.room,)
+
+
 def svg(specification: Mapping[str, Any]) -> str:
     """The SVG of a specification."""
+    room = address_space()
+    if room is not None and room < _ADDRESSES:
+        raise NoSpace(room)
     try:
         import vl_convert
     except ImportError as cause:

@@ -14,7 +14,7 @@ from shoestring.core.reading import read_text
 from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
-from shoestring.report.figures import divergence_curves, loss_curve, position_curve, svg
+from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, position_curve, svg
 from shoestring.report.scores import (
     CLASS_HEAD,
     ERROR_NOTE,
@@ -46,10 +46,10 @@ def draw(folder: RunFolder) -> dict[str, str]:
 
 
 def drawn(specification: Mapping[str, Any]) -> str:
-    """A figure as SVG, or a line of HTML on how to install the drawing library."""
+    """A figure as SVG, or a line of HTML on how to get it: the drawing library, or address space for it."""
     try:
         return svg(specification)
-    except MissingExtra as missing:
+    except (MissingExtra, NoSpace) as missing:
         return f"<p class='missing'>{escape(str(missing))}</p>"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from shoestring.baselines.hmm_score import Scorer, Scores
 from shoestring.baselines.ngram import count
 from shoestring.core.clock import Clock
+from shoestring.core.host import is_out_of_memory
 from shoestring.core.records import Evaluation, Plan, StateRow, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
@@ -104,8 +105,8 @@ class HmmTrainee(Trainee):
         before, epoch, unfitted = self.fit.progress.trial.tally, None, False
         try:
             epoch = self.fit.update()
-        except torch.OutOfMemoryError:
-            if self.group.world > 1:  # the others wait for counts that will not come
+        except Exception as cause:
+            if not is_out_of_memory(cause) or self.group.world > 1:  # the others wait for counts that will not come
                 raise
             unfitted = True
         self.group.all_reduce([numbers])
@@ -116,7 +117,8 @@ class HmmTrainee(Trainee):
 
     def halve(self) -> int:
         self.per_device = half(self.per_device)
-        self.fit.recount(engine_of_updates(self.group.device, self.per_device))
+        share = self.per_device / (self.plan.per_device or self.per_device)
+        self.fit.recount(engine_of_updates(self.group.device, self.per_device, share))
         return self.per_device
 
     @property

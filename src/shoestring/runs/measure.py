@@ -270,29 +270,33 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
     if not timings.trials:
         raise Fault(f"measuring failed: {timings.stopped}")
     disturbed = _busy(timings, compiles["machine"])
-    points = [trial.point() for trial in timings.trials]
-    if disturbed:
-        points = [replace(point, seconds=point.fastest_seconds or point.seconds) for point in points]
-    # the batch that a plan chooses; those beyond the effective batch are for people
-    best = min(most, smallest_near([point for point in points if point.batch <= batch]).batch)
     scoring = _search(trials, task, compiles, how.seconds, scoring=True) if search else None
-    passes = 1 if best >= most else 2  # passes after the second are like it
     heaped = compiles["machine"]["device"] == "cpu" and recipe.kind != "hmm"  # a CPU's heap depends on earlier work
     again = how.thorough or heaped or compiles["first_seconds"] > _LATE
-    tell(f"steps, evaluation and a checkpoint at batch {best:,}")
-    if again:  # in a process like a run's: it reuses what others compiled, and has seen no other batch
-        trials.renew()
-    setup, assumed = compiles["setup_seconds"], False
-    try:
-        ready = trials.begin(best, passes)
-        around = trials.around(best, task.scored_rows(best), passes)
-        setup = ready["setup_seconds"] + around.score_late_seconds if again else setup
-        around = _undisturbed(around, timings, best) if disturbed else around
-    except OutOfTime:
-        if math.isinf(how.most):
-            raise
-        around, assumed = assumed_overheads(task, compiles, points, best, passes), True
-        disturbed = disturbed or f"{ended(how.most)} before evaluations and checkpoints were timed"
+    setup, assumed, fitted = compiles["setup_seconds"], False, False
+    while not fitted:
+        points = [trial.point() for trial in timings.trials]
+        if disturbed:
+            points = [replace(point, seconds=point.fastest_seconds or point.seconds) for point in points]
+        # the batch that a plan chooses; those beyond the effective batch are for people
+        best = min(most, smallest_near([point for point in points if point.batch <= batch]).batch)
+        passes = 1 if best >= most else 2  # passes after the second are like it
+        tell(f"steps, evaluation and a checkpoint at batch {best:,}")
+        if again:  # in a process like a run's: it reuses what others compiled, and has seen no other batch
+            trials.renew()
+        fitted = True
+        try:
+            ready = trials.begin(best, passes)
+            around = trials.around(best, task.scored_rows(best), passes)
+            setup = ready["setup_seconds"] + around.score_late_seconds if again else setup
+            around = _undisturbed(around, timings, best) if disturbed else around
+        except OutOfTime:
+            if math.isinf(how.most):
+                raise
+            around, assumed = assumed_overheads(task, compiles, points, best, passes), True
+            disturbed = disturbed or f"{ended(how.most)} before evaluations and checkpoints were timed"
+        except MemoryError as cause:
+            timings, fitted = _below(timings, best, cause), False
     beside = _beside(timings, best, around)
     overlap = _overlap(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
     law = law_of(timings, limit, margin)
@@ -322,6 +326,15 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
         "estimated": assumed,
     }
     return Profile.from_dict(values, "the measurement")
+
+
+def _below(timings: Timings, batch: int, cause: MemoryError) -> Timings:
+    """The timings of smaller batches, after steps, evaluation or a checkpoint did not fit; raises `cause` if none."""
+    smaller = tuple(trial for trial in timings.trials if trial.batch < batch)
+    if not smaller:
+        raise cause
+    stopped = f"steps and evaluation at batch {batch:,} ran out of memory ({cause})"
+    return timings._replace(trials=smaller, stopped=stopped, out_of_memory=timings.out_of_memory + 1)
 
 
 def _busy(timings: Timings, machine: dict[str, Any]) -> str | None:

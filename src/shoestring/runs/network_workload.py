@@ -130,15 +130,10 @@ class TrainingWorkload:
         self._meter.wait()
 
     def validate(self, batch: int) -> None:
-        failed = self._failures()
+        failed = self.learner.unscored
         self.learner.score(self._rows(batch), batch)
-        if self._failures() > failed:  # the learner scored them in smaller parts
+        if self.learner.unscored > failed:  # the learner scored them in smaller parts
             raise MemoryError(f"a micro-batch of {batch} to be scored does not fit")
-
-    def _failures(self) -> int:
-        """How often the device had no memory for a tensor."""
-        device = self._meter.device
-        return int(torch.cuda.memory_stats(device)["num_ooms"]) if device.type == "cuda" else 0
 
     def checkpoint(self, beside: Callable[[], object] = lambda: None) -> int:
         with temporary_folder(self._folder) as folder:  # on the disk that the run will write to

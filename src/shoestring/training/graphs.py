@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.host import is_out_of_memory
 from shoestring.models.batch import Batch
 
 
@@ -35,7 +36,7 @@ class Recording:
                 loss.backward()
                 found = loss.detach()
         except RuntimeError as cause:  # ending a recording after OutOfMemory raises an error that hides it
-            if isinstance(cause.__context__, torch.OutOfMemoryError):
+            if cause.__context__ is not None and is_out_of_memory(cause.__context__):
                 raise cause.__context__ from None
             raise
         return graph, found
@@ -102,10 +103,10 @@ class Recordings:
                 p.grad = None
             try:
                 self._recording = Recording(self._loss, self._parameters, parts[0])
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # something in the model waits for the device or allocates
-                self._failed = True
+            except RuntimeError as cause:
+                if is_out_of_memory(cause):
+                    raise
+                self._failed = True  # something in the model waits for the device or allocates
                 for p in self._parameters:
                     p.grad = None
                 torch.cuda.synchronize()

@@ -6,6 +6,7 @@ device: their results stay there until they are read.
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoestring.core.errors import Fault
+from shoestring.core.host import give_back, is_out_of_memory
 from shoestring.core.recipe import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
@@ -134,6 +136,8 @@ class Learner:
         self._fresh = True
         """Whether no gradient has been computed since the last update."""
         self._prepared = False
+        self.unscored = 0
+        """How often rows to be scored did not fit the memory."""
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -165,7 +169,9 @@ class Learner:
                     nats += loss.detach()
                 self._fresh = False
             return Tally(nats, predictions)
-        except torch.OutOfMemoryError as cause:
+        except (RuntimeError, MemoryError) as cause:
+            if not is_out_of_memory(cause):
+                raise
             if self.sharded:
                 # The others wait in the middle of this pass for collectives of this process, which are matched by
                 # their order alone, and autograd cannot continue a backward pass from the middle. So the processes
@@ -192,8 +198,9 @@ class Learner:
                 recording = self._recordings.of([part], begin=True)
                 if recording is not None:
                     recording.rehearse(part)
-        except torch.OutOfMemoryError:
-            self.forget()
+        except (RuntimeError, MemoryError) as cause:
+            if is_out_of_memory(cause):
+                self.forget()
             raise
         self.optimizer.clear()
         self._fresh = True
@@ -214,8 +221,11 @@ class Learner:
 
     def _free(self) -> None:
         """Free memory that is cached for shapes that will not recur."""
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        else:
+            give_back()
 
     def update(self, tally: Tally, lr: float, others: Sequence[float] = ()) -> Update:
         """Add up the gradients of all processes, divide them once by all predictions, clip, take a step and clear.
@@ -301,9 +311,12 @@ class Learner:
                         numbers = numbers.clamp(max=count - 1) if self.compiled else numbers[numbers < count]
                         found.append(score(batch.take(numbers).to(self.device)))
                 return torch.cat(found)[:count]
-            except torch.OutOfMemoryError as cause:
+            except (RuntimeError, MemoryError) as cause:
+                if not is_out_of_memory(cause):
+                    raise
                 if self.sharded:
                     raise OutOfMemory(per_device, scored=True) from cause
+            self.unscored += 1
             self._free()
             per_device = half(per_device)
 

@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from shoestring.core.host import is_out_of_memory
+
 BLOCK = 128
 """Tokens per block of flex attention, which skips blocks that no query sees; a shorter row has none to skip."""
 
@@ -128,8 +130,8 @@ def _flex_works(device: torch.device, dtype: torch.dtype, heads: Heads) -> bool:
                 mixed = _flex()(*inputs, block_mask=blocks, enable_gqa=heads.queries != heads.keys)
                 torch.autograd.grad(mixed.sum(), inputs)
             _tried[key] = True
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # compiler, driver and Triton each have their own types
+        except Exception as cause:  # compiler, driver and Triton each have their own types
+            if is_out_of_memory(cause):
+                raise
             _tried[key] = False
     return _tried[key]

@@ -1,0 +1,97 @@
+"""Limits of memory, and errors of having too little: real ones of torch, numpy, Python and the system."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoestring.core import host
+from shoestring.core.host import Limit, free_host_bytes, group_limits, host_bytes, is_out_of_memory, own_limits
+
+HUGE = 1 << 46
+"""Bytes that no machine has."""
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(HUGE, dtype=torch.uint8),
+        lambda: torch.ones(1, HUGE // 4).exp(),
+        lambda: np.empty(HUGE, dtype=np.uint8),
+        lambda: bytearray(HUGE),
+        lambda: mmap.mmap(-1, HUGE),
+    ],
+    ids=["torch", "ones", "numpy", "python", "mmap"],
+)
+def test_whatever_cannot_be_allocated_is_out_of_memory(allocate: Callable[[], object]) -> None:
+    with pytest.raises((RuntimeError, MemoryError, OSError)) as raised:
+        allocate()
+    assert is_out_of_memory(raised.value), raised.value
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (torch.OutOfMemoryError("full"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (RuntimeError("shape '[3]' is invalid for input of size 4"), False),
+        (ImportError("no module"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(cause: Exception, expected: bool) -> None:
+    assert is_out_of_memory(cause) == expected
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with 1,000 kB, 800 of them free, and a process that takes 300; without limits."""
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 800 kB\n")
+    (tmp_path / "status").write_text("VmSize: 300 kB\nVmData: 100 kB\n")
+    limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.update({kind: pair[0]}))
+    monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host, "own_limits", lambda: own_limits(tmp_path / "status"))
+    monkeypatch.setattr(host, "group_limits", lambda: group_limits(tmp_path / "groups", tmp_path / "cgroup"))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_ulimit_is_the_memory_of_the_machine() -> None:
+    assert (host_bytes(), free_host_bytes()) == (1000 << 10, 800 << 10)
+    resource.setrlimit(resource.RLIMIT_AS, (500 << 10, -1))
+    assert (host_bytes(), free_host_bytes()) == (500 << 10, 200 << 10)
+    resource.setrlimit(resource.RLIMIT_DATA, (150 << 10, -1))
+    assert (host_bytes(), free_host_bytes()) == (150 << 10, 50 << 10)
+    resource.setrlimit(resource.RLIMIT_AS, (100 << 10, -1))
+    assert (host_bytes(), free_host_bytes()) == (100 << 10, 0), "never below nothing"
+
+
+def test_the_limit_of_a_control_group_is_the_memory_of_the_machine(machine: Path) -> None:
+    group = machine / "groups" / "job"
+    group.mkdir(parents=True)
+    (machine / "cgroup").write_text("0::/job\n")
+    (group / "memory.max").write_text(f"{600 << 10}\n")
+    (group / "memory.current").write_text(f"{250 << 10}\n")
+    assert (host_bytes(), free_host_bytes()) == (600 << 10, 350 << 10)
+    (group / "memory.max").write_text("max\n")
+    assert (host_bytes(), free_host_bytes()) == (1000 << 10, 800 << 10)
+
+
+def test_limits_name_what_they_leave() -> None:
+    assert all(isinstance(limit, Limit) and limit.room >= 0 for limit in group_limits())
