@@ -168,8 +168,10 @@ def fit_law(
     .jsonl), `params`, `tokens`, `loss`, `flops` and `group` name columns: rows of one group share the noise of a run.
     With `optima` each row is the best model of its compute, and there is no loss.
     """
-    from shoestring.studies.law import Columns, ask, fit_optima, one_table, read_given
+    from shoestring.studies.allocation import fit_optima, one_table
     from shoestring.studies.law import fit_law as fit
+    from shoestring.studies.law_data import Columns, read_given
+    from shoestring.studies.law_options import ask
 
     asked = ask(approach, penalty, resamples, name, delta, window, exponent)
     columns = Columns(params=params, tokens=tokens, loss=loss, flops=flops, group=group)

@@ -191,7 +191,9 @@ def hmm_stream() -> dict[str, Any]:
 
 def law() -> dict[str, Any]:
     """A law of a table of points, with resamples."""
-    from shoestring.studies.law import Columns, ask, fit_law, read_given
+    from shoestring.studies.law import fit_law
+    from shoestring.studies.law_data import Columns, read_given
+    from shoestring.studies.law_options import ask
 
     random, lines = np.random.default_rng(1), ["params,tokens,loss"]
     for n in np.geomspace(1e6, 1e9, 7):

@@ -12,7 +12,7 @@ from shoestring.laws.form import Surface
 from shoestring.laws.limits import apart, clustered
 from shoestring.laws.noise import Noise, draw_noise, estimate_noise
 from shoestring.laws.points import Points, read_points
-from shoestring.laws.surface import bootstrap_surface, fit_surface, heldout_error
+from shoestring.laws.surface import fit_surface, heldout_error, spread_surface
 
 LAW = Surface(*TRUTH)
 RUNS, CHECKPOINTS = 22, 10
@@ -38,7 +38,7 @@ def test_checkpoints_of_one_run_are_one_witness() -> None:
     exponents = [fit_surface(alone(checkpoints(seed)), "squares").surface.alpha for seed in range(30)]
     points = checkpoints(100)
     fit = fit_surface(points, "squares")
-    by_run, by_row = (np.std(bootstrap_surface(each, fit, 200).values()["alpha"]) for each in (points, alone(points)))
+    by_run, by_row = (np.std(spread_surface(each, fit, 200).values()["alpha"]) for each in (points, alone(points)))
     assert by_run == pytest.approx(np.std(exponents), rel=0.5)
     assert by_row < 0.6 * np.std(exponents)
 
@@ -51,7 +51,7 @@ def test_the_two_sizes_of_noise_are_found() -> None:
     for _ in range(40):
         noise = 0.3 * generator.normal(size=40)[groups] + 0.1 * generator.normal(size=200)
         left = noise - slopes @ np.linalg.lstsq(slopes, noise, rcond=None)[0]
-        found.append(estimate_noise(left, slopes, groups))
+        found.append(estimate_noise(left, slopes, groups).noise)
     assert np.sqrt(np.mean(np.square(found), 0)) == pytest.approx((0.1, 0.3), rel=0.05)
 
 

@@ -11,7 +11,7 @@ from shoestring.core.errors import UserError
 from shoestring.laws.form import Surface
 from shoestring.laws.optimum import cost_interval, cost_of_size, fit_speed, lowest, optimum_for_flops, optimum_for_time
 from shoestring.laws.points import Points
-from shoestring.laws.surface import bootstrap_surface, fit_surface, heldout_error
+from shoestring.laws.surface import bootstrap_surface, fit_surface, heldout_error, spread_surface
 
 LAW = Surface(*TRUTH)
 SIZES, RATES = np.array([1e7, 1e8, 1e9]), np.array([1e6, 1.4e5, 1.5e4])
@@ -97,19 +97,21 @@ def test_a_model_too_small_never_gets_there() -> None:
         optimum_for_time(LAW, 10, fit_speed(SIZES, RATES), (1e9, 1e8))
 
 
-def test_intervals_are_of_the_laws_of_the_bootstrap() -> None:
+@pytest.mark.parametrize("resampled", [True, False])
+def test_intervals_are_of_the_laws_that_the_points_allow(resampled: bool) -> None:
     points = grid_points(noise=5e-3)
     fit = fit_surface(points)
-    bootstrap = bootstrap_surface(points, fit, 100)
+    spread = bootstrap_surface(points, fit, 100) if resampled else spread_surface(points, fit, 100)
     speed = fit_speed(SIZES, RATES)
-    best = optimum_for_time(fit.surface, 86400.0, speed, (1e6, 1e11), bootstrap, 0.9)
-    every = [optimum_for_time(one, 86400.0, speed, (1e6, 1e11)) for one in bootstrap.surfaces]
+    best = optimum_for_time(fit.surface, 86400.0, speed, (1e6, 1e11), spread)
+    every = [optimum_for_time(one, 86400.0, speed, (1e6, 1e11)) for one in spread.surfaces]
     for name in ("params", "tokens", "loss"):
-        expected = corrected([getattr(one, name) for one in every], getattr(best, name), 0.9)
+        values = [getattr(one, name) for one in every]
+        expected = corrected(values, getattr(best, name), 0.95) if resampled else (min(values), max(values))
         assert best.intervals[name] == pytest.approx(expected, rel=1e-6)
-    flops = optimum_for_flops(fit.surface, 1e21, bootstrap)
-    assert flops.intervals == bootstrap.optimum_interval(1e21)
-    cost = cost_interval(bootstrap, 1e21, flops.params)
+    flops = optimum_for_flops(fit.surface, 1e21, spread)
+    assert flops.intervals == spread.optimum_interval(1e21)
+    cost = cost_interval(spread, 1e21, flops.params)
     assert cost["loss_difference"][0] >= 0
     low, high = cost["loss"]
     assert low < flops.loss < high

@@ -1,5 +1,7 @@
 """Power laws, parabolas at equal compute and envelopes of curves, against known laws and NumPy's own fits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from law_oracle import SCALING, TRUTH
@@ -161,10 +163,24 @@ def test_an_envelope_finds_the_law_of_its_curves() -> None:
     assert (np.diff(np.array([one.flops for one in fit.minima])) > 0).all()
 
 
-def test_a_bootstrap_of_envelopes_holds_the_law() -> None:
-    params, _ = bootstrap_envelope(curves(), resamples=60, budgets=300)
+def noisy(seed: int) -> list[Curve]:
+    """The curves with noise that the evaluations of a run have in common."""
+    draw = np.random.default_rng(seed)
+    return [replace(one, loss=one.loss * np.exp(3e-3 * draw.normal() + 5e-4 * draw.normal())) for one in curves()]
+
+
+def test_intervals_of_envelopes_are_as_wide_as_new_runs_spread() -> None:
+    exponents = [fit_envelope(noisy(seed), 80).params_law.a for seed in range(40)]
+    params, tokens = bootstrap_envelope(noisy(50), 40, budgets=80)
+    assert 0.6 < np.std(params.a) / np.std(exponents) < 2
+    assert params.a + tokens.a == pytest.approx(1)
     low, high = params.interval()["a"]
-    assert low - 0.02 < LAW.a_opt < high + 0.02
+    assert low < fit_envelope(noisy(50), 80).params_law.a < high
+
+
+def test_five_curves_tell_no_noise() -> None:
+    with pytest.raises(UserError, match="5 runs for 5 coefficients"):
+        bootstrap_envelope(curves()[:5], 10)
 
 
 def test_curves_that_cannot_be_compared_are_refused() -> None:

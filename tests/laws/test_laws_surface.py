@@ -11,7 +11,7 @@ from shoestring.laws.form import Surface
 from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts, interval
 from shoestring.laws.starts import grid_starts, nonnegative
-from shoestring.laws.surface import bootstrap_surface, fit_surface
+from shoestring.laws.surface import bootstrap_surface, fit_surface, spread_surface
 
 KINDS = ["plain", "no E", "no A", "no B", "flat", "steep", "noise"]
 
@@ -210,28 +210,28 @@ def test_every_resample_is_at_its_own_minimum(kind: str) -> None:
 def test_a_bootstrap_is_the_same_each_time() -> None:
     points = drawn(4, 6)
     fit = fit_surface(points)
-    one, two = (bootstrap_surface(points, fit, 50, seed=1) for _ in range(2))
-    assert (one.samples == two.samples).all()
-    assert len(one.surfaces) == 50 - one.failed
-    assert (one.samples != bootstrap_surface(points, fit, 50, seed=2).samples).any()
+    for spread in (bootstrap_surface, spread_surface):
+        one, two = (spread(points, fit, 50, seed=1) for _ in range(2))
+        assert (one.samples == two.samples).all()
+        assert len(one.surfaces) == 50 - one.failed
+        assert (one.samples != spread(points, fit, 50, seed=2).samples).any()
 
 
 def test_five_points_leave_nothing_to_tell_the_noise_from() -> None:
     points = drawn(5, 5)
     with pytest.raises(UserError, match="5 groups for 5 coefficients"):
-        bootstrap_surface(points, fit_surface(points), 10)
+        spread_surface(points, fit_surface(points), 10)
 
 
 def test_the_interval_of_an_optimum_holds_the_optimum() -> None:
     points = grid_points(noise=5e-3)
     fit = fit_surface(points)
-    found = bootstrap_surface(points, fit, 200)
-    params, tokens, loss = fit.surface.optimum(1e21)
-    for name, value in (("params", params), ("tokens", tokens), ("loss", loss)):
-        low, high = found.optimum_interval(1e21)[name]
-        assert low < value < high
-    narrow, wide = found.interval(0.5)["a_opt"], found.interval(0.99)["a_opt"]
-    assert wide[0] < narrow[0] < fit.surface.a_opt < narrow[1] < wide[1]
+    for found in (spread_surface(points, fit, 200), bootstrap_surface(points, fit, 200)):
+        low, high = found.interval()["a_opt"]
+        assert low < fit.surface.a_opt < high
+        for name, value in zip(("params", "tokens", "loss"), fit.surface.optimum(1e21)):
+            low, high = found.optimum_interval(1e21)[name]
+            assert low < value < high
 
 
 def test_an_interval_leaves_nan_out() -> None:

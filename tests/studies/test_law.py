@@ -14,7 +14,10 @@ from shoestring.core.errors import UserError
 from shoestring.core.records import Estimate, Law
 from shoestring.core.units import Count
 from shoestring.laws.form import Surface
-from shoestring.studies.law import Asked, Columns, Given, ask, fit_law, fit_optima, one_table, read_given
+from shoestring.studies.allocation import fit_optima, one_table
+from shoestring.studies.law import fit_law
+from shoestring.studies.law_data import Columns, Given, read_given
+from shoestring.studies.law_options import Asked, ask
 from shoestring.studies.law_report import flops_levels, write_report
 from shoestring.studies.optimum import (
     FACTORS,
@@ -149,7 +152,7 @@ def test_any_two_of_params_tokens_and_flops_will_do(tmp_path: Path) -> None:
 def test_bad_rows_are_named_or_left_out(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE + "bad,nan,1,1,1\nworse,1e6,0,1,1\nworst,1e6,1e6,1,\n")
     columns = Columns(loss="loss", params="N", tokens="D")
-    with pytest.raises(UserError, match="3 numbers cannot be used") as caught:
+    with pytest.raises(UserError, match="3 numbers or rows cannot be used") as caught:
         read_given([tmp_path / "t.csv"], columns)
     assert all(f"line {line}" in str(caught.value) for line in (14, 15, 16))
     found = read_given([tmp_path / "t.csv"], columns, skip_bad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from shoestring.cli import options
 if TYPE_CHECKING:
     from shoestring.core.units import Interval
     from shoestring.studies.isoflop import Designed
+
+Command = Callable[..., Any]
 
 vocabulary_option = click.option(
     "--vocabulary", type=click.IntRange(min=1), help="Vocabulary size; default: the tokenizer's."
@@ -25,6 +28,20 @@ law_option = click.option(
 )
 
 
+def column_options(tables: str, **meanings: str) -> Callable[[Command], Command]:
+    """Add an option for each column that a command reads from `tables`, and --where, which chooses rows."""
+    added = [click.option(f"--{name}", metavar="COLUMN", help=f"{tables}: {text}.") for name, text in meanings.items()]
+    rows = f"{tables}: only these rows; may be repeated."
+    added.append(click.option("--where", multiple=True, metavar="COLUMN=VALUE", help=rows))
+
+    def add(command: Command) -> Command:
+        for option in reversed(added):
+            command = option(command)
+        return command
+
+    return add
+
+
 @click.group()
 def law() -> None:
     """Scaling laws: what runs teach about the next one."""
@@ -32,12 +49,14 @@ def law() -> None:
 
 @law.command()
 @click.argument("sources", nargs=-1, required=True, type=options.PATH, metavar="TABLE | RUN…")
-@click.option("--params", metavar="COLUMN", help="Table: parameters.")
-@click.option("--tokens", metavar="COLUMN", help="Table: training tokens.")
-@click.option("--loss", metavar="COLUMN", help="Table: final loss.")
-@click.option("--flops", metavar="COLUMN", help="Table: training FLOPs.")
-@click.option("--group", metavar="COLUMN", help="Table: the run of a row; rows of one run share its noise.")
-@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Table: only these rows; may be repeated.")
+@column_options(
+    "Table",
+    params="parameters",
+    tokens="training tokens",
+    loss="final loss",
+    flops="training FLOPs",
+    group="the run of a row; rows of one run share its noise",
+)
 @click.option("--count", default="total", show_default=True, help="What N is: total, or no-embeddings.")
 @click.option(
     "--approach", default="all", show_default=True,
@@ -56,7 +75,10 @@ def law() -> None:
 @click.option("--optima", is_flag=True, help="Table: each row is the best model of its compute; needs no --loss.")
 @click.option("--drop-largest", type=click.IntRange(min=0), default=0, help="Leave out this many largest losses.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows and runs out, and name them.")
-@click.option("--bootstraps", type=click.IntRange(min=0), default=4000, show_default=True, help="Resamples, for 95 %.")
+@click.option(
+    "--bootstraps", type=click.IntRange(min=0), default=4000, show_default=True,
+    help="Resamples, or laws at the edge of the 95 % region (1000 at most), for intervals.",
+)  # fmt: skip
 @click.option("--name", help="Name of the law; default: its source.")
 @click.option(
     "--out", type=options.PATH, default=Path("law.json"), metavar="FILE", help="The record; its page is put beside it."
@@ -84,11 +106,14 @@ def fit(
 
     In a table, two of --params, --tokens and --flops give the third by C = 6 N D. For run folders, N is counted as
     --count says, D is the number of predictions, and FLOPs are exact. Where rows are checkpoints of fewer runs, name
-    the column of the run with --group: the intervals then resample runs. With --optima, power laws go through the rows
-    of a table of best models. Writes law.json and law.html.
+    the column of the run with --group: the intervals are then those of noise by run. With --optima, power laws go
+    through the rows of a table of best models. Writes law.json and law.html.
     """
     from shoestring.report.law_page import OPTIMUM_HEAD, coefficient_rows, fit_rows
-    from shoestring.studies.law import Columns, ask, fit_law, fit_optima, one_table, read_given
+    from shoestring.studies.allocation import fit_optima, one_table
+    from shoestring.studies.law import fit_law
+    from shoestring.studies.law_data import Columns, read_given
+    from shoestring.studies.law_options import ask
     from shoestring.studies.law_report import optimum_rows, write_optima_report, write_report
 
     asked = ask(approach, penalty, bootstraps, name, delta, window, exponent)
@@ -374,14 +399,16 @@ def _design_json(made: Designed, file: Path, time: Interval | None) -> dict[str,
 
 @law.command()
 @click.argument("runs", nargs=-1, required=True, type=options.PATH, metavar="RUN… | TABLE…")
-@click.option("--loss", metavar="COLUMN", help="Tables: the loss.")
-@click.option("--flops", metavar="COLUMN", help="Tables: FLOPs so far; or --step, or --tokens.")
-@click.option("--step", metavar="COLUMN", help="Tables: steps so far; needs --flops-per-step.")
+@column_options(
+    "Tables",
+    loss="the loss",
+    flops="FLOPs so far; or --step, or --tokens",
+    step="steps so far; needs --flops-per-step",
+    tokens="tokens so far; needs --params, for C = 6 N D",
+    group="the run of a row; default: a table is one curve",
+)
 @click.option("--flops-per-step", metavar="LIST", help="One number for each curve, or one for all.")
-@click.option("--tokens", metavar="COLUMN", help="Tables: tokens so far; needs --params, for C = 6 N D.")
 @click.option("--params", metavar="LIST", help="Parameters of each curve, such as 40M,60M.")
-@click.option("--group", metavar="COLUMN", help="Tables: the run of a row; default: a table is one curve.")
-@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Tables: only these rows; may be repeated.")
 @click.option("--names", metavar="LIST", help="Names of the curves, one for each; default: their files or groups.")
 @click.option("--skip-bad", is_flag=True, help="Tables: leave bad rows out, and name them.")
 @click.option("--out", type=options.PATH, default=Path("compare.html"), metavar="FILE", help="The page.")

@@ -414,6 +414,8 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+    identified: bool = True
+    """False where the data allow any value: there is no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,6 +468,7 @@ class Law(Record):
     boundary: tuple[str, ...] = ()
     """Coefficients that ended at a bound."""
     resamples: int = 0
+    """Resampled fits, or laws at the edge."""
     failed_resamples: int = 0
     heldout_error: float | None = None
     """Mean relative error of a fit to the other points on those of most compute."""
@@ -473,12 +476,15 @@ class Law(Record):
     heldout_distance: float | None = None
     """ln of the factor by which they were outside the fitted points, on average."""
     groups: int | None = None
-    """Runs that the points are of, where one run has several; intervals resample runs."""
+    """Runs that the points are of, where one run has several; noise is by run."""
     apart: float | None = None
     """Standard deviation of ln D about its line in ln N: small where parameters and tokens move together."""
     delta: float | None = None
     """Of Huber's penalty; None: 0.001."""
     allocations: tuple[Allocation, ...] = ()
     samples: tuple[tuple[float, ...], ...] = ()
-    """Some of the resampled fits (E, A, B, alpha, beta), from which intervals of other quantities follow."""
+    """Laws (E, A, B, alpha, beta) that the points allow, from which intervals of other quantities follow."""
+    edge: bool = False
+    """Whether `samples` are at the edge of the 95 % region, so that an interval is the range over them; else resamples,
+    of which it is the middle."""
     notes: tuple[str, ...] = ()

@@ -9,11 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from shoestring.core.errors import UserError
-from shoestring.core.seeds import derive
 from shoestring.core.units import counted
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
+from shoestring.laws.noise import Noise, draw_noise, estimate_noise
+from shoestring.laws.points import Points
 from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, rest
+from shoestring.laws.surface import COEFFICIENTS, fit_surface, slopes_of
+
+_NEAR = 1.1
+"""Evaluations up to this factor above the envelope tell the noise of its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ def fit_envelope(
     With a given `exponent` of N, that of D is 1 - exponent.
     """
     grid, table = _table(curves, budgets, per_token)
-    minima = _minima(curves, grid, table, per_token)
+    minima = _minima(np.array([curve.params for curve in curves]), grid, table, per_token)
     if len({one.params for one in minima}) < 2:
         raise UserError(
             f"{counted(len(curves), 'curve')}, lowest somewhere: {len(minima)}; a power law needs two sizes or more"
@@ -79,17 +84,66 @@ def bootstrap_envelope(
     per_token: float = PER_TOKEN,
     exponent: float | None = None,
 ) -> tuple[PowerBootstrap, PowerBootstrap]:
-    """The laws of N and of D for curves drawn with replacement; NaN where fewer than two sizes are lowest."""
+    """The laws of N and of D when new noise is put on smooth curves; NaN where fewer than two sizes are lowest.
+
+    The smooth curves are those of a surface, fitted to the evaluations near the envelope. Its residuals tell the noise
+    of runs and of evaluations (`laws.noise`). What noise does to the envelope of the smooth curves is taken from the
+    envelope of the curves, so that the middle of the laws is free of the bias of the lowest of noisy losses.
+    """
     grid, table = _table(curves, budgets, per_token)
-    generator = np.random.default_rng(derive(seed, "bootstrap"))
-    found = np.full((resamples, 4), np.nan)
-    for row in found:
-        drawn = np.unique(generator.integers(len(curves), size=len(curves)))
-        minima = _minima([curves[index] for index in drawn], grid, table[drawn], per_token)
+    near = _near(curves, grid, table.min(0), per_token)
+    points, noise, freedom = near.points, near.noise, near.freedom
+    starts = np.flatnonzero(np.diff(points.groups, prepend=-1))
+    sizes = points.params[starts]
+    logs = np.split(np.log(per_token * points.params * points.tokens), starts[1:])
+    drawn = draw_noise(noise, points.groups, freedom, resamples, seed, "envelope")
+    found = np.full((resamples + 1, 4), np.nan)
+    for row, moved in zip(found, (np.zeros(len(points)), *drawn)):
+        losses = np.split(near.smooth * np.exp(moved), starts[1:])
+        rows = [np.interp(grid, log, loss, left=np.inf, right=np.inf) for log, loss in zip(logs, losses)]
+        minima = _minima(sizes, grid, np.array(rows), per_token)
         if len({one.params for one in minima}) >= 2:
             flops, params, tokens = np.array(minima).T
             row[:] = [*fit_power(flops, params, exponent), *fit_power(flops, tokens, rest(exponent))]
+    own = fit_envelope(curves, budgets, per_token, exponent)
+    found[:, ::2] = np.log(found[:, ::2])
+    centre = np.array([*own.params_law, *own.tokens_law])
+    centre[::2] = np.log(centre[::2])
+    found = centre - (found[1:] - found[0])
+    found[:, ::2] = np.exp(found[:, ::2])
     return PowerBootstrap(k=found[:, 0], a=found[:, 1]), PowerBootstrap(k=found[:, 2], a=found[:, 3])
+
+
+class _Smooth(NamedTuple):
+    """Evaluations near the envelope, run by run, and the surface through them."""
+
+    points: Points
+    smooth: Floats
+    """The loss of each by the surface."""
+    noise: Noise
+    freedom: float
+
+
+def _near(curves: Sequence[Curve], grid: Floats, lowest: Floats, per_token: float) -> _Smooth:
+    params, tokens, loss, groups = [], [], [], []
+    for number, curve in enumerate(curves):
+        height = np.interp(np.log(per_token * curve.params * curve.tokens), grid, lowest)
+        kept = curve.loss <= _NEAR * height
+        tokens.append(curve.tokens[kept])
+        loss.append(curve.loss[kept])
+        params.append(np.full(kept.sum(), curve.params))
+        groups.append(np.full(kept.sum(), number))
+    if (runs := sum(map(bool, map(len, loss)))) <= COEFFICIENTS:
+        raise UserError(f"{runs} runs for {COEFFICIENTS} coefficients leave nothing to tell the noise from; add a run")
+    points = Points(
+        params=np.concatenate(params),
+        tokens=np.concatenate(tokens),
+        loss=np.concatenate(loss),
+        given_groups=np.concatenate(groups),
+    )
+    fit = fit_surface(points, "squares")
+    fitted = estimate_noise(fit.residuals, slopes_of(points, fit.surface), points.groups)
+    return _Smooth(points, points.loss * np.exp(fit.residuals), fitted.noise, float(fitted.freedom.min()))
 
 
 def _table(curves: Sequence[Curve], budgets: int, per_token: float) -> tuple[Floats, Floats]:
@@ -110,9 +164,9 @@ def _table(curves: Sequence[Curve], budgets: int, per_token: float) -> tuple[Flo
     return grid, np.array(losses)
 
 
-def _minima(curves: Sequence[Curve], grid: Floats, table: Floats, per_token: float) -> list[Minimum]:
+def _minima(curve_sizes: Floats, grid: Floats, table: Floats, per_token: float) -> list[Minimum]:
     covered = np.isfinite(table.min(0))
-    sizes = np.array([curve.params for curve in curves])[table.argmin(0)]
+    sizes = curve_sizes[table.argmin(0)]
     minima = []
     for size in np.unique(sizes[covered]):
         (places,) = np.nonzero(covered & (sizes == size))

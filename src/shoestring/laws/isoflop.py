@@ -103,7 +103,7 @@ def bootstrap_isoflop(
         runs = np.arange(len(loss))
     logs = np.full((resamples, len(fit.groups)), np.nan)
     if (freedom := min(len(loss), len(np.unique(runs)) * len(fit.groups)) - slopes.shape[1]) >= 1:
-        noise = estimate_noise(loss - fitted, slopes, runs)
+        noise = estimate_noise(loss - fitted, slopes, runs).noise
         drawn = fitted + draw_noise(noise, runs, freedom, resamples, seed)
         ends = np.cumsum([len(group.points) for group in fit.groups])
         for index, (group, end) in enumerate(zip(fit.groups, ends)):

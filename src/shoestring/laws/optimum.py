@@ -11,8 +11,7 @@ import numpy as np
 from shoestring.core.errors import UserError
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN, Surface
-from shoestring.laws.resampling import interval
-from shoestring.laws.surface import SurfaceBootstrap
+from shoestring.laws.surface import SurfaceSpread
 
 Intervals = dict[str, tuple[float, float]]
 _ROUNDS = 7  # of refining a grid
@@ -30,15 +29,15 @@ class SurfaceOptimum:
     extrapolated: bool = False
     """Whether the speed at this size lies outside the sizes measured."""
     intervals: Intervals = field(default_factory=dict)
-    """Of "params", "tokens" and "loss"; empty without a bootstrap."""
+    """Of "params", "tokens" and "loss"; empty without laws beside the fitted one."""
 
 
 def optimum_for_flops(
-    surface: Surface, flops: float, bootstrap: SurfaceBootstrap | None = None, per_token: float = PER_TOKEN
+    surface: Surface, flops: float, spread: SurfaceSpread | None = None, per_token: float = PER_TOKEN
 ) -> SurfaceOptimum:
     _check_budget("flops", flops)
     params, tokens, loss = surface.optimum(flops, per_token)
-    intervals = bootstrap.optimum_interval(flops, per_token) if bootstrap else {}
+    intervals = spread.optimum_interval(flops, per_token) if spread else {}
     return SurfaceOptimum(params=params, tokens=tokens, loss=loss, intervals=intervals)
 
 
@@ -87,8 +86,7 @@ def optimum_for_time(
     seconds: float,
     speed: Callable[[Any], Any],
     sizes: tuple[float, float],
-    bootstrap: SurfaceBootstrap | None = None,
-    level: float = 0.95,
+    spread: SurfaceSpread | None = None,
 ) -> SurfaceOptimum:
     """The best size from `sizes[0]` to `sizes[1]` if N parameters are trained on speed(N) · seconds tokens.
 
@@ -102,14 +100,14 @@ def optimum_for_time(
     edges = {"smallest": sizes[0], "largest": sizes[1]}
     at_edge = next((name for name, edge in edges.items() if abs(np.log(params / edge)) < 1e-6), None)
     intervals: Intervals = {}
-    if bootstrap is not None:
-        samples = bootstrap.samples[bootstrap.converged]
+    if spread is not None:
+        samples = spread.samples[spread.converged]
         best = _best_sizes(samples, seconds, speed, sizes)
         seen = np.asarray(speed(best)) * seconds
         losses = Surface(*samples.T).loss(best, seen)
         own = float(surface.loss(params, tokens))
         columns = {"params": (best, float(params)), "tokens": (seen, tokens), "loss": (losses, own)}
-        intervals = {name: interval(values, level, one) for name, (values, one) in columns.items()}
+        intervals = {name: spread.interval_of(values, one) for name, (values, one) in columns.items()}
     return SurfaceOptimum(
         params=float(params),
         tokens=tokens,
@@ -171,19 +169,20 @@ def cost_of_size(surface: Surface, flops: float, factor: float, per_token: float
     return SizeCost(params, tokens, loss, loss - best_loss, max(needed / tokens - 1, 0.0))
 
 
-def cost_interval(bootstrap: SurfaceBootstrap, flops: float, params: float, per_token: float = PER_TOKEN) -> Intervals:
-    """95 % percentile intervals of the cost of training `params` parameters, by the field names of `SizeCost`.
+def cost_interval(spread: SurfaceSpread, flops: float, params: float, per_token: float = PER_TOKEN) -> Intervals:
+    """95 % intervals of the cost of training `params` parameters, by the field names of `SizeCost`.
 
-    Each law of the bootstrap has another best size, so `params` is off by another factor.
+    Each law has another best size, so `params` is off by another factor. Not identified where a law has none.
     """
-    laws = [one for one in bootstrap.surfaces if min(one[1:]) > 0]
-    costs = [cost_of_size(one, flops, params / one.optimum(flops, per_token)[0], per_token) for one in laws]
-    table, fitted = np.array(costs).reshape(-1, len(SizeCost._fields)), bootstrap.fitted
-    own: tuple[float | None, ...] = (None,) * len(SizeCost._fields)
-    if fitted is not None and min(fitted[1:]) > 0:
-        own = cost_of_size(fitted, flops, params / fitted.optimum(flops, per_token)[0], per_token)
-    named = zip(SizeCost._fields, table.T, own, strict=True)
-    return {name: interval(column, 0.95, one) for name, column, one in named if name != "params"}
+
+    def cost(one: Surface) -> SizeCost:
+        if min(one[1:]) <= 0:
+            return SizeCost(*(np.nan,) * len(SizeCost._fields))
+        return cost_of_size(one, flops, params / one.optimum(flops, per_token)[0], per_token)
+
+    table = np.array([cost(one) for one in spread.surfaces]).reshape(-1, len(SizeCost._fields))
+    named = zip(SizeCost._fields, table.T, cost(spread.fitted), strict=True)
+    return {name: spread.interval_of(column, own) for name, column, own in named if name != "params"}
 
 
 def _check_budget(name: str, value: float) -> None:

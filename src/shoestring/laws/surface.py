@@ -15,10 +15,12 @@ import numpy as np
 from shoestring.core.errors import UserError
 from shoestring.core.units import counted
 from shoestring.laws.descent import STEEPEST, Centred, Descent, Flags, Floats, centre, descend, evaluate, penalties
-from shoestring.laws.extrapolation import distance
+from shoestring.laws.extrapolation import TOGETHER, distance
 from shoestring.laws.form import PER_TOKEN, Surface
-from shoestring.laws.noise import draw_noise, estimate_noise
+from shoestring.laws.limits import apart
+from shoestring.laws.noise import estimate_noise
 from shoestring.laws.points import Points
+from shoestring.laws.region import edge_of, fit_region, inefficiency
 from shoestring.laws.resampling import draw_counts, interval
 from shoestring.laws.starts import grid_starts
 
@@ -26,7 +28,9 @@ Penalty = Literal["huber", "l1", "squares"]
 
 COEFFICIENTS = 5
 MANY_GROUPS = 50
-"""From so many groups on, intervals come from draws of groups; with fewer, from new noise on the fitted law."""
+"""From so many groups on, intervals come from draws of groups; with fewer, from the region of the fit."""
+EDGE = 1000
+"""Laws at the edge of a region, at most: the farthest of them is 3 % short of the edge, which is allowed for."""
 _FIRST = 8  # steps from every start
 _KEPT = 10  # starts that continue to the end
 _LIMIT = 300
@@ -141,19 +145,22 @@ def _canonical(rows: Floats) -> tuple[Floats, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurfaceBootstrap:
-    """Fits of resamples: their spread is the uncertainty of the fit."""
+class SurfaceSpread:
+    """Laws that the points allow beside the fitted one, from which intervals of all quantities follow."""
 
     samples: Floats
     """[R, 5] E, A, B, α, β."""
     converged: Flags
-    """[R]; fits that did not converge are left out of everything below."""
-    checked: int
+    """[R]; fits that did not converge, and laws outside the region, are left out of everything below."""
+    edge: bool
+    """Whether they are at the edge of the 95 % region, so that an interval is the range over them; else resamples, of
+    which it is the middle."""
+    checked: int = 0
     """Resamples that were also started elsewhere: some, or all if one of these moved."""
-    moved: int
+    moved: int = 0
     """Resamples whose lowest minimum was found from the other start, not from the fit of all points."""
-    fitted: Surface | None = None
-    """What they are resamples of, by which intervals are corrected for bias."""
+    fitted: Surface
+    """The law of all points."""
 
     @property
     def failed(self) -> int:
@@ -164,54 +171,96 @@ class SurfaceBootstrap:
         return [Surface(*map(float, row)) for row in self.samples[self.converged]]
 
     def values(self) -> dict[str, Floats]:
-        """Each coefficient and a_opt in the resamples that converged; a_opt is NaN where a term is absent."""
+        """Each coefficient and a_opt in the laws that converged; a_opt is NaN where a term is absent.
+
+        At the edge of a region, the size and exponent of an absent term, or of a step, are NaN too.
+        """
         columns = dict(zip(Surface._fields, self.samples[self.converged].T, strict=True))
         alpha, beta = columns["alpha"], columns["beta"]
         both = (columns["A"] * alpha > 0) & (columns["B"] * beta > 0)
+        if self.edge:
+            for size, exponent in (("A", "alpha"), ("B", "beta")):
+                power = columns[exponent]
+                known = (columns[size] * power > 0) & (power < STEEPEST)
+                columns |= {name: np.where(known, columns[name], np.nan) for name in (size, exponent)}
         columns["a_opt"] = np.where(both, beta / np.where(both, alpha + beta, 1), np.nan)
         return columns
 
     def optima(self, flops: float, per_token: float = PER_TOKEN) -> Floats:
-        """[R', 3] N, D and loss of the best model in each resample that has one."""
-        found = [one.optimum(flops, per_token) for one in self.surfaces if min(one[1:]) > 0]
+        """[R', 3] N, D and loss of the best model in each law; NaN where a term is absent."""
+        absent = (np.nan, np.nan, np.nan)
+        found = [one.optimum(flops, per_token) if min(one[1:]) > 0 else absent for one in self.surfaces]
         return np.array(found).reshape(-1, 3)
 
-    def interval(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Percentile intervals of each coefficient and of a_opt."""
-        fitted: dict[str, float] = {} if self.fitted is None else self.fitted._asdict()
-        if self.fitted is not None and min(self.fitted[1:]) > 0:
-            fitted["a_opt"] = self.fitted.a_opt
-        return {name: interval(values, level, fitted.get(name)) for name, values in self.values().items()}
+    def interval_of(self, values: Floats, fitted: float) -> tuple[float, float]:
+        """The 95 % interval of a quantity from its values [R'] in the laws and in the fitted one.
+
+        (NaN, NaN) where it is not identified: it has no value in some law of the region.
+        """
+        if not self.edge:
+            return interval(values, 0.95, fitted)
+        every = np.append(values, fitted)
+        return float(every.min()), float(every.max())
+
+    def interval(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of each coefficient and of a_opt."""
+        own = self.fitted._asdict()
+        own["a_opt"] = self.fitted.a_opt if min(self.fitted[1:]) > 0 else np.nan
+        return {name: self.interval_of(values, own[name]) for name, values in self.values().items()}
 
     def optimum_interval(self, flops: float, per_token: float = PER_TOKEN) -> dict[str, tuple[float, float]]:
-        """95 % percentile intervals of the best "params" and "tokens" for a budget, and of the "loss" there."""
-        optima, fitted = self.optima(flops, per_token), self.fitted
-        known = fitted is not None and min(fitted[1:]) > 0
-        best = fitted.optimum(flops, per_token) if fitted is not None and known else (None, None, None)
-        names = ("params", "tokens", "loss")
-        return {name: interval(values, 0.95, one) for name, values, one in zip(names, optima.T, best, strict=True)}
+        """95 % intervals of the best "params" and "tokens" for a budget, and of the "loss" there."""
+        optima = self.optima(flops, per_token)
+        best = self.fitted.optimum(flops, per_token) if min(self.fitted[1:]) > 0 else (np.nan, np.nan, np.nan)
+        params, tokens = (self.interval_of(optima[:, column], best[column]) for column in (0, 1))
+        losses = optima[~np.isnan(optima[:, 2]), 2]  # without a term there is no best size, but losses near this one
+        return {"params": params, "tokens": tokens, "loss": self.interval_of(losses, best[2])}
 
     def loss_interval(self, params: float, tokens: float) -> tuple[float, float]:
-        """95 % percentile interval of the loss of a model."""
+        """95 % interval of the loss of a model."""
         losses = np.array([one.loss(params, tokens) for one in self.surfaces])
-        return interval(losses, 0.95, None if self.fitted is None else float(self.fitted.loss(params, tokens)))
+        return self.interval_of(losses, float(self.fitted.loss(params, tokens)))
 
 
-def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceBootstrap:
-    """Fit `resamples` data sets like that of the points; about 1 s for 4,000 of 240 points.
+def spread_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceSpread:
+    """The laws that the points allow: `resamples` of them, or `EDGE` if that is fewer.
 
-    Of `MANY_GROUPS` groups or more, each is a draw of groups with replacement, whatever the noise is like. It has fewer
-    groups than the data by the number of coefficients, since a fit hides that part of the noise. Fewer groups are all
-    kept, with new noise on the fitted law (`laws.noise`).
+    With `MANY_GROUPS` groups or more, whose parameters and tokens do not move together, they are fits of draws of
+    groups with replacement, whatever the noise is like. Otherwise they are at the edge of the region of the fit, for
+    normal noise (`laws.region`).
+    """
+    count = points.group_count
+    if count <= COEFFICIENTS:
+        raise UserError(
+            f"{count} groups for {COEFFICIENTS} coefficients leave nothing to tell the noise from, so there are "
+            "no intervals; add a run"
+        )
+    if count >= MANY_GROUPS and apart(points) >= TOGETHER:
+        return bootstrap_surface(points, fit, resamples, seed)
+    centred = centre(points.params, points.tokens, points.loss)
+    noise = estimate_noise(fit.residuals, slopes_of(points, fit.surface), points.groups)
+    laws = min(resamples, EDGE)
+    delta = {"huber": fit.delta, "l1": 0.0, "squares": np.inf}[fit.penalty]
+    region = fit_region(noise, inefficiency(noise, points.groups, delta, seed), laws)
+    rows, inside = edge_of(centred, centred.inward(np.array([fit.surface]))[0], region, laws, seed)
+    return SurfaceSpread(samples=centred.outward(_canonical(rows)[0]), converged=inside, edge=True, fitted=fit.surface)
 
-    Each fit starts at the fit of all points. To find minima elsewhere, some resamples start again from their best grid
+
+def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, seed: int = 0) -> SurfaceSpread:
+    """Fit `resamples` draws of groups with replacement; about 1 s for 4,000 of 240 points.
+
+    A draw has fewer groups than the data by the number of coefficients, since a fit hides that part of the noise. Each
+    fit starts at the fit of all points. To find minima elsewhere, some resamples start again from their best grid
     cell away from that fit. If one of them finds a lower minimum there, all resamples start again.
     """
-    centred, weights = _resampled(points, fit, resamples, seed)
+    centred = centre(points.params, points.tokens, points.loss)
+    labels, which = np.unique(points.groups, return_inverse=True)
+    size = max(len(labels) - COEFFICIENTS, COEFFICIENTS)
+    weights = draw_counts(len(labels), resamples, seed, size=size)[:, which]
     warm = centred.inward(np.array([fit.surface]))
     found = _minima(centred, weights, np.repeat(warm, resamples, 0), fit)
     part = slice(0, _CHECKED)
-    again, moved = _elsewhere(centred.of(part), weights[part], warm, fit, found.objective[part])
+    again, moved = _elsewhere(centred, weights[part], warm, fit, found.objective[part])
     if moved.any() and resamples > len(moved):
         part = slice(0, resamples)
         again, moved = _elsewhere(centred, weights, warm, fit, found.objective)
@@ -219,34 +268,19 @@ def bootstrap_surface(points: Points, fit: SurfaceFit, resamples: int = 4000, se
         old[part][moved] = new[moved]
     rows, _ = _canonical(found.rows)
     converged = found.converged & _identified(points, weights)
-    return SurfaceBootstrap(
+    return SurfaceSpread(
         samples=centred.outward(rows),
         converged=converged,
+        edge=False,
         checked=len(moved),
         moved=int(moved.sum()),
         fitted=fit.surface,
     )
 
 
-def _resampled(points: Points, fit: SurfaceFit, resamples: int, seed: int) -> tuple[Centred, Floats]:
-    """The points, with losses of each resample's own where there are few groups, and the weights [resamples, n]."""
+def slopes_of(points: Points, surface: Surface) -> Floats:
+    """[n, 5] derivatives of ln prediction by the coefficients, in centred form."""
     centred = centre(points.params, points.tokens, points.loss)
-    labels, which = np.unique(points.groups, return_inverse=True)
-    freedom = len(labels) - COEFFICIENTS
-    if freedom < 1:
-        raise UserError(
-            f"{len(labels)} groups for {COEFFICIENTS} coefficients leave nothing to tell the noise from, so there are "
-            "no intervals; add a run"
-        )
-    if len(labels) >= MANY_GROUPS:
-        return centred, draw_counts(len(labels), resamples, seed, size=freedom)[:, which]
-    noise = estimate_noise(fit.residuals, _jacobian(centred, fit.surface), points.groups)
-    drawn = draw_noise(noise, points.groups, freedom, resamples, seed)
-    return centred._replace(y=centred.y + fit.residuals + drawn), np.ones((resamples, len(points)))
-
-
-def _jacobian(centred: Centred, surface: Surface) -> Floats:
-    """[n, 5] derivatives of ln prediction by the centred coefficients."""
     row = centred.inward(np.array([surface]))
     p, q, inverse, _ = (value[0] for value in evaluate(centred, row))
     a, b = row[0, :2]
@@ -258,13 +292,11 @@ def _elsewhere(
 ) -> tuple[Descent, Flags]:
     """Minima from starts away from the `warm` row, and which of them are lower than `objective`."""
     smooth = _smooth(fit.penalty, fit.delta)
-    shared = centred if centred.y.ndim == 1 else centred._replace(y=np.median(centred.y, axis=0))
-    cells = grid_starts(shared, smooth)
+    cells = grid_starts(centred, smooth)
     near = (np.abs(np.log(cells[:, 3:] / np.maximum(warm[:, 3:], 1e-3))) < 0.4).all(1)
     cells = cells[~near]
-    predicted = evaluate(shared, cells).residuals + shared.y  # [cells, n]
-    heights = np.stack([(weights * penalties(cell - centred.y, smooth)).sum(1) for cell in predicted], 1)
-    again = _minima(centred, weights, cells[heights.argmin(1)], fit)
+    heights = penalties(evaluate(centred, cells).residuals, smooth) @ weights.T  # [cells, R]
+    again = _minima(centred, weights, cells[heights.argmin(0)], fit)
     slack = _SAME * objective + weights.sum(1) * _ROUNDING
     return again, again.converged & (again.objective < objective - slack)
 
@@ -273,9 +305,8 @@ def _minima(centred: Centred, weights: Floats, starts: Floats, fit: SurfaceFit) 
     """Minima as by `descend`, with the fit's penalty, on two threads: NumPy releases the interpreter's lock."""
 
     def work(part: slice) -> Descent:
-        own = centred.of(part)
-        found = descend(own, weights[part], starts[part], _smooth(fit.penalty, fit.delta))
-        return _absolute(own, weights[part], found) if fit.penalty == "l1" else found
+        found = descend(centred, weights[part], starts[part], _smooth(fit.penalty, fit.delta))
+        return _absolute(centred, weights[part], found) if fit.penalty == "l1" else found
 
     parts = [slice(first, first + _PART) for first in range(0, len(weights), _PART)]
     with ThreadPoolExecutor(2) as pool:

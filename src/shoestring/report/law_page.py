@@ -32,6 +32,8 @@ APPROACHES = {
 
 def show_estimate(estimate: Estimate, printer: Callable[[float], str] = lambda value: f"{value:.4g}") -> str:
     """The value with its interval, as in 0.514 (0.48 – 0.556)."""
+    if not estimate.identified:
+        return f"{printer(estimate.value)} (not identified)"
     if estimate.low is None or estimate.high is None:
         return printer(estimate.value)
     return Interval(estimate.low, estimate.value, estimate.high).show(printer)
@@ -59,7 +61,8 @@ def coefficient_rows(law: Law) -> list[tuple[str, str, str, str]]:
 
 def _parts(estimate: Estimate) -> tuple[str, str]:
     known = estimate.low is not None and estimate.high is not None
-    return f"{estimate.value:.6g}", f"{estimate.low:.4g} – {estimate.high:.4g}" if known else ""
+    unknown = "" if estimate.identified else "not identified"
+    return f"{estimate.value:.6g}", f"{estimate.low:.4g} – {estimate.high:.4g}" if known else unknown
 
 
 def fit_rows(law: Law) -> list[tuple[str, str]]:
@@ -77,8 +80,7 @@ def fit_rows(law: Law) -> list[tuple[str, str]]:
     if law.boundary:
         rows.append(("at a bound", f"{', '.join(law.boundary)}: the data do not determine this term"))
     if law.resamples:
-        left_out = f"{law.failed_resamples:,} left out: they did not converge, or had too few sizes"
-        rows.append(("intervals", f"{law.resamples:,} resamples{_of_groups(law)}; {left_out}"))
+        rows.append(("intervals", _intervals(law)))
     if law.heldout_error is not None:
         points = f"the {counted(law.heldout_points or 0, 'point')} of most compute"
         far = (
@@ -94,8 +96,15 @@ def fit_rows(law: Law) -> list[tuple[str, str]]:
     return rows + [("note", line) for line in law.notes]
 
 
-def _of_groups(law: Law) -> str:
-    return "" if law.groups is None else f" of {counted(law.groups, 'run')}"
+def _intervals(law: Law) -> str:
+    """How the 95 % intervals came about."""
+    if law.edge:
+        noise = "each row" if law.groups is None else f"each of {counted(law.groups, 'run')}"
+        laws = f"{law.resamples - law.failed_resamples:,} laws at the edge of the 95 % region"
+        return f"the range over {laws}, for normal noise of {noise}"
+    of_runs = "" if law.groups is None else f" of {counted(law.groups, 'run')}"
+    left_out = f"{law.failed_resamples:,} left out: they did not converge, or had too few sizes"
+    return f"{law.resamples:,} resamples{of_runs}; {left_out}"
 
 
 def optimum_row(flops: float, params: Estimate, tokens: Estimate, loss: Estimate | None) -> tuple[str, str, str, str]:

@@ -20,7 +20,8 @@ from shoestring.report.law_figures import (
     residuals,
 )
 from shoestring.report.law_page import optimum_row, write_law_page
-from shoestring.studies.law import Fitted, Given
+from shoestring.studies.law import Fitted
+from shoestring.studies.law_data import Given
 from shoestring.studies.optimum import best_for_flops
 from shoestring.studies.run_results import over_flops
 from shoestring.studies.sizing import has_optimum, surface_of

@@ -18,7 +18,7 @@ from shoestring.core.units import Count, Flops, Interval, Seconds, rate
 from shoestring.cost.transformer import parameters
 from shoestring.laws import optimum as laws
 from shoestring.laws.form import Surface
-from shoestring.laws.surface import SurfaceBootstrap
+from shoestring.laws.surface import SurfaceSpread
 from shoestring.planning.split import choose_split
 from shoestring.report.law_page import APPROACHES, show_estimate
 from shoestring.runs.estimate import pass_seconds
@@ -162,13 +162,13 @@ class Best:
         return asdict(self)
 
 
-def spread_of(law: Law) -> SurfaceBootstrap | None:
-    """The resampled fits that the record keeps."""
+def spread_of(law: Law) -> SurfaceSpread | None:
+    """The laws beside the fitted one that the record keeps."""
     if not law.samples:
         return None
     samples = np.array(law.samples)
     every = np.ones(len(samples), bool)
-    return SurfaceBootstrap(samples=samples, converged=every, checked=0, moved=0, fitted=surface_of(law))
+    return SurfaceSpread(samples=samples, converged=every, edge=law.edge, fitted=surface_of(law))
 
 
 def best_for_flops(law: Law, flops: float, factors: Sequence[float] = (), approach: int | None = None) -> Best:
@@ -267,9 +267,9 @@ def _off(
 
 
 def estimate(value: float, ends: tuple[float, float] | None) -> Estimate:
-    """A value with its interval, where that is finite."""
+    """A value with its interval, where that is finite; not identified, where the ends are NaN."""
     if ends is None or not all(map(math.isfinite, ends)):
-        return Estimate(value=value)
+        return Estimate(value=value, identified=ends is None or not any(map(math.isnan, ends)))
     return Estimate(value=value, low=ends[0], high=ends[1])
 
 

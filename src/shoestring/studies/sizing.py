@@ -106,6 +106,11 @@ def limit_notes(
             else f"± {error:.1%}, and is in its interval"
         )
         lines.append(f"the error of the loss from so far outside is {said}")
+    if has_optimum(law) and not law.coefficients["a_opt"].identified:
+        lines.append(
+            "the data allow laws in which parameters or tokens gain nothing, so the best size is not identified; add "
+            "runs, or a wider range of both"
+        )
     return [*lines, *extrapolation.together(law.apart)]
 
 
@@ -142,11 +147,12 @@ def size_lines(law: Law, recipe: Recipe, profile: Profile, plan: Plan) -> list[L
 
 
 def best_params(law: Law, flops: float) -> Interval:
-    """The best number of parameters for some compute by the surface, with the 95 % interval of its resamples."""
+    """The best number of parameters for some compute by the surface, with its 95 % interval where it is identified."""
     value = surface_of(law).optimum(flops, law.flops_per_product)[0]
     resampled = [Surface(*row) for row in law.samples if min(row[1:]) > 0]
     params = sorted(one.optimum(flops, law.flops_per_product)[0] for one in resampled)
-    if not params or not math.isfinite(params[-1]):
+    unknown = law.edge and len(params) < len(law.samples)
+    if not params or unknown or not math.isfinite(params[-1]):
         return Interval.exactly(value)
-    low, high = _middle(params, value)
+    low, high = (min(params[0], value), max(params[-1], value)) if law.edge else _middle(params, value)
     return Interval(low, value, high)
