@@ -315,18 +315,28 @@ def _rate(value: float | None) -> str:
 def law_coverage_table() -> str:
     lines = []
     for r in results("law_coverage"):
-        designs = [name for name in r["coverage"] if "parabolas" not in name]
-        columns = list(r["coverage"][designs[0]])
+        identified = r.get("identified", {})
+        columns = list(next(iter(r["coverage"].values())))
+        powers = [name for name in r["coverage"] if list(r["coverage"][name]) != columns]
         lines += ["| data | " + " | ".join(columns) + " |\n", "|---" * (len(columns) + 1) + "|\n"]
-        for name in designs:
-            lines.append(f"| {name} | " + " | ".join(f"{100 * r['coverage'][name][c]:.0f}" for c in columns) + " |\n")
+        for name, found in r["coverage"].items():
+            if name in powers:
+                continue
+            known = {column: identified.get(name, {}).get(column, 1.0) for column in columns}
+            cells = [
+                f"{100 * found[c]:.0f}" + (f" ({100 * known[c]:.0f})" if known[c] < 0.995 else "") for c in columns
+            ]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |\n")
+        others = [
+            f"{name}: " + ", ".join(f"{what} {100 * value:.0f}" for what, value in r["coverage"][name].items())
+            for name in powers
+        ]
         lines.append(
             f"\nPercent of {r['trials']} simulated data sets whose 95 % interval holds the truth, "
-            f"± {100 * r['binomial_error']:.1f} by chance, with {r['resamples']} resamples each; for parabolas "
+            f"± {100 * r['binomial_error']:.1f} by chance, with {r['resamples']} laws or resamples each; in brackets "
+            f"the percent that identify the quantity, where that is not all. Power laws: {'; '.join(others)}. "
+            f"By `{r['command']}`, {r['commit']}, {r['date']}.\n\n"
         )
-        parabolas = [f"{100 * value:.0f}" for name in r["coverage"] if name not in designs
-                     for value in r["coverage"][name].values()]  # fmt: skip
-        lines.append(f"{' and '.join(parabolas)}. By `{r['command']}`, {r['commit']}, {r['date']}.\n\n")
     return "".join(lines)
 
 
