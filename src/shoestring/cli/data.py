@@ -89,6 +89,8 @@ def show(
             raise DataError("--length, --packing: the rows of an HMM are shown as they were made; leave them out")
         return _show_sentences(file, split, first, rows, terminal)
     opened = Store(store)
+    if split not in opened.manifest.splits:
+        raise DataError(f"--split {split}: {store} has {', '.join(opened.manifest.splits)}")
     length = length or (opened.manifest.row - 1 if opened.manifest.row else 128)
     source = opened.split(split, length) if packing == "concat" else PackedSource(opened, split, length, packing)
     if first >= len(source):

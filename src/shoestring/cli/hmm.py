@@ -156,15 +156,19 @@ def sample(
     as they are read.
     """
     from shoestring.core.errors import UserError
-    from shoestring.core.units import Bytes, Count
+    from shoestring.core.specs import PermutationSpec
+    from shoestring.core.units import Bytes, Count, amount
     from shoestring.data.store.fixed_rows import missing_shards
     from shoestring.probe.machine import pick_device
     from shoestring.runs.sample import Wanted, sample_store
 
     try:
-        counts = [int(Count.parse(text)) for text in (rows, heldout)]
+        counts = [int(amount(Count, text)) for text in (rows, heldout)]
     except ValueError as cause:
         raise UserError(f"--rows {rows}, --heldout {heldout}: {cause}") from cause
+    for name in ("symbols", "states"):
+        if problem := PermutationSpec(settings[name]).problem():
+            raise UserError(f'--{name} "{settings[name]}": {problem}')
     part = options.parse_part(shard)
     wanted = Wanted(rows=counts[0], heldout=counts[1], **settings)
     job, manifest = sample_store(wanted, out, part, pick_device(), terminal.writing)

@@ -206,14 +206,14 @@ def predict(params: str, tokens: str, law_file: Path | None, terminal: options.T
     data. Says by which factor parameters, tokens or FLOPs are outside the data.
     """
     from shoestring.core.errors import UserError
-    from shoestring.core.units import Count
+    from shoestring.core.units import Count, amount
     from shoestring.report.law_page import OPTIMUM_HEAD, optimum_row
     from shoestring.studies.optimum import estimate
     from shoestring.studies.optimum import predict as predict_loss
     from shoestring.studies.sizing import read_law
 
     try:
-        amounts = [float(Count.parse(text)) for text in (params, tokens)]
+        amounts = [float(amount(Count, text)) for text in (params, tokens)]
     except ValueError as cause:
         raise UserError(f"--params {params} --tokens {tokens}: {cause}") from cause
     found = predict_loss(read_law(law_file), *amounts)
@@ -335,10 +335,10 @@ def isoflop(
 
 def _flops_list(text: str) -> list[float]:
     from shoestring.core.errors import UserError
-    from shoestring.core.units import Flops
+    from shoestring.core.units import Flops, amount
 
     try:
-        amounts = [float(Flops.parse(part)) for part in text.split(",")]
+        amounts = [float(amount(Flops, part)) for part in text.split(",")]
     except ValueError as cause:
         raise UserError(f"--flops {text}: {cause}") from cause
     if min(amounts) <= 0:

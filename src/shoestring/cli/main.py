@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import traceback
 
@@ -122,10 +123,18 @@ def _explain(cause: Exception, arguments: list[str], code: int) -> None:
         print("this is a bug in shoestring; -v shows where", file=sys.stderr)
 
 
+_LONG = re.compile(r"\S{400,}")
+"""A word that fills a screen: a path or a number out of all measure."""
+
+
+def _ends(word: re.Match[str]) -> str:
+    return f"{word[0][:120]}…{word[0][-120:]}"
+
+
 def _print_error(message: str, code: int, arguments: list[str]) -> None:
     """Say what is wrong wherever it can still be said."""
     with contextlib.suppress(OSError):
-        print(printable(f"error: {message}"), file=sys.stderr)
+        print(_LONG.sub(_ends, printable(f"error: {message}")), file=sys.stderr)
     with contextlib.suppress(OSError):
         if "--json" in arguments:
             print(json.dumps({"error": message, "exit_code": code}))

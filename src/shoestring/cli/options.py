@@ -111,6 +111,7 @@ def _same(one: Path, other: Path) -> bool:
 def parse_part(text: str) -> tuple[int, int]:
     """(I, N) of "I/N"."""
     number, slash, many = text.partition("/")
-    if not (slash and number.isdecimal() and many.isdecimal() and int(number) < int(many)):
+    is_pair = slash and number.isdecimal() and many.isdecimal() and max(len(number), len(many)) < 10
+    if not (is_pair and int(number) < int(many)):
         raise UserError(f"--shard {text}: must be I/N with I from 0 to N - 1, such as 0/4")
     return int(number), int(many)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -13,8 +14,9 @@ import click
 
 from shoestring.cli import options
 from shoestring.core.errors import PlanError
+from shoestring.core.files import whole_file
 from shoestring.core.records import Plan, Profile
-from shoestring.core.units import Interval, Seconds, counted
+from shoestring.core.units import Interval, Seconds, counted, within
 from shoestring.planning.by_hand import option, plan_by_hand
 from shoestring.planning.figures import BUDGETS, FIGURES, MARGIN, OPTIONS, Option
 from shoestring.planning.lines import with_margin
@@ -106,7 +108,9 @@ def _recipe_option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]
 )
 @_recipe_option("--profile", type=options.PATH, metavar="FILE", help="A profile.json measured elsewhere.")
 @_recipe_option("--gpu", metavar="NAME", help="Estimate the plan for this GPU; nothing is measured or written.")
-@_recipe_option("--vocabulary", type=int, metavar="COUNT", help="Vocabulary for --gpu; default: the tokenizer's.")
+@_recipe_option(
+    "--vocabulary", type=click.IntRange(min=1), metavar="COUNT", help="Vocabulary for --gpu; default: the tokenizer's."
+)
 @_recipe_option(
     "--law", metavar="FILE", help='Compare the size of the model with a law: a file of `law fit`, or "chinchilla".'
 )
@@ -133,7 +137,7 @@ def _figure(name: str, text: str, figure: Option) -> Interval:
     if ".." in text and not figure.may_be_interval:
         raise PlanError(f"{option(name)} {text}: must be one value, not an interval")
     try:
-        return Interval.parse(text, figure.read)
+        return Interval.parse(text, lambda part: within(float(figure.read(part)), part))
     except ValueError as cause:
         raise PlanError(f"{option(name)} {text}: {cause}") from cause
 
@@ -221,15 +225,18 @@ def _of_recipe(
         law = read_law(None if arguments.law == "chinchilla" else Path(arguments.law))
         made = replace(made, lines=(*made.lines, *size_lines(law, loaded, profile, made)))
     made = made if margin is None else with_margin(made, margin)
-    _write(folder, loaded, made)
+    with contextlib.ExitStack() as script:  # it appears where the plan was written
+        if arguments.sbatch is not None:
+            from shoestring.runs.plan import make_sbatch
+
+            settings = [part for setting in arguments.overrides for part in ("--set", setting)]
+            command = ["shoestring", *task.command, str(recipe), *settings]
+            text = make_sbatch(loaded, made, profile, command, sys.executable)
+            script.enter_context(whole_file(arguments.sbatch)).write(text.encode())
+        _write(folder, loaded, made)
     terminal.planned(made)
     terminal.say(f"plan: {folder.plan}")
     if arguments.sbatch is not None:
-        from shoestring.runs.plan import write_sbatch
-
-        settings = [part for setting in arguments.overrides for part in ("--set", setting)]
-        command = ["shoestring", *task.command, str(recipe), *settings]
-        write_sbatch(arguments.sbatch, loaded, made, profile, command, sys.executable)
         terminal.say(f"Slurm script: {arguments.sbatch}; start it with: sbatch {arguments.sbatch}")
     return made.to_dict()
 

@@ -22,7 +22,7 @@ def report(run: Path, terminal: options.Terminal) -> options.Result:
     from shoestring.report.page import draw, write_page
 
     folder = RunFolder.open(run)
-    outcome = Outcome.read(folder.done) if folder.done.is_file() else None
+    outcome = Outcome.read_if_there(folder.done)
     write_page(folder, draw(folder), outcome)
     terminal.say(f"page: {folder.report}")
     return {"page": str(folder.report)}

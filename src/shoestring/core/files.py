@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shoestring.core.errors import RunError, StorageError, UserError, storage_error
+from shoestring.core.errors import RunError, StorageError, UserError, shown_path, storage_error
 
 _TEMPORARY = re.compile(r"\.shoestring-[0-9a-f]{12}\.tmp(\.d)?")
 """The lock of what is written: the file itself, or that of the folder of the same name with ".d"."""
@@ -45,8 +45,8 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file to write; it is synced to disk and renamed to `path` when the block succeeds."""
     make_folder(path.parent)
-    if (kind := kind_of(path)) not in (None, "a folder"):  # the system itself refuses to replace a folder
-        raise StorageError(f"cannot write {path}: it is {kind}, not a file")
+    if (kind := kind_of(path)) is not None:
+        raise StorageError(f"cannot write {shown_path(path)}: it is {kind}, not a file")
     try:
         with _temporary(path.parent) as (temporary, descriptor):
             with open(descriptor, "wb", closefd=False) as file:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -342,6 +343,11 @@ class Record:
         if record is None or problems:
             raise RecordError("\n  ".join([f"{where}: not a whole record {cls.SCHEMA}", *problems]))
         return record
+
+    @classmethod
+    def read_if_there(cls, path: Path) -> Self | None:
+        """The record in a file; None where nothing has that name."""
+        return cls.read(path) if os.path.lexists(path) else None
 
     @classmethod
     def read(cls, path: Path) -> Self:

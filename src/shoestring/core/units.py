@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 _NUMBER = r"[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
@@ -216,6 +216,26 @@ class Flops(float):
 
     def short(self) -> str:
         return f"{_rounded(float(self), _FLOPS, ' ')}FLOP" if self >= 1000 else f"{float(self):g} FLOP"
+
+
+Quantity = TypeVar("Quantity", Seconds, Bytes, Count, Flops)
+AMOUNTS = (1e-40, 1e40)
+"""The least and most of what can be asked for: products of a few of them are still numbers."""
+
+
+def amount(kind: type[Quantity], text: str) -> Quantity:
+    """The quantity in an option; raises ValueError where it is beyond `AMOUNTS`."""
+    value = kind.parse(text)
+    within(float(value), text)
+    return value
+
+
+def within(value: float, text: str) -> float:
+    """`value`, which `text` names; raises ValueError where it is beyond `AMOUNTS`."""
+    least, most = AMOUNTS
+    if not (value == 0 or least <= abs(value) <= most):
+        raise ValueError(f"{text[:40]!r} is not between {least:g} and {most:g}")
+    return value
 
 
 class Interval(NamedTuple):

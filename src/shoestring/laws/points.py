@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError, nearest
 from shoestring.core.reading import parse_json, read_text
-from shoestring.core.units import counted
+from shoestring.core.units import AMOUNTS, counted
 from shoestring.laws.descent import Floats
 from shoestring.laws.form import PER_TOKEN
 
@@ -264,7 +265,7 @@ def _check_columns(path: Path, known: list[str], columns: Sequence[str]) -> None
 def _condition(text: str) -> tuple[str, str]:
     column, sign, value = text.partition("=")
     if not sign or not column:
-        raise UserError(f'where "{text}": write "column=value"')
+        raise UserError(f'--where "{text}": write "column=value"')
     return column, value
 
 
@@ -278,19 +279,23 @@ def _equal(found: Any, value: str) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """The value as a number; None unless it is finite and above zero."""
+    """The value as a number; None unless it is between the limits of all amounts."""
     try:
         number = float(value) if not isinstance(value, bool) else -1.0
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if 0 < number < float("inf") else None
+    return number if AMOUNTS[0] <= number <= AMOUNTS[1] else None
 
 
 def _shown(value: Any) -> str:
     if value is None or value == "":
         return "missing"
     try:
-        float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return f"{str(value)[:40]!r} is not a number"
+    except OverflowError:
+        number = math.inf
+    if 0 < number < math.inf and not isinstance(value, bool):
+        return f"{str(value)[:40]} is not between {AMOUNTS[0]:g} and {AMOUNTS[1]:g}"
     return f"{str(value)[:40]} is not finite and above 0"

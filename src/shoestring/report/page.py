@@ -30,7 +30,7 @@ from shoestring.track import read_lines
 
 def draw(folder: RunFolder) -> dict[str, str]:
     """The figures of a run by title, as SVG; without the drawing library, a line on how to install it."""
-    evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
+    evaluation = Evaluation.read_if_there(folder.evaluation)
     baselines = evaluation.baselines if evaluation else {}
     specifications = {}
     metrics = read_lines(folder.metrics)
@@ -77,13 +77,13 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
 def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | None) -> None:
     """Write report.html from the records in the folder; `outcome` is None while the run continues."""
     sections = []
-    evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
-    plan = Plan.read(folder.plan) if folder.plan.is_file() else None
+    evaluation = Evaluation.read_if_there(folder.evaluation)
+    plan = Plan.read_if_there(folder.plan)
     if evaluation:
         sections.append(section("Held-out loss", _scores(evaluation)))
     sections += [section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]
-    if folder.states.is_file():
-        sections += _states(StateTable.read(folder.states))
+    if (states := StateTable.read_if_there(folder.states)) is not None:
+        sections += _states(states)
     if plan and outcome:
         changes = {"Shortened": outcome.shortened, "Lengthened": outcome.lengthened}
         note = "".join(f"<p>{how}: {escape(reason)}.</p>" for how, reason in changes.items() if reason)
@@ -95,8 +95,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     if plan:
         rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
         sections.append(section("Plan", table(("", "value", "reason"), rows)))
-    if folder.machine.is_file():
-        sections.append(section("Machine", table((), _machine(Machine.read(folder.machine)))))
+    if (machine := Machine.read_if_there(folder.machine)) is not None:
+        sections.append(section("Machine", table((), _machine(machine))))
     sections.append(section("Recipe", f"<pre>{escape(read_text(folder.recipe))}</pre>"))
     write_whole(folder.report, whole_page(folder.path.name, _summary(evaluation, outcome), sections))
 

@@ -127,6 +127,8 @@ def _rows_of_store(model: Saved, other: Other, task: HmmTask | None) -> _Rows:
         return _joined(model, other, task, [" ".join(text)])
     store = Store(folder)
     split = other.split or ("heldout" if "heldout" in store.manifest.splits else "train")
+    if split not in store.manifest.splits:
+        raise DataError(f"--split {split}: {folder} has {', '.join(store.manifest.splits)}")
     length = store.manifest.row
     if isinstance(store.tokenizer, SymbolTokenizer) and length is not None:
         _check_symbols(model, store, folder)

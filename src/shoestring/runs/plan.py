@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoestring.core.errors import PlanError, Refusal, ShoestringError
-from shoestring.core.files import write_whole
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Machine, Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
@@ -152,8 +151,8 @@ def read_profile(task: Task, folder: RunFolder, file: Path | None = None) -> Pro
     return with_own_density(task.recipe, profile)
 
 
-def write_sbatch(path: Path, recipe: Recipe, plan: Plan, profile: Profile, command: Sequence[str], python: str) -> None:
-    """Write a Slurm script that runs `python -m COMMAND` in the current folder."""
+def make_sbatch(recipe: Recipe, plan: Plan, profile: Profile, command: Sequence[str], python: str) -> str:
+    """A Slurm script that runs `python -m COMMAND` in the current folder."""
     job = Job(
         name=recipe.run.name,
         folder=str(RunFolder.of(recipe).path.resolve()),
@@ -165,7 +164,7 @@ def write_sbatch(path: Path, recipe: Recipe, plan: Plan, profile: Profile, comma
         time_budget=None if recipe.budget.time is None else float(recipe.budget.time),
         reserve=reserve_seconds(plan.seconds or 0.0),
     )
-    write_whole(path, sbatch_script(plan, job))
+    return sbatch_script(plan, job)
 
 
 def read_plan(recipe: Recipe, path: Path) -> Plan:

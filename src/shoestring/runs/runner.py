@@ -79,7 +79,7 @@ def _run(
             given = read_plan(task.recipe, plan_file) if plan_file else None
             stack.enter_context(folder.lock())
             with folder.claiming(task.recipe):
-                if folder.done.is_file():
+                if Outcome.read_if_there(folder.done) is not None:
                     return None
                 plan = ensure_plan(task, folder, reporter, clock, given, devices, measured)
             reporter.planned(plan)

@@ -61,7 +61,7 @@ def _read(paths: Sequence[Path], columns: CurveColumns) -> tuple[list[Trained | 
     tables, folders = ([path for path in paths if path.is_file() == is_file] for is_file in (True, False))
     if not tables:
         if columns != CurveColumns():
-            raise UserError("the names of columns are for tables; run folders need none")
+            raise UserError(f"the names of columns are for tables, and {paths[0]} is none; run folders need none")
         if len(paths) < 2:
             return [], []
     runs, notes = read_all(folders, "total") if folders else ([], [])

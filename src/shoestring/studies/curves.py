@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from shoestring.core.errors import UserError
-from shoestring.core.units import Count, Flops
+from shoestring.core.units import Count, Flops, amount
 from shoestring.laws.form import PER_TOKEN
 from shoestring.laws.points import read_numbers
 from shoestring.studies.run_results import CurveColumns, TableCurve
@@ -29,9 +29,9 @@ def read_curves(paths: Sequence[Path], columns: CurveColumns) -> tuple[list[Tabl
     names = _list(columns.names, [name for name, _ in found], "--names", str, shared=False)
     each, params = [1.0] * len(found), None
     if columns.step is not None:
-        each = _list(columns.flops_per_step, each, "--flops-per-step", lambda text: float(Flops.parse(text)))
+        each = _list(columns.flops_per_step, each, "--flops-per-step", lambda text: float(amount(Flops, text)))
     if columns.tokens is not None:
-        params = _list(columns.params, each, "--params", lambda text: float(Count.parse(text)))
+        params = _list(columns.params, each, "--params", lambda text: float(amount(Count, text)))
         each = [PER_TOKEN * count for count in params]
     made = []
     for index, (name, (_, places), per) in enumerate(zip(names, found, each)):

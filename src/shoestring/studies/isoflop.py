@@ -16,6 +16,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.reading import read_text
 from shoestring.core.recipe import Budget, Model, Recipe
 from shoestring.core.units import Count, Flops
+from shoestring.core.units import amount as bounded
 from shoestring.core.validation import problems as validation_problems
 from shoestring.cost.transformer import parameters
 from shoestring.studies.accounting import flops_per_prediction, recipe_accounting
@@ -46,7 +47,7 @@ def parse_amount(text: str, option: str) -> Amount:
     unit: Literal["share", "steps", "tokens"] = "share"
     try:
         if match:
-            value, unit = float(Count.parse(match[1])), "steps" if match[2] == "step" else "tokens"
+            value, unit = float(bounded(Count, match[1])), "steps" if match[2] == "step" else "tokens"
         else:
             value = float(text)
     except ValueError as cause:
@@ -86,7 +87,7 @@ def parse_sizes(text: str, recipe: Recipe, vocabulary: int) -> list[Model]:
             sizes.append(_resized(recipe.model, int(match[1]), int(match[2]), None))
             continue
         try:
-            params = Count.parse(part)
+            params = bounded(Count, part)
         except ValueError as cause:
             raise UserError(f"--sizes {part}: must be WIDTHxLAYERS, as 512x9, or parameters, as 40M") from cause
         sizes.append(fit_size(recipe.model, vocabulary, recipe.data.length, params))

@@ -103,7 +103,9 @@ def _flops_per_product(points: Points) -> float:
 
 def _read_runs(paths: Sequence[Path], columns: Columns, where: Sequence[str], count: Counting, skip_bad: bool) -> Given:
     if columns != Columns() or where:
-        raise UserError("--params, --tokens, --loss, --flops, --group and --where are for a table, not for run folders")
+        raise UserError(
+            f"--params, --tokens, --loss, --flops, --group and --where are for a table, and {paths[0]} is none"
+        )
     runs, said = read_all(paths, count, skip_bad)
     if not runs:
         raise UserError("\n  ".join(["no run can be used", *said]))

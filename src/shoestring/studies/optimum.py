@@ -14,7 +14,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Allocation, Estimate, Law, Profile
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Count, Flops, Interval, Seconds, rate
+from shoestring.core.units import Count, Flops, Interval, Seconds, amount, rate
 from shoestring.cost.transformer import parameters
 from shoestring.laws import optimum as laws
 from shoestring.laws.form import Surface
@@ -55,7 +55,9 @@ class Measured(NamedTuple):
 
 def read_speed(path: Path, count: Counting) -> Measured:
     """The speed in a run folder that `shoestring measure` filled, or in its profile.json."""
-    folder = RunFolder.open(path if path.is_dir() else path.parent)
+    folder = RunFolder(path.parent if path.is_file() else path)
+    if not folder.recipe.is_file():
+        raise UserError(f"--profile {path} is not a run folder, nor the profile.json of one")
     if not folder.profile.is_file():
         raise UserError(f"{path}: there is no {folder.profile}; measure first: shoestring measure RECIPE")
     recipe, profile = folder.read_recipe(), Profile.read(folder.profile)
@@ -334,15 +336,15 @@ def find_best(
         raise UserError("give one budget: --flops 1e21, or --time 5d with --profile RUN")
     option = "--time" if flops is None else "--flops"
     try:
-        amount = float(Flops.parse(flops)) if flops is not None else float(Seconds.parse(time or ""))
+        given = float(amount(Seconds, time or "") if flops is None else amount(Flops, flops))
     except ValueError as cause:
         raise UserError(f"{option} {cause}") from cause
-    if amount <= 0:
+    if given <= 0:
         raise UserError(f"{option} {flops or time}: must be above zero")
     if flops is not None:
         if profiles:
             raise UserError("--profile: is for --time; the best model for FLOPs does not depend on a machine")
-        return at_least_one(best_for_flops(law, amount, factors, approach), f"--flops {flops}")
+        return at_least_one(best_for_flops(law, given, factors, approach), f"--flops {flops}")
     if approach not in (None, 3):
         raise UserError(
             f"--time: needs the loss of every size, which approach {approach} does not tell; take --flops or approach 3"
@@ -351,7 +353,7 @@ def find_best(
         raise UserError(
             "--time: needs --profile RUN, a folder that `shoestring measure RECIPE` filled; several sizes are best"
         )
-    found = best_for_time(law, amount, read_speeds(profiles, counting_of(law)), factors)
+    found = best_for_time(law, given, read_speeds(profiles, counting_of(law)), factors)
     return at_least_one(found, f"--time {time}")
 
 

@@ -1,0 +1,434 @@
+"""Bad inputs for every command: a table of what each argument is, times ways to be wrong.
+
+The commands and their arguments come from the command line itself: a new one without an entry here fails a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import click
+from spoiled import (
+    BYTES,
+    IN_PLACE,
+    JSON,
+    LONG_NAME,
+    LONG_PATH,
+    TOML,
+    Act,
+    Bad,
+    bad_paths,
+    nothing,
+    spoil_field,
+)
+from world import TABLE
+
+from shoestring.cli.root import root
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Evaluation, Law, Machine, Outcome, Plan, Profile
+from shoestring.core.schema import hints
+from shoestring.core.specs import Spec
+from shoestring.core.units import Bytes, Count, Flops, Seconds
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line that must be refused."""
+
+    name: str
+    arguments: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """What the message must name; any one of the parts of "a|b"."""
+    act: Act = nothing
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its words, from the command line itself."""
+
+    def walk(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+        if isinstance(command, click.Group):
+            for name in command.list_commands(click.Context(command)):
+                inner = command.get_command(click.Context(command), name)
+                assert inner is not None
+                yield from walk(inner, (*words, name))
+        else:
+            yield " ".join(words), command
+
+    return dict(walk(root, ()))
+
+
+RECIPE, SETTING, RUN, STORE, MODEL, PLAN, PROFILE, LAW, TABLES, SOURCE = (
+    "recipe", "setting", "run", "store", "model", "plan", "profile", "law", "tables", "source",
+)  # fmt: skip
+NUMBER, QUANTITY, CHOICE, COLUMN, NEW_FILE, NEW_FOLDER, PAGE, TEXT, FLAG, RUNS = (
+    "number", "quantity", "choice", "column", "new file", "new folder", "page", "text", "flag", "runs",
+)  # fmt: skip
+
+KINDS: dict[str, str] = {
+    "recipe": RECIPE, "overrides": SETTING, "run": RUN, "store": STORE, "model": MODEL, "plan": PLAN,
+    "profile": PROFILE, "profiles": RUNS, "law_file": LAW, "law": LAW, "sources": TABLES, "runs": TABLES,
+    "history": RUNS, "data": SOURCE, "checkpoint": CHOICE, "time": QUANTITY, "shard": CHOICE, "what_if": SETTING,
+    "over": SETTING, "sbatch": NEW_FILE, "gpu": CHOICE, "vocabulary": NUMBER, "folder": NEW_FOLDER, "prompt": TEXT,
+    "max_tokens": NUMBER, "temperature": NUMBER, "top_k": NUMBER, "top_p": NUMBER, "count": NUMBER, "seed": NUMBER,
+    "split": CHOICE, "first": NUMBER, "rows": NUMBER, "length": NUMBER, "packing": CHOICE, "start": CHOICE,
+    "symbols": CHOICE, "states": NUMBER, "sentence": CHOICE, "heldout": NUMBER, "out": NEW_FILE, "loss": COLUMN,
+    "flops": QUANTITY, "step": COLUMN, "flops_per_step": QUANTITY, "tokens": QUANTITY, "params": QUANTITY,
+    "group": COLUMN, "where": COLUMN, "names": CHOICE, "approach": CHOICE, "penalty": CHOICE, "delta": NUMBER,
+    "window": NUMBER, "exponent": NUMBER, "drop_largest": NUMBER, "bootstraps": NUMBER, "name": TEXT,
+    "sizes": CHOICE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
+}  # fmt: skip
+"""What an argument is, by its name; flags are left out."""
+OTHERS: dict[tuple[str, str], str] = {
+    ("law fit", "params"): COLUMN, ("law fit", "tokens"): COLUMN, ("law fit", "flops"): COLUMN,
+    ("law fit", "count"): CHOICE, ("law compare", "flops"): COLUMN, ("law compare", "tokens"): COLUMN,
+    ("law compare", "out"): PAGE, ("law isoflop", "out"): NEW_FOLDER, ("law isoflop", "flops"): QUANTITY,
+    ("hmm sample", "out"): NEW_FOLDER, ("hmm sample", "states"): CHOICE, ("hmm sample", "rows"): QUANTITY,
+    ("hmm sample", "heldout"): QUANTITY,
+}  # fmt: skip
+"""Arguments that are something else than others of that name."""
+
+COMPARE = ("--loss", "loss", "--step", "step", "--flops-per-step", "1e15")
+CALLS: dict[str, tuple[str, ...]] = {
+    "demo": (),
+    "measure": ("new.toml", "--estimate"),
+    "plan": ("new.toml",),
+    "prepare": ("new.toml",),
+    "train": ("new.toml",),
+    "evaluate": ("runs/tiny",),
+    "generate": ("runs/tiny",),
+    "export": ("runs/tiny", "exported"),
+    "report": ("runs/tiny",),
+    "data check": ("store",),
+    "data show": ("store",),
+    "hmm fit": ("hmm.toml",),
+    "hmm sample": ("runs/hmm", "--rows", "8", "--heldout", "4", "--length", "8", "--out", "sampled"),
+    "hmm score": ("runs/hmm",),
+    "hmm show": ("runs/hmm",),
+    "law compare": ("curve.csv", "curve.csv", *COMPARE),
+    "law fit": ("table.csv", *TABLE, "--bootstraps", "4"),
+    "law flops": ("new.toml",),
+    "law isoflop": ("new.toml", "--sizes", "8x1,16x1", "--flops", "1e9"),
+    "law optimum": ("--flops", "1e18"),
+    "law predict": ("--params", "1M", "--tokens", "10M"),
+}
+"""A call of each command that works, to which something bad is done."""
+
+
+def kind_of(command: str, parameter: click.Parameter) -> str | None:
+    """What an argument is; None: the table does not say."""
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        return FLAG
+    name = parameter.name or ""
+    if command == "plan" and name in _FIGURES:
+        return QUANTITY
+    return OTHERS.get((command, name)) or KINDS.get(name)
+
+
+def _figures() -> frozenset[str]:
+    from shoestring.planning.figures import FIGURES
+
+    return frozenset(FIGURES)
+
+
+_FIGURES = _figures()
+
+FORM = {
+    RECIPE: ("file", "new.toml"), PLAN: ("file", "runs/tiny/plan.json"), PROFILE: ("file", "runs/tiny/profile.json"),
+    LAW: ("file", "law.json"), TABLES: ("file", "table.csv"), RUN: ("folder", "runs/tiny"),
+    STORE: ("folder", "store"), MODEL: ("file", "runs/hmm/model.safetensors"), RUNS: ("folder", "runs/tiny"),
+}  # fmt: skip
+
+NUMBERS = ("", "abc", "nan", "-1", "1e", "9" * 5000, "1e400", "0x10", "½")
+QUANTITIES = ("", "abc", "nan", "inf", "-1", "5 bananas", "9" * 5000, "1e999", "1e308", "..", "1..0", "\x1b[1m")
+CHOICES = ("", "nonsense", "-1", "n" * 5000, "\x1b[31m", "1e308")
+COLUMNS = ("", "absent", "x" * 5000, "\x1b[31m")
+SETTINGS = (
+    "",
+    "=",
+    "train",
+    "train.batch",
+    "nonsense.a=1",
+    "train.nonsense=1",
+    "train.=1",
+    ".=",
+    "train.batch=[[",
+    "\x1b=1",
+)
+
+
+def arguments_with(command: str, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """A working call with another value of one argument; one that looks like an option is given after "--"."""
+    base, name = CALLS[command], (command, parameter.name or "")
+    places = tuple(itertools.takewhile(lambda part: not part.startswith("--"), base))
+    named = base[len(places) :]
+    if isinstance(parameter, click.Option):
+        option = parameter.opts[-1]
+        if option in named:
+            at = named.index(option) + 1
+            return (*places, *named[:at], value, *named[at + 1 :])
+        kept = tuple(part for part in base if part not in DROPPED.get(name, ()))
+        return (*kept, *NEEDED.get(name, ()), option, value)
+    at = [each for each in commands()[command].params if isinstance(each, click.Argument)].index(parameter)
+    return (*named, "--", *places[:at], value, *places[at + 1 :])
+
+
+NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("plan", "vocabulary"): ("--gpu", "NVIDIA A100-SXM4-80GB"),
+    ("hmm score", "split"): ("--data", "store:store"),
+    ("hmm score", "length"): ("--data", "text:corpus.txt"),
+    ("hmm score", "rows"): ("--data", "text:corpus.txt"),
+    ("law optimum", "profiles"): ("--time", "1h"),
+    ("law compare", "tokens"): ("--params", "1M"),
+}
+DROPPED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("law optimum", "time"): ("--flops", "1e18"),
+    ("law optimum", "profiles"): ("--flops", "1e18"),
+    ("law compare", "flops"): ("--step", "step", "--flops-per-step", "1e15"),
+    ("law compare", "tokens"): ("--step", "step", "--flops-per-step", "1e15"),
+    **{("plan", name): ("new.toml",) for name in _FIGURES},
+}
+
+
+def of_arguments() -> Iterator[Case]:
+    """Every argument of every command, in every way that fits what it is."""
+    for command, found in commands().items():
+        for parameter in found.params:
+            kind = kind_of(command, parameter)
+            for bad in _bad_values(command, kind or "", parameter):
+                name = f"{command}: {parameter.name}: {bad.name}"
+                arguments = (*command.split(), *arguments_with(command, parameter, bad.value))
+                yield Case(name, arguments, bad.names, bad.act)
+
+
+def _bad_values(command: str, kind: str, parameter: click.Parameter) -> Iterator[Bad]:
+    option = parameter.opts[-1]
+    if kind in FORM:
+        form, good = FORM[kind]
+        if command == "law compare":
+            good = "curve.csv"
+        yield from bad_paths(form, good)
+    elif kind in (NEW_FILE, NEW_FOLDER, PAGE):
+        yield from _bad_outputs(kind)
+    elif kind == SOURCE:
+        yield from _bad_sources(option)
+    else:
+        values = {NUMBER: NUMBERS, QUANTITY: QUANTITIES, CHOICE: CHOICES, COLUMN: COLUMNS, SETTING: SETTINGS}
+        others = {SETTING: "|--set", COLUMN: "|.csv", CHOICE: "|split|word 1|row 0"}.get(kind, "")
+        for value in values.get(kind, ()):
+            if (command, parameter.name, value) not in HARMLESS:
+                also = f"|{value.partition('=')[0]}" if kind == SETTING and value else ""
+                yield Bad(repr(value[:12]), value, nothing, (f"{option}|{parameter.name}{others}{also}",))
+
+
+HARMLESS: set[tuple[str, str | None, str]] = {
+    *(("measure", "gpu", value) for value in CHOICES),  # it says "unknown", and nothing is guessed
+    *(("generate", "temperature", value) for value in ("9" * 5000, "1e400")),  # all tokens are alike
+    *(("law fit", "window", value) for value in ("9" * 5000, "1e400")),  # all sizes
+    *((command, "group", "") for command in ("law fit", "law compare")),  # as if it were not given
+    ("law isoflop", "flops", ""),
+    ("hmm score", "split", ""),
+}
+"""Values that are fine after all."""
+
+
+def _bad_outputs(kind: str) -> Iterator[Bad]:
+    end = {NEW_FILE: ".json", PAGE: ".html"}.get(kind, "")
+    yield Bad("below a file", f"tiny.toml/x{end}", nothing, ("tiny.toml",))
+    yield Bad("in no folder", f"/proc/none/x{end}", nothing, ("/proc/none",))
+    yield Bad("long name", LONG_NAME + end, nothing, ("nnn",))
+    yield Bad("long path", LONG_PATH + end, nothing, ("ddd",))
+    if kind == NEW_FOLDER:
+        yield Bad("a file", "tiny.toml", nothing, ("tiny.toml",))
+    else:
+        yield Bad("a folder", "runs", nothing, ("runs",))
+
+
+def _bad_sources(option: str) -> Iterator[Bad]:
+    for value in ("", "nonsense", "text:", "text:absent.txt", "nope:x", "store:absent", f"text:{LONG_NAME}"):
+        yield Bad(value[:12], value, nothing, (f"{option}|absent|nnn|to be scored",))
+
+
+TEXTS = {name: act for name, act in BYTES.items() if name != "cut"}
+FILES: tuple[tuple[str, str, Mapping[str, Act], tuple[str, ...]], ...] = (
+    ("recipe", "new.toml", TOML, tuple(f"{words} new.toml" for words in (
+        "measure --estimate", "plan", "prepare", "train", "law flops", "hmm fit", "law isoflop --sizes 8x1",
+    ))),
+    ("recipe of a run", "runs/tiny/recipe.toml", TOML, (
+        "evaluate runs/tiny", "generate runs/tiny", "export runs/tiny exported", "train tiny.toml",
+    )),
+    ("recipe of an HMM", "runs/hmm/recipe.toml", TOML, ("hmm show runs/hmm", "hmm score runs/hmm")),
+    ("plan", "runs/tiny/plan.json", JSON, ("train tiny.toml --plan runs/tiny/plan.json", "report runs/tiny")),
+    ("profile", "runs/new/profile.json", JSON, ("plan new.toml", "plan new.toml --profile runs/new/profile.json")),
+    ("profile of a run", "runs/tiny/profile.json", JSON, (
+        "law optimum --time 1h --profile runs/tiny", "law isoflop new.toml --sizes 8x1 --profile runs/tiny",
+    )),
+    ("machine", "runs/tiny/machine.json", JSON, ("report runs/tiny",)),
+    ("outcome", "runs/tiny/DONE", JSON, ("report runs/tiny", "train tiny.toml")),
+    ("evaluation", "runs/tiny/evaluation.json", JSON, ("report runs/tiny", "train tiny.toml")),
+    ("metrics", "runs/tiny/metrics.jsonl", JSON, (
+        "report runs/tiny", "law fit runs/tiny", "law compare runs/tiny runs/tiny",
+    )),
+    ("states", "runs/hmm/states.json", JSON, ("report runs/hmm",)),
+    ("tokenizer of a run", "runs/tiny/tokenizer.json", JSON, ("generate runs/tiny", "export runs/tiny exported")),
+    ("checkpoint", "runs/tiny/checkpoints", BYTES, (
+        "evaluate runs/tiny", "generate runs/tiny", "export runs/tiny exported",
+    )),
+    ("model", "runs/hmm/model.safetensors", BYTES, (
+        "hmm show runs/hmm", "hmm score runs/hmm/model.safetensors", "generate runs/hmm",
+        "hmm sample runs/hmm --rows 8 --length 8 --out sampled",
+    )),
+    ("stream", "runs/hmm/model.safetensors", BYTES, (
+        "prepare tiny.toml --set data.stream=hmm:runs/hmm --set run.name=s --set data.documents=",
+    )),
+    ("manifest", "store/manifest.json", JSON, ("data check store", "data show store",
+        "prepare new.toml --set data.source=store:store --set data.documents=",
+    )),
+    ("tokenizer of a store", "store/tokenizer.json", JSON, ("data check store", "data show store")),
+    ("shard", "store/train-00000-00000.tok", BYTES, ("data check store", "data show store")),
+    ("sentences", "sentences/rows.safetensors", BYTES, ("data check sentences", "data show sentences")),
+    ("law", "law.json", JSON, (
+        "law optimum --flops 1e18 --law law.json", "law predict --params 1M --tokens 10M --law law.json",
+        "plan new.toml --law law.json",
+    )),
+    ("table", "table.csv", BYTES, (" ".join(("law fit table.csv", *TABLE)),)),
+    ("curve", "curve.csv", BYTES, (" ".join(("law compare curve.csv curve.csv", *COMPARE)),)),
+    ("text", "corpus.txt", TEXTS, ("prepare new.toml",)),
+    ("JSON lines", "corpus.jsonl", JSON, ("prepare new.toml --set data.source=jsonl:corpus.jsonl",)),
+    ("CSV", "corpus.csv", TEXTS, ("prepare new.toml --set data.source=csv:corpus.csv",)),
+    ("parquet", "corpus.parquet", BYTES, ("prepare new.toml --set data.source=parquet:corpus.parquet",)),
+    ("tokenizer", "subwords.json", JSON, (
+        "prepare new.toml --set data.tokenizer=file:subwords.json",
+        "law flops new.toml --set data.tokenizer=file:subwords.json",
+    )),
+)  # fmt: skip
+"""Files by what they hold: the ways to spoil them, and commands that read them, one for each way in turn."""
+
+
+def of_files() -> Iterator[Case]:
+    """Every file that is read, in every way to spoil its content, by the commands that read it in turn."""
+    for what, path, ways, lines in FILES:
+        for (name, act), line in zip((IN_PLACE | dict(ways)).items(), itertools.cycle(lines)):
+            if (what, name) not in HARMLESS_FILES:
+                arguments = tuple(line.split())
+                shown = NAMES.get(what, Path(path).name)
+                yield Case(f"{what}: {name}: {line[:24]}", arguments, (shown,), _on(path, act))
+
+
+NAMES = {"manifest": "manifest", "sentences": "sentences", "checkpoint": "step-0"}
+"""How a message names a file, if not by its name."""
+HARMLESS_FILES: set[tuple[str, str]] = {
+    *(("metrics", way) for way in ("empty", "deep", "two values", "UTF-16", "cut", "object", "other object")),
+    ("table", "cut"),
+    ("curve", "cut"),
+}
+"""Files that are still what they should be."""
+
+
+def _on(path: str, act: Act) -> Act:
+    def run(folder: Path) -> None:
+        target = folder / path
+        for file in sorted(target.iterdir()) if target.is_dir() else [target]:
+            act(file)
+
+    return run
+
+
+RECORDS: tuple[tuple[type, str, str], ...] = (
+    (Plan, "runs/tiny/plan.json", "report runs/tiny"),
+    (Profile, "runs/new/profile.json", "plan new.toml"),
+    (Machine, "runs/tiny/machine.json", "report runs/tiny"),
+    (Outcome, "runs/tiny/DONE", "report runs/tiny"),
+    (Evaluation, "runs/tiny/evaluation.json", "report runs/tiny"),
+    (Law, "law.json", "law predict --params 1M --tokens 10M --law law.json"),
+)
+
+
+def of_records() -> Iterator[Case]:
+    """Every field of every record: missing where it must be given, of a wrong type, out of all range."""
+    for record, path, line in RECORDS:
+        for one in dataclasses.fields(record):
+            needed = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+            wrong: dict[str, Any] = {"deep": [[[[{}]]]], "digits": 10**4000}
+            wrong |= {"missing": ...} if needed else {}
+            for name, value in wrong.items():
+                act = _field_act(path, one.name, value)
+                yield Case(
+                    f"{record.__name__}: {one.name}: {name}", tuple(line.split()), (Path(path).name, one.name), act
+                )
+        for name, value in {"future": record.SCHEMA.rpartition("/")[0] + "/99", "other": "shoestring.other/1"}.items():  # type: ignore[attr-defined]
+            act = _field_act(path, "schema", value)
+            yield Case(f"{record.__name__}: {name}", tuple(line.split()), (Path(path).name, value), act)
+
+
+def _field_act(path: str, name: str, value: Any) -> Act:
+    return lambda folder: spoil_field(folder / path, name, value)
+
+
+LOADS = ("plan", "prepare", "train", "law flops", "measure --estimate", "law isoflop --sizes 8x1", "plan --gpu A100")
+"""Commands that load a recipe, one for each field in turn."""
+
+
+def of_fields() -> Iterator[Case]:
+    """Every field of a recipe with values that no field of its type can have, by commands in turn."""
+    loads = itertools.cycle(LOADS)
+    for section, kind in hints(Recipe).items():
+        section_type = next((part for part in (kind, *get_args(kind)) if dataclasses.is_dataclass(part)), None)
+        assert section_type is not None
+        base = "hmm.toml" if section == "hmm" else "new.toml"
+        for name, of in hints(section_type).items():  # type: ignore[arg-type]
+            for value in _wrong_values(of):
+                if name in ("end", "end_line", "delimiter") and "\\" in value:
+                    continue  # a token or a line may hold any character
+                shown = f"{section}.{name}"
+                arguments = (*next(loads).split(), base, "--set", f"{shown}={value}")
+                yield Case(f"field: {shown}={value[:16]!r}", arguments, (shown,))
+
+
+def _wrong_values(kind: Any) -> Iterable[str]:
+    """TOML values that are wrong for every field of this type."""
+    every = ["[[[[1]]]]", "{a={b={c=1}}}", "1979-05-27"]
+    plain = _plain_types(kind)
+    if plain & {int, float, Count, Flops, Seconds, Bytes}:
+        return [*every[:2], '"abc"', "nan", "-inf", "true", "-1e300", "9" * 4000, "0x" + "f" * 5000, '"\\u0000"']
+    if bool in plain:
+        return [*every[:2], '"yes"', "1", "nan"]
+    return [*every[:1], "3", '"a\\u0000b"', '"a\\u001b[31mb"', '"a\\nb"', '"' + "x" * 9000 + '"']
+
+
+def _plain_types(kind: Any) -> set[Any]:
+    if get_origin(kind) in (Union, types.UnionType) or (
+        get_origin(kind) is not None and get_origin(kind) is not Literal
+    ):
+        return set().union(
+            *(_plain_types(part) for part in get_args(kind)[: 1 if hasattr(kind, "__metadata__") else None])
+        )
+    if isinstance(kind, type) and issubclass(kind, Spec):
+        return {str}
+    return {str} if get_origin(kind) is Literal else {kind}
+
+
+GROUP = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def of_environment() -> Iterator[Case]:
+    """Variables that are no numbers, by the commands that run."""
+    lines = itertools.cycle(("train new.toml", "hmm fit hmm.toml", "hmm fit hmm.toml --over hmm.states=2,3", "demo"))
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
+        for value in ("abc", "", "-1", "1.5", "9" * 400):
+            yield Case(f"{name}={value[:9]!r}", tuple(next(lines).split()), (name,), environment=GROUP | {name: value})
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        yield Case(f"no {name}", ("train", "new.toml"), (name,), environment={**GROUP, name: None})
+
+
+def every_case() -> list[Case]:
+    makers: tuple[Callable[[], Iterator[Case]], ...] = (
+        of_arguments, of_files, of_records, of_fields, of_environment,
+    )  # fmt: skip
+    return [case for make in makers for case in make()]
