@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from processes import together
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError
@@ -20,6 +22,7 @@ from shoestring.core.units import Bytes, Seconds
 from shoestring.data.store import prepare as preparing
 from shoestring.data.store import work_units
 from shoestring.data.store.store import Store
+from shoestring.parallel.process_group import ProcessGroup
 from shoestring.runs import session
 from shoestring.runs.extend import extend
 from shoestring.runs.more_rows import Child, MoreRows
@@ -38,13 +41,17 @@ BATCH, PLANNED = 4, 10
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Blocks, units and extents of a few documents, and no measuring."""
-    monkeypatch.setattr(work_units, "FIRST_BYTES", 1 << 11)
-    monkeypatch.setattr(work_units, "UNIT_BYTES", 1 << 13)
-    monkeypatch.setattr(work_units, "BLOCK_BYTES", 1 << 8)
-    monkeypatch.setattr("shoestring.data.read.corpora.BLOCK_BYTES", 1 << 8)
-    monkeypatch.setattr(preparing, "_check_room", lambda *_: None)
+    make_small(monkeypatch)
     monkeypatch.chdir(tmp_path)
+
+
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    """Blocks, units and extents of a few documents, and no measuring."""
+    patch.setattr(work_units, "FIRST_BYTES", 1 << 11)
+    patch.setattr(work_units, "UNIT_BYTES", 1 << 13)
+    patch.setattr(work_units, "BLOCK_BYTES", 1 << 8)
+    patch.setattr("shoestring.data.read.corpora.BLOCK_BYTES", 1 << 8)
+    patch.setattr(preparing, "_check_room", lambda *_: None)
 
 
 def recipe_of(lines: int = 1_000, name: str = "run", **settings: Any) -> Recipe:
@@ -176,12 +183,12 @@ def test_a_corpus_that_is_exhausted_is_repeated_as_a_whole(grown: Grown) -> None
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedules are lengthened by numbers of steps alone, at two places."""
+    monkeypatch.setattr(Deadline, "steps_to_take", at_two_places)
 
-    def steps_to_take(_: Deadline, left: int, progress: float, grow: bool = True) -> int | None:
-        return {6: 56, 35: 90}.get(left) if grow and progress < 0.7 else None
 
-    monkeypatch.setattr(Deadline, "steps_to_take", steps_to_take)
+def at_two_places(_: Deadline, left: int, progress: float, grow: bool = True) -> int | None:
+    """Schedules are lengthened by numbers of steps alone."""
+    return {6: 56, 35: 90}.get(left) if grow and progress < 0.83 else None
 
 
 @pytest.mark.usefixtures("paced")
@@ -327,3 +334,70 @@ def test_an_extension_that_does_not_start_is_a_line_too() -> None:
     for _ in range(3):
         hook(state, Report(Sum(1.0, 1), begun=3))
     assert lines == ["step 3: no more of the corpus is prepared, so its rows are repeated: no process is left"]
+
+
+# --- several processes
+
+
+class Grew(NamedTuple):
+    """What one of several processes read, by step, and whether the run was finished."""
+
+    rows: dict[int, list[int]]
+    finished: bool
+
+
+def grown_together(group: ProcessGroup, recipe: Recipe, plan: Plan, stops: tuple[int | None, ...]) -> list[Grew]:
+    """Sessions of one run in processes that have met, each of which ends before a step or at the end."""
+    found = []
+    begin = NetworkTrainee.begin
+    for stop in stops:
+        read: dict[int, list[int]] = {}
+
+        def noted(self: NetworkTrainee, step: int, *given: Any, stop: int | None = stop, read: Any = read) -> Any:
+            if step == stop:
+                raise KeyboardInterrupt
+            pending = begin(self, step, *given)
+            read[step] = pending.which.share(group.rank, group.world).rows.tolist()
+            return pending
+
+        with pytest.MonkeyPatch.context() as patch:
+            make_small(patch)
+            patch.setattr(preparing, "_worth", lambda _: 1)  # these processes may have no children
+            patch.setenv("WORLD_SIZE", str(group.world))
+            patch.setenv("RANK", str(group.rank))
+            patch.setenv("MASTER_ADDR", "127.0.0.1")
+            patch.setenv("MASTER_PORT", "1")  # they have met already
+            patch.setattr(Deadline, "steps_to_take", at_two_places)
+            patch.setattr(NetworkTrainee, "begin", noted)
+            patch.setattr(session, "Child", lambda _, share: Extension(recipe, plan, share))
+            with contextlib.suppress(KeyboardInterrupt):
+                run(recipe, Reporter(), Stands(), Path("plan.json"))
+        found.append(Grew(read, RunFolder.of(recipe).done.is_file()))
+        group.on_all(lambda: None)  # the first process writes last
+    return found
+
+
+def test_two_processes_that_grow_read_each_row_once_and_resume_bit_by_bit() -> None:
+    """The requests of the first process come back with a later step, so both read more from the same one on."""
+    weights, rows = [], []
+    for name, stops in (("whole", (None,)), ("cut", (33, 61, None))):
+        recipe = recipe_of(name=name)
+        plan = plan_of(recipe, 500)
+        Path("plan.json").unlink(missing_ok=True)
+        plan.write(Path("plan.json"))
+        first, second = together(grown_together, 2, recipe, plan, stops)
+        assert [one.finished for one in first] == [False] * (len(stops) - 1) + [True]
+        read: dict[int, list[int]] = {}
+        for one, other in zip(first, second):
+            assert one.rows.keys() == other.rows.keys()
+            read |= {step: one.rows[step] + other.rows[step] for step in one.rows}
+        rows.append([row for step in sorted(read) for row in read[step]])
+        folder = RunFolder.of(recipe)
+        events = [line for line in read_lines(folder.metrics) if line.get("event") == "more rows"]
+        assert len(events) == 2
+        last = Checkpoints(folder.checkpoints, 100)
+        weights.append(last.open(last.steps()[-1]).read({}))
+    assert len(rows[0]) > 2 * PLANNED * BATCH
+    assert len(set(rows[0])) == len(rows[0]), "each row once, over both processes"
+    assert rows[0] == rows[1]
+    assert all((tensor == weights[1][name]).all() for name, tensor in weights[0].items())
