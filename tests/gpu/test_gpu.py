@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import torch
 from conftest import Command, start
 
 from shoestring.core.recipe import Model, Train
+from shoestring.core.recipe_file import load
 from shoestring.models.language_model import build
-from shoestring.probe.child import RemoteTrials
+from shoestring.runs.measure import Measuring, _open_trials
 from shoestring.training.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -78,8 +78,7 @@ def test_a_run_on_the_gpu_is_cut_and_resumes(tiny: Path, tmp_path: Path, shoestr
 
 def test_workers_of_one_server_measure_on_the_gpu(tiny: Path) -> None:
     """The server that has loaded everything is forked, and each worker begins a context of its own."""
-    command = [sys.executable, "-m", "shoestring.runs.probe_server", str(tiny), "0", "random"]
-    with RemoteTrials(command, 300) as trials:
+    with _open_trials(load(tiny), Measuring(seconds=1.0)) as trials:
         first = trials.begin(1)
         server = trials._child
         trials.renew()

@@ -6,7 +6,7 @@ from law_oracle import TRUTH, drawn, grid_points, many_starts, objective
 from scipy.optimize import check_grad, linprog, minimize_scalar, nnls
 
 from shoestring.core.errors import UserError
-from shoestring.laws.descent import STEEPEST, centre, descend, evaluate
+from shoestring.laws.descent import STEEPEST, _solve, centre, descend, evaluate
 from shoestring.laws.form import Surface
 from shoestring.laws.points import Points
 from shoestring.laws.resampling import draw_counts, interval
@@ -261,3 +261,16 @@ def test_what_a_fit_cannot_do_is_refused() -> None:
         fit_surface(grid_points(), "cubes")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="delta = 0"):
         fit_surface(grid_points(), delta=0)
+
+
+def test_a_singular_matrix_among_others_is_no_error() -> None:
+    """A valley that is exactly flat; the steps of the others are those of their own matrices, nearly."""
+    flat = np.full((5, 5), 1 + 1e-13)
+    np.fill_diagonal(flat, 1.0)
+    curved = np.diag([1.0, 2.0, 3.0, 4.0, 5.0])
+    free = np.zeros((2, 5), dtype=bool)
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.solve(flat + 1e-13 * np.eye(5), np.ones(5))
+    step, promise = _solve(np.ones((2, 5)), np.stack([flat, curved]), free)
+    assert np.isfinite(step).all() and (promise > 0).all()
+    assert step[1] == pytest.approx(-1 / np.diag(curved), rel=1e-4)

@@ -11,6 +11,7 @@ point on the boundary that is reached exactly.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -278,6 +279,19 @@ def _within(rows: Floats, gradient: Floats, hessian: Floats, lower: Floats) -> t
     return step * np.minimum(room.min(1), 1)[:, None], promise
 
 
+_RIDGES = (0.0, 1e-10, 1e-5, 1.0)
+"""Added to the diagonals in turn, until no matrix is singular."""
+
+
+def _solved(matrices: Floats, right: Floats) -> Floats:
+    """Solutions [R, 5] of R systems; those of a singular one by a matrix near it."""
+    for ridge in _RIDGES:
+        with contextlib.suppress(np.linalg.LinAlgError):
+            found: Floats = np.linalg.solve(matrices + ridge * np.eye(5), right[:, :, None])[:, :, 0]
+            return found
+    return right  # along the gradient
+
+
 def _solve(gradient: Floats, hessian: Floats, held: Flags) -> tuple[Floats, Floats]:
     hessian = np.where(held[:, :, None] | held[:, None, :], 0, hessian)
     scale = np.sqrt(np.abs(np.einsum("rii->ri", hessian)))
@@ -285,7 +299,7 @@ def _solve(gradient: Floats, hessian: Floats, held: Flags) -> tuple[Floats, Floa
     hessian /= scale[:, :, None] * scale[:, None, :]
     diagonal = np.einsum("rii->ri", hessian)
     diagonal += np.where(held, 1, 1e-13)
-    step = -np.linalg.solve(hessian, (gradient / scale)[:, :, None])[:, :, 0] / scale
+    step = -_solved(hessian, gradient / scale) / scale
     promise = -np.einsum("ri,ri->r", gradient, step)
     uphill = promise < 0  # an indefinite Hessian: follow the gradient; damping rises if that is too far
     step[uphill] = -(gradient / scale**2)[uphill]
