@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def write_run(
         rows=8,
         tokens=8 * LENGTH,
         loss=final,
-        perplexity=2.0,
+        perplexity=math.exp(final),
         bits_per_byte=None,
         loss_by_position=(final,),
         baselines={},

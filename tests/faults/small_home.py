@@ -18,7 +18,7 @@ from shoestring.cli.root import root
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, ShoestringError
 from shoestring.core.recipe_file import load
-from shoestring.runs import measure
+from shoestring.probe.child import RemoteTrials
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
 
@@ -97,7 +97,7 @@ def _quick() -> Iterator[None]:
     before = sys.modules.get("vl_convert", refuse)
     sys.modules["vl_convert"] = None  # type: ignore[assignment]
     try:
-        with mock.patch.object(measure, "RemoteTrials", refuse):
+        with mock.patch.object(RemoteTrials, "ask", refuse):
             yield
     finally:
         del sys.modules["vl_convert"]

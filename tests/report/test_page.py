@@ -187,7 +187,7 @@ def test_no_text_of_a_record_is_markup(tmp_path: Path) -> None:
         macro_f1=0.5,
         accuracy=0.5,
         classes=(ClassScore(**score | dict.fromkeys(names, 1)),),
-        confusion=((1,),),
+        confusion=((256,),),
     ).write(folder.evaluation)
     StateTable(rows=(StateRow(state=0, share=1.0, words=HOSTILE, moves=HOSTILE),), sentences=(HOSTILE,)).write(
         folder.states

@@ -34,6 +34,6 @@ def evaluate(
     recorded = force or (checkpoint == "last" and data is None)
     evaluation = evaluate_run(folder, checkpoint, data, terminal.say, replaces=force or not recorded)
     if recorded:
-        evaluation.write(folder.evaluation)
+        folder.write(folder.evaluation, evaluation)
     terminal.evaluated(evaluation)
     return evaluation.to_dict()

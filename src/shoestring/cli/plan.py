@@ -261,7 +261,7 @@ def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
         folder.claim(recipe)
         if folder.has_begun and folder.plan.is_file():
             raise PlanError(f"{folder.path} has begun and keeps its plan; choose another name with --set run.name=…")
-        made.write(folder.plan)
+        folder.write(folder.plan, made)
 
 
 def _configurations(terminal: options.Terminal, recipe: Recipe, profile: Profile, devices: int) -> dict[str, Any]:

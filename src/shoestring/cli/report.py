@@ -24,5 +24,7 @@ def report(run: Path, terminal: options.Terminal) -> options.Result:
     folder = RunFolder.open(run)
     outcome = Outcome.read_if_there(folder.done)
     write_page(folder, draw(folder), outcome)
+    for line in folder.changes():
+        terminal.say(f"note: {line}")
     terminal.say(f"page: {folder.report}")
     return {"page": str(folder.report)}

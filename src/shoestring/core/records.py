@@ -8,9 +8,11 @@ token that contributes to the loss: losses, and the D of a scaling law, count pr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from shoestring.core.consistency import descending, differs, negatives
 from shoestring.core.recipe import fingerprint
 from shoestring.core.schema import Record, encode
 
@@ -50,6 +52,9 @@ class Cost(Record):
     """By group; each parameter is in exactly one."""
     forward_flops_per_token: float
 
+    def contradictions(self) -> list[str]:
+        return negatives(self)
+
     @property
     def total_parameters(self) -> int:
         return sum(self.parameters.values())
@@ -87,6 +92,12 @@ class Density(Record):
     """Special tokens around the text of each row, which hold none of it."""
     corpus: str | None = None
     """Fingerprint of what was sampled (`Recipe.corpus`); None: not recorded."""
+
+    def contradictions(self) -> list[str]:
+        lines = negatives(self)
+        if self.documents < 1 or self.text_bytes < 1:
+            lines.append(f"documents = {self.documents}, text_bytes = {self.text_bytes}: a sample has at least one")
+        return lines
 
     def methods(self) -> list[tuple[float, float]]:
         """(start-up seconds, seconds per document) of this process alone, and of several processes."""
@@ -196,6 +207,15 @@ class Profile(Record):
     estimated: bool = False
     """Not measured, but computed from FLOPs and bytes, or from the measurement of another model."""
 
+    def contradictions(self) -> list[str]:
+        lines = negatives(self, signed=("memory", "validation_memory"))
+        for index, point in enumerate(self.points):
+            if point.batch < 1:
+                lines.append(f"points[{index}].batch = {point.batch!r}: must be at least 1")
+            if not (point.fastest_seconds or 0.0) <= point.seconds <= point.slowest_seconds:
+                lines.append(f"points[{index}].seconds = {point.seconds!r}: not between the fastest and the slowest")
+        return lines
+
     @property
     def how(self) -> str:
         """The origin of its numbers, for people."""
@@ -268,6 +288,14 @@ class Plan(Record):
     measured_on: str | None = None
     """Fingerprint of the machine of its profile; None: no profile, or not recorded."""
     lines: tuple[Line, ...] = ()
+
+    def contradictions(self) -> list[str]:
+        lines = negatives(self, signed=("intervals",))
+        if self.parts:
+            lines += differs("seconds", self.seconds, sum(self.parts.values()), "the sum of its parts", 1e-6)
+        for name, ends in self.intervals.items():
+            lines += descending(f"intervals.{name}", ends)
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,6 +380,16 @@ class Evaluation(Record):
     """Every named text of data.validation. The first is the one that the other fields are about, and that decides the
     best checkpoint."""
 
+    def contradictions(self) -> list[str]:
+        lines = negatives(self)
+        lines += differs("perplexity", self.perplexity, math.exp(min(abs(self.loss), 700.0)), "exp(loss)", 1e-4)
+        for name in ("accuracy", "macro_f1", "majority_accuracy", "majority_macro_f1"):
+            if (getattr(self, name) or 0.0) > 1.0:
+                lines.append(f"{name} = {getattr(self, name)!r}: must be at most 1")
+        if self.confusion:
+            lines += differs("rows", self.rows, sum(map(sum, self.confusion)), "the sum of the confusion matrix")
+        return lines
+
 
 @dataclass(frozen=True, kw_only=True)
 class StateRow:
@@ -405,6 +443,16 @@ class Outcome(Record):
     """Counted in training; None: part of the run was written by a version that did not count."""
     timeline: dict[str, float] = field(default_factory=dict)
     """Those seconds by what they were spent on; they add up."""
+
+    def contradictions(self) -> list[str]:
+        lines = negatives(self)
+        if self.predictions is not None and self.predictions > self.tokens:
+            lines.append(f"predictions = {self.predictions!r}: there are only {self.tokens!r} positions (tokens)")
+        if self.skipped > self.steps:
+            lines.append(f"skipped = {self.skipped!r}: there are only {self.steps!r} steps")
+        if self.timeline:
+            lines += differs("seconds", self.seconds, sum(self.timeline.values()), "the sum of the timeline", 1e-3)
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,3 +536,15 @@ class Law(Record):
     """Whether `samples` are at the edge of the 95 % region, so that an interval is the range over them; else resamples,
     of which it is the middle."""
     notes: tuple[str, ...] = ()
+
+    def contradictions(self) -> list[str]:
+        lines = [] if self.points >= 1 else [f"points = {self.points!r}: must be at least 1"]
+        for name in ("params", "tokens", "flops"):
+            lines += descending(name, getattr(self, name)) + negatives(getattr(self, name), name)
+        for name, found in self.coefficients.items():
+            lines += descending(f"coefficients.{name}", (found.low, found.high))
+        known = {name: found.value for name, found in self.coefficients.items()}
+        if {"a_opt", "alpha", "beta"} <= set(known) and known["alpha"] + known["beta"]:
+            share = known["beta"] / (known["alpha"] + known["beta"])
+            lines += differs("coefficients.a_opt", known["a_opt"], share, "beta / (alpha + beta)", 1e-6)
+        return lines

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import RunError, ShoestringError, StorageError
-from shoestring.core.files import HeldFolder, locked, remove, sweep, write_whole
+from shoestring.core.files import HeldFolder, locked, make_folder, remove, sweep, write_whole
 from shoestring.core.recipe import Recipe, differences
+from shoestring.core.schema import Record
+from shoestring.core.seal import SEAL, adopt, broken, check, seal_lines, seal_write, unseal
 from shoestring.core.user_code import COPIES, trust_code
 
 _RECIPE = "recipe.toml"
@@ -42,6 +44,8 @@ class RunFolder:
         """Of an HMM: losses and divergences by baseline and position."""
         self.report = self.path / "report.html"
         self.done = self.path / "DONE"
+        self.seal = self.path / SEAL
+        """Sums of the records, by which an edit is told from what the run has written."""
         self._held: HeldFolder | None = None
 
     @classmethod
@@ -60,6 +64,35 @@ class RunFolder:
     def read_recipe(self) -> Recipe:
         """The run's recipe, with the run's copies of the user's files."""
         return recipe_file.load_own(self.recipe, self.code)
+
+    @property
+    def records(self) -> tuple[Path, ...]:
+        """What the seal is over; tensors have sums of their own."""
+        written = (self.recipe, self.machine, self.profile, self.plan, self.tokenizer, self.evaluation, self.states)
+        return (*written, self.scores, self.done, self.metrics, self.timings)
+
+    def write(self, path: Path, content: Record | str | bytes) -> None:
+        """Write one of the records, and seal it. The seal begins with the plan: a recipe alone is no run yet."""
+        self.check()
+        text = content.to_text() if isinstance(content, Record) else content
+        if path in (self.recipe, self.profile) and not self.seal.is_file():
+            write_whole(path, text)
+            return
+        make_folder(self.path)
+        adopt(self.path, self.records)
+        seal_write(self.path, path, text.encode() if isinstance(text, str) else text)
+
+    def seal_lines(self) -> None:
+        """Seal the lines of metrics and timings, which must be on disk."""
+        seal_lines(self.path, (self.metrics, self.timings))
+
+    def changes(self) -> list[str]:
+        """A line for each record that is not as the run has written it."""
+        return broken(self.path)
+
+    def check_records(self, *paths: Path) -> None:
+        """Raise RunError where a record, or one of `paths`, is not as the run has written it."""
+        check(self.path, [path.name for path in paths] or None)
 
     @property
     def has_begun(self) -> bool:
@@ -92,9 +125,10 @@ class RunFolder:
         if is_new:
             for old in (self.plan, self.machine, self.metrics, self.timings, self.tokenizer, self.checkpoints):
                 remove(old)
+            unseal(self.path)
             for copy, content in contents.items():
                 write_whole(copy, content)
-            write_whole(self.recipe, recipe_file.dump(recipe))
+            self.write(self.recipe, recipe_file.dump(recipe))
         for copy in self.code.glob("*"):  # those of the recipe before, which needed them until the new one was written
             if copy not in contents:
                 remove(copy)
@@ -116,11 +150,12 @@ class RunFolder:
                 raise
             if before is None:
                 self.recipe.unlink(missing_ok=True)
+                unseal(self.path)
                 remove(self.code)
             else:
                 for copy, content in copies.items():
                     write_whole(copy, content)
-                write_whole(self.recipe, before)
+                self.write(self.recipe, before)
             raise
 
     @contextlib.contextmanager

@@ -323,11 +323,18 @@ class Record:
 
     SCHEMA: ClassVar[str]
 
+    def contradictions(self) -> list[str]:
+        """A line for each field that cannot be true beside the others; it is asked when a record is read."""
+        return []
+
     def to_dict(self) -> dict[str, Any]:
         return {"schema": self.SCHEMA, **encode(self)}
 
+    def to_text(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
     def write(self, path: Path) -> None:
-        write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+        write_whole(path, self.to_text())
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str) -> Self:
@@ -342,6 +349,8 @@ class Record:
         record: Self | None = decode(cls, body, "", problems)
         if record is None or problems:
             raise RecordError("\n  ".join([f"{where}: not a whole record {cls.SCHEMA}", *problems]))
+        if contradictions := record.contradictions():
+            raise RecordError("\n  ".join([f"{where}: its values contradict each other", *contradictions]))
         return record
 
     @classmethod

@@ -97,6 +97,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         sections.append(section("Plan", table(("", "value", "reason"), rows)))
     if (machine := Machine.read_if_there(folder.machine)) is not None:
         sections.append(section("Machine", table((), _machine(machine))))
+    if changed := folder.changes():
+        sections.insert(0, section("Changed records", "".join(f"<p>{escape(line)}.</p>" for line in changed)))
     sections.append(section("Recipe", f"<pre>{escape(read_text(folder.recipe))}</pre>"))
     write_whole(folder.report, whole_page(folder.path.name, _summary(evaluation, outcome), sections))
 

@@ -24,7 +24,7 @@ from shoestring.baselines.oracle import divergences
 from shoestring.baselines.standard_error import mean_error
 from shoestring.baselines.streams import Baselines
 from shoestring.core.errors import RecordError, RunError
-from shoestring.core.records import Evaluation, Plan, TextScore
+from shoestring.core.records import Evaluation, TextScore
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.datasets.corpus import Corpus, open_corpus
@@ -32,6 +32,7 @@ from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.machine import pick_device
+from shoestring.runs.plan import read_plan
 from shoestring.runs.task import task_of
 from shoestring.training.checkpoint import Checkpoints
 from shoestring.training.learner import Learner
@@ -172,7 +173,9 @@ def evaluate_run(
     """
     from shoestring.runs.network_trainee import NetworkTrainee  # imports this module
 
-    recipe, plan = folder.read_recipe(), Plan.read(folder.plan)
+    folder.check_records(folder.recipe, folder.plan)
+    recipe = folder.read_recipe()
+    plan = read_plan(recipe, folder.plan)
     if text is not None:
         recipe.need_network("--data: an HMM is scored on held-out sentences of its source")
     trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))

@@ -185,8 +185,8 @@ class HmmTrainee(Trainee):
     def write_results(self, folder: RunFolder) -> int:
         assert self._scores is not None, "it was evaluated"
         save(folder.model, self.fit.parameters, self.rows.alphabet)
-        state_table(self.fit.parameters, self.rows.alphabet).write(folder.states)
-        self._scores.write(folder.scores)
+        folder.write(folder.states, state_table(self.fit.parameters, self.rows.alphabet))
+        folder.write(folder.scores, self._scores)
         return folder.model.stat().st_size
 
     def steps_taken(self, state: State) -> int:  # noqa: ARG002

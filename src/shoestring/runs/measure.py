@@ -148,8 +148,7 @@ def ensure_profile(
             return with_own_density(task.recipe, own)
         profile = measured or measure_task(trials, task, how, reporter)
     profile = replace(profile, density=recipe_density(task.recipe))
-    folder.check()
-    profile.write(folder.profile)
+    folder.write(folder.profile, profile)
     if profile.date is not None or not profile.estimated:  # else there is nothing to show
         reporter.measured(profile)
     return profile

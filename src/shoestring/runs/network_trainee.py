@@ -15,7 +15,7 @@ from shoestring.core.records import Evaluation, Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes
 from shoestring.data.pack.order import Pool
-from shoestring.data.store.store import write_tokenizer
+from shoestring.data.store.store import tokenizer_text
 from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.parallel.process_group import ProcessGroup
@@ -64,7 +64,7 @@ class NetworkTrainee(Trainee):
 
     def write_inputs(self, folder: RunFolder) -> None:
         if not folder.tokenizer.is_file():
-            write_tokenizer(folder.tokenizer, self.corpus.tokenizer)
+            folder.write(folder.tokenizer, tokenizer_text(self.corpus.tokenizer))
 
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group

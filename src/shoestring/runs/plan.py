@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shoestring.core.errors import PlanError, Refusal, ShoestringError
+from shoestring.core.consistency import differs
+from shoestring.core.errors import PlanError, RecordError, Refusal, ShoestringError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Machine, Outcome, Plan, Profile
 from shoestring.core.run_folder import RunFolder
@@ -110,6 +111,7 @@ def read_history(folders: Iterable[Path]) -> tuple[list[Past], list[str]]:
                 missing = folder.plan if folder.done.is_file() else folder.done
                 left_out.append(f"{path} (not a finished run: no {missing.name})")
                 continue
+            folder.check_records(folder.machine, folder.plan, folder.done, folder.profile, folder.recipe)
             machine = Machine.read(folder.machine).fingerprint if folder.machine.is_file() else None
             plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
             measured_on = plan.measured_on
@@ -172,4 +174,21 @@ def read_plan(recipe: Recipe, path: Path) -> Plan:
     plan = Plan.read(path)
     if plan.recipe != recipe.fingerprint:
         raise PlanError(f"{path} is the plan of another recipe; make it again with: shoestring plan RECIPE")
+    if lines := _misfits(plan, recipe):
+        raise RecordError("\n  ".join([f"{path}: contradicts its recipe", *lines]))
     return plan
+
+
+def _misfits(plan: Plan, recipe: Recipe) -> list[str]:
+    """A line for each field of a plan that cannot be of this recipe."""
+    needed = ("steps",) if recipe.kind == "hmm" else ("steps", "effective_batch", "per_device")
+    lines = [f"{name}: missing" for name in needed if getattr(plan, name) is None]
+    if recipe.kind != "hmm":
+        rows = None if plan.steps is None else plan.steps * recipe.batch
+        lines += differs("effective_batch", plan.effective_batch, recipe.batch, "that of the recipe")
+        lines += differs("samples", plan.samples, rows, "steps × effective_batch")
+        if None not in (plan.per_device, plan.accumulate, plan.devices):
+            split = math.prod(getattr(plan, name) for name in ("per_device", "accumulate", "devices"))
+            lines += differs("effective_batch", plan.effective_batch, split, "per_device × accumulate × devices")
+    positions = None if plan.samples is None else plan.samples * recipe.data.length
+    return lines + differs("tokens", plan.tokens, positions, "samples × data.length")

@@ -78,6 +78,8 @@ def _run(
             task.check(devices)
             given = read_plan(task.recipe, plan_file) if plan_file else None
             stack.enter_context(folder.lock())
+            if folder.has_begun:
+                folder.check_records()
             with folder.claiming(task.recipe):
                 if Outcome.read_if_there(folder.done) is not None:
                     return None
@@ -145,6 +147,5 @@ def ensure_plan(
         with clock.during("measure"):
             profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured)
         given = plan_task(task, profile, clock.elapsed(), devices)
-    folder.check()
-    given.write(folder.plan)
+    folder.write(folder.plan, given)
     return given

@@ -65,6 +65,13 @@ class _Session:
     folder: RunFolder
     requests: loop.Requests
 
+    def seal_lines(self) -> None:
+        """Bring the lines to disk, and seal them; only the first process has any."""
+        self.metrics.sync()
+        self.timings.sync()
+        if self.trainee.group.rank == 0:
+            self.folder.seal_lines()
+
     def note(self, label: int, event: str) -> None:
         """A line on where the time of the session went until now."""
         self.timings.add(step=label, elapsed=self.clock.elapsed(), event=event, parts=self.clock.parts())
@@ -96,7 +103,7 @@ def train(
     trainee.continue_rows()
     if writes:
         machine = describe_machine(group.device)
-        machine.write(folder.machine)
+        folder.write(folder.machine, machine)
         if folder.profile.is_file() and (elsewhere := Profile.read(folder.profile).elsewhere(machine)):
             reporter.say(f"{elsewhere}; the speed is watched")
         trainee.write_inputs(folder)
@@ -104,7 +111,7 @@ def train(
     finish = _Finish.of(plan, trainee.baseline_seconds() if writes and beside else None, beside)
     label = trainee.label(state)
     trackers = open_trackers(recipe.track.to, folder.path, label) if writes and recipe.track else {}
-    lines = LineFile.rewound(folder.metrics, label, state.lines or 0) if writes else NoLines()
+    lines = LineFile.rewound(folder.metrics, label, state.lines or 0, folder.write) if writes else NoLines()
     metrics = Tracked(lines, trackers, reporter.say)
     session = _Session(
         trainee=trainee,
@@ -134,8 +141,7 @@ def train(
             evaluation = trainee.evaluate(state)
             usage = meter.usage()  # of training and evaluation, as in the profile; without drawing
             if writes:
-                folder.check()
-                evaluation.write(folder.evaluation)
+                folder.write(folder.evaluation, evaluation)
                 reporter.evaluated(evaluation)
                 clock.begin("page")
                 delivered, figures = trainee.write_results(folder), draw(folder)
@@ -156,7 +162,8 @@ def train(
     session.note(trainee.label(state), "end")
     outcome = _outcome(session, folder, state, evaluation, usage, delivered)
     folder.check()
-    outcome.write(folder.done)
+    session.seal_lines()
+    folder.write(folder.done, outcome)
     write_page(folder, figures, outcome)
     session.note(trainee.label(state), "exit")
     return outcome, evaluation
@@ -315,7 +322,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
 
     def save(state: State, wait: bool) -> None:
         session.folder.check()
-        metrics.sync()
+        session.seal_lines()
         deadline.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
         last = state.step >= state.schedule.total
         state = replace(state, lines=metrics.lines, task=trainee.saved_values())

@@ -120,6 +120,7 @@ def read_trained(path: Path, count: Count) -> Trained:
             raise UserError(f"{path} {missing}: it has no {file.name}; continue with: shoestring train {folder.recipe}")
     if not folder.profile.is_file():
         raise UserError(f"{path} has no profile.json, which counts its parameters; run: shoestring measure RECIPE")
+    folder.check_records()
     outcome, evaluation = Outcome.read(folder.done), Evaluation.read(folder.evaluation)
     if evaluation.step != outcome.steps:
         raise UserError(

@@ -76,7 +76,7 @@ def _fit_plan(task: Task, folder: RunFolder, reporter: Reporter, loaded: bool) -
         first_step = (profile.compile_seconds or 0.0) + (profile.warmup_seconds or 0.0)
         profile = replace(profile, setup_seconds=min(profile.setup_seconds, first_step))
     plan = plan_task(task, profile)
-    plan.write(folder.plan)
+    folder.write(folder.plan, plan)
     return plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +20,9 @@ NOWHERE = Path(os.devnull)
 _MOST_BYTES = 1 << 34
 """Of a file of lines: a hundred million steps."""
 
+_AMOUNTS = ("step", "elapsed", "tokens", "tokens_per_second", "loss", "heldout_loss", "lr", "grad_norm")
+"""What must be a number that is not negative, wherever a line has it."""
+
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All complete lines of a file, in order; an incomplete last line is ignored, and a missing file has none."""
@@ -32,6 +35,9 @@ def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         values = parse_json(line, f"{path}, line {number}")
         if not isinstance(values, dict):
             raise RecordError(f"{path}, line {number}: not an object: {line[:80]!r}")
+        for name in (name for name in _AMOUNTS if name in values):
+            if isinstance(value := values[name], bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise RecordError(f"{path}, line {number}: {name} = {value!r}: must be a number, and not negative")
         yield line, values
 
 
@@ -71,8 +77,10 @@ class LineFile:
         return self._count
 
     @classmethod
-    def rewound(cls, path: Path, step: int, least: int = 0) -> LineFile:
-        """The file without lines of later steps: those steps will be taken again.
+    def rewound(
+        cls, path: Path, step: int, least: int = 0, write: Callable[[Path, bytes], None] = write_whole
+    ) -> LineFile:
+        """The file without lines of later steps, which `write` puts in place: those steps will be taken again.
 
         Raises RunError, before anything is changed, if fewer than `least` lines are left.
         """
@@ -87,7 +95,7 @@ class LineFile:
                 f"{path} has {counted(len(lines), 'line')} up to step {step:,}, and the run had written {least:,} when "
                 "it saved that step; restore the file, or start again with --set run.name=…"
             )
-        write_whole(path, b"".join(line + b"\n" for line in lines))
+        write(path, b"".join(line + b"\n" for line in lines))
         return cls(path)
 
     def add(self, **values: Any) -> None:

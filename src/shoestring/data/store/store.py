@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from shoestring.core.consistency import differs, negatives
 from shoestring.core.errors import DataError, RecordError, VersionError
 from shoestring.core.files import sweep, write_whole
 from shoestring.core.recipe import fingerprint
@@ -31,6 +32,7 @@ from shoestring.core.schema import Record, encode
 from shoestring.core.units import counted
 from shoestring.data.pack.order import Index, Pool, RowIndex, epoch_offset, step_rows
 from shoestring.data.store.shards import Shard
+from shoestring.data.store.sizes import token_bytes
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, tokenizer_fingerprint
 
 Rows = NDArray[np.int64]
@@ -125,6 +127,21 @@ class Manifest(Record):
     check: int = 0
     """CRC-32 of all the other fields."""
 
+    def contradictions(self) -> list[str]:
+        lines = negatives(self, signed=("source", "ledger"))
+        if self.itemsize != (size := token_bytes(self.vocab_size)):
+            lines.append(f"itemsize = {self.itemsize!r}: ids of a vocabulary of {self.vocab_size!r} take {size} bytes")
+        for name, split in self.splits.items():
+            of_shards = SplitEntry.of(split.shards, split.text_bytes)
+            for what in ("tokens", "documents"):
+                given, total = getattr(split, what), getattr(of_shards, what)
+                lines += differs(f"splits.{name}.{what}", given, total, "the sum of its shards")
+            if split.extents:
+                shards, text_bytes = (sum(getattr(e, what) for e in split.extents) for what in ("shards", "text_bytes"))
+                lines += differs(f"splits.{name}.extents", shards, len(split.shards), "the number of shards")
+                lines += differs(f"splits.{name}.text_bytes", split.text_bytes, text_bytes, "the sum of its extents")
+        return lines
+
     @property
     def fingerprint(self) -> str:
         """Equal for two stores exactly when they hold the same tokens."""
@@ -172,7 +189,12 @@ class StorePaths:
 
 def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     """Write the file that `read_tokenizer` reads."""
-    write_whole(path, json.dumps(tokenizer.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    write_whole(path, tokenizer_text(tokenizer))
+
+
+def tokenizer_text(tokenizer: Tokenizer) -> str:
+    """The content of that file."""
+    return json.dumps(tokenizer.to_dict(), ensure_ascii=False, indent=1) + "\n"
 
 
 class Store:

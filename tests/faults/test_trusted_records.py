@@ -1,0 +1,147 @@
+"""Records whose values contradict each other, their recipe or their files: found when read, with file and field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_home import STORE, command, copy_home, make_home
+
+from shoestring.data.store.store import Manifest
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_home(tmp_path_factory.mktemp("records") / "home")
+
+
+@pytest.fixture
+def copy(home: Path, tmp_path: Path) -> Path:
+    return copy_home(home, tmp_path / "copy")
+
+
+def _edit(path: Path, **values: Any) -> None:
+    """Change fields of a record; "a.b" is field b of the table a."""
+    record = json.loads(path.read_text())
+    for name, value in values.items():
+        table = record
+        *outer, last = name.split("__")
+        for each in outer:
+            table = table[int(each) if isinstance(table, list) else each]
+        table[last] = value
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+TRAIN, EVALUATE, REPORT = ("train", "net.toml"), ("evaluate", "runs/net"), ("report", "runs/net")
+COMPARE = ("law", "compare", "runs/net", "runs/net")
+OPTIMUM = ("law", "optimum", "--law", "law.json", "--flops", "1e18")
+CASES: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
+    ("runs/net/plan.json", {"effective_batch": 16}, TRAIN, "effective_batch = 16: that of the recipe is 4"),
+    ("runs/net/plan.json", {"steps": None}, TRAIN, "steps: missing"),
+    ("runs/net/plan.json", {"steps": 7}, EVALUATE, "samples = 24: steps × effective_batch is 28"),
+    ("runs/net/plan.json", {"tokens": 5}, EVALUATE, "tokens = 5: samples × data.length is 192"),
+    ("runs/net/plan.json", {"accumulate": 2}, TRAIN, "per_device × accumulate × devices is 8"),
+    ("runs/net/plan.json", {"seconds": 9e9}, REPORT, "seconds = 9000000000.0: the sum of its parts is"),
+    ("runs/net/plan.json", {"parts__train": -1.0}, REPORT, "parts.train = -1.0: must not be negative"),
+    ("runs/hmm/plan.json", {"tokens": 5}, ("evaluate", "runs/hmm"), "tokens = 5: samples × data.length is"),
+    ("runs/net/DONE", {"seconds": -3.0}, REPORT, "seconds = -3.0: must not be negative"),
+    ("runs/net/DONE", {"predictions": 10**6}, COMPARE, "predictions = 1000000: there"),
+    ("runs/net/DONE", {"skipped": 99}, TRAIN, "skipped = 99: there are only 6 steps"),
+    ("runs/net/evaluation.json", {"loss": 0.1}, REPORT, "perplexity = "),
+    ("runs/net/evaluation.json", {"rows": -1}, REPORT, "rows = -1: must not be negative"),
+    ("runs/net/profile.json", {"points__0__batch": 0}, COMPARE, "points[0].batch = 0"),
+    ("law.json", {"params": [9.0, 1.0]}, OPTIMUM, "params = [9.0, 1.0]"),
+    ("law.json", {"coefficients__a_opt__value": 0.9}, OPTIMUM, "a_opt = 0.9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values", "arguments", "line"), CASES, ids=lambda each: str(each)[:40])
+def test_values_that_contradict_each_other_are_found(
+    copy: Path, name: str, values: dict[str, Any], arguments: tuple[str, ...], line: str
+) -> None:
+    """In a run of a version that did not seal its records."""
+    for seal in copy.glob("runs/*/seal.json"):
+        seal.unlink()
+    if arguments[0] == "train" and not name.endswith("DONE"):
+        (copy / "runs/net/DONE").unlink()
+    _edit(copy / name, **values)
+    error = command(copy, arguments).error
+    assert error is not None and name in error and line in error, error
+
+
+@pytest.mark.parametrize("what", ["tokens", "documents"])
+def test_totals_of_a_split_are_those_of_its_shards(copy: Path, what: str) -> None:
+    """Also where somebody has put the checksum right."""
+    path = next(copy.glob(f"{STORE}/manifest.json"))
+    manifest = Manifest.read(path)
+    split = dataclasses.replace(manifest.splits["train"], **{what: 10**6})
+    made = dataclasses.replace(manifest, splits=manifest.splits | {"train": split})
+    dataclasses.replace(made, check=made.expected_check()).write(path)
+    error = command(copy, ("data", "check", STORE)).error
+    assert error is not None and f"splits.train.{what} = 1000000: the sum of its shards is" in error
+
+
+def test_lines_with_negative_amounts_are_found(copy: Path) -> None:
+    (copy / "runs/net/DONE").unlink()
+    for name, field in (("metrics.jsonl", "loss"), ("timings.jsonl", "elapsed")):
+        path = copy / "runs/net" / name
+        before = path.read_text()
+        (copy / "runs/net/seal.json").unlink()
+        path.write_text(re.sub(rf'"{field}": ', f'"{field}": -', before, count=1))
+        error = command(copy, TRAIN).error
+        assert error is not None and name in error and f"{field} = -" in error
+        path.write_text(before)
+
+
+EDITS = {
+    "plan.json": lambda text: text.replace('"peak_bytes": 4', '"peak_bytes": 5'),
+    "evaluation.json": lambda text: text.replace('"uniform": 2', '"uniform": 1'),
+    "DONE": lambda text: text.replace('"disk_bytes": ', '"disk_bytes": 1'),
+    "metrics.jsonl": lambda text: text.replace('"grad_norm": 1', '"grad_norm": 2', 1),
+    "machine.json": lambda text: text.replace('"cpu"', '"gpu"'),
+    "tokenizer.json": lambda text: text.replace('"cat"', '"dog"', 1).replace('"dog"', '"cat"', 1).replace("cat", "cut"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_that_contradicts_nothing_is_found_by_the_seal(copy: Path, name: str) -> None:
+    """What goes on refuses; what shows says so; whoever means it removes the seal."""
+    run = copy / "runs/net"
+    (run / "DONE").unlink() if name != "DONE" else None
+    before = (run / name).read_text()
+    (run / name).write_text(EDITS[name](before))
+    assert (run / name).read_text() != before
+    line = f"runs/net/{name} was changed after the run had written it"
+    assert line in (command(copy, ("train", "net.toml")).error or "")
+    shown = command(copy, ("report", "runs/net"))
+    assert shown.error is None and line in " ".join(shown.said.split())
+    assert line in (run / "report.html").read_text()
+    if name == "tokenizer.json":
+        assert line in (command(copy, ("generate", "runs/net", "--max-tokens", "2")).error or "")
+    if name == "DONE":
+        assert line in (command(copy, ("law", "compare", "runs/net", "runs/net")).error or "")
+    (run / "seal.json").unlink()
+    assert command(copy, ("train", "net.toml")).error is None
+
+
+def test_a_run_that_was_interrupted_resumes_under_its_seal(home: Path, tmp_path: Path) -> None:
+    copy = copy_home(home, tmp_path / "copy", finished=False)
+    for name in ("net", "hmm"):
+        assert command(copy, ("train", f"{name}.toml")).error is None
+        assert (copy / f"runs/{name}/metrics.jsonl").read_bytes() == (home / f"runs/{name}/metrics.jsonl").read_bytes()
+        assert "was changed" not in command(copy, ("report", f"runs/{name}")).said
+
+
+def test_the_sum_of_a_seal_is_that_of_zlib(home: Path) -> None:
+    sums = json.loads((home / "runs/net/seal.json").read_text())["records"]
+    for name, (newest, *_) in sums.items():
+        content = (home / "runs/net" / name).read_bytes()[: newest["bytes"]]
+        assert zlib.crc32(content) == newest["crc"], name
