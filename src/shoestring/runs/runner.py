@@ -78,9 +78,9 @@ def _run(
             task.check(devices)
             given = read_plan(task.recipe, plan_file) if plan_file else None
             stack.enter_context(folder.lock())
-            if folder.has_begun:
-                folder.check_records()
             with folder.claiming(task.recipe):
+                if folder.has_begun:  # its plan is made, and needs no profile
+                    folder.check_records(*(path for path in folder.records if path != folder.profile))
                 if Outcome.read_if_there(folder.done) is not None:
                     return None
                 plan = ensure_plan(task, folder, reporter, clock, given, devices, measured)
