@@ -768,7 +768,8 @@ def measured_twice(group: ProcessGroup, recipe_file: Path, own_file: Path, cache
     def measured(*_: object) -> Profile:
         calls.append(group.rank)
         slower = own.points[0].seconds * (1 + group.rank)
-        return replace(own, points=(replace(own.points[0], seconds=slower),), available_bytes=100 - group.rank)
+        point = replace(own.points[0], seconds=slower, slowest_seconds=max(slower, own.points[0].slowest_seconds))
+        return replace(own, points=(point,), available_bytes=100 - group.rank)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOESTRING_CACHE", str(cache))
