@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from shoestring.core.errors import RecordError, RunError, StorageError, storage_error
-from shoestring.core.files import open_itself, write_whole
+from shoestring.core.files import write_whole
 from shoestring.core.schema import Between, Record, encode
 
 SEAL = "seal.json"
-_LOCK = ".seal.lock"
 _LINES = ".jsonl"
 _BLOCK = 1 << 20
 
@@ -88,8 +87,7 @@ def broken(folder: Path, names: Sequence[str] | None = None) -> list[str]:
 
 def unseal(folder: Path) -> None:
     """Remove the seal."""
-    for name in (SEAL, _LOCK):
-        (folder / name).unlink(missing_ok=True)
+    (folder / SEAL).unlink(missing_ok=True)
 
 
 def check(folder: Path, names: Sequence[str] | None = None) -> None:
@@ -169,9 +167,9 @@ def _parses(path: Path) -> bool:
 def _alone(folder: Path) -> Iterator[None]:
     """Be the only process that changes the seal; it takes an instant. A disk without locks does without."""
     try:
-        descriptor = open_itself(folder / _LOCK, os.O_RDWR | os.O_CREAT)
+        descriptor = os.open(folder, os.O_RDONLY)  # a lock on the folder leaves no file
     except OSError as cause:
-        raise storage_error("write", folder / _LOCK, cause) from cause
+        raise storage_error("lock", folder, cause) from cause
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)

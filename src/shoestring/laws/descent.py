@@ -11,7 +11,6 @@ point on the boundary that is reached exactly.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -286,9 +285,11 @@ _RIDGES = (0.0, 1e-10, 1e-5, 1.0)
 def _solved(matrices: Floats, right: Floats) -> Floats:
     """Solutions [R, 5] of R systems; those of a singular one by a matrix near it."""
     for ridge in _RIDGES:
-        with contextlib.suppress(np.linalg.LinAlgError):
+        try:
             found: Floats = np.linalg.solve(matrices + ridge * np.eye(5), right[:, :, None])[:, :, 0]
-            return found
+        except np.linalg.LinAlgError:
+            continue
+        return found
     return right  # along the gradient
 
 
