@@ -33,8 +33,6 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "stores/sentences": (("data", "check", SENTENCES), ("data", "show", SENTENCES)),
 }
 """By the beginning of a file's path, the commands that read it."""
-LEFT = (".lock", ".seal.lock")
-"""Files without content."""
 
 
 class Damage(NamedTuple):
@@ -80,7 +78,7 @@ class Fuzz:
     def files(self) -> list[Path]:
         """Those with content, relative to the home."""
         found = sorted(path for top in ("runs", "stores") for path in (self._home / top).rglob("*") if path.is_file())
-        return [path.relative_to(self._home) for path in found if path.name not in LEFT and path.stat().st_size]
+        return [path.relative_to(self._home) for path in found if path.name != ".lock" and path.stat().st_size]
 
     def damages(self, path: Path, generator: random.Random, each: int) -> list[Damage]:
         """`each` of every kind, at random bytes; every byte where there are fewer."""
