@@ -496,11 +496,24 @@ def run_all(
             found[name].failed.append(f"{name}: {cause!r}"[:500])
         finally:
             shutil.rmtree(place.folder, ignore_errors=True)
+            show(found[name])
 
     with ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(one, name, number) for name, count in many.items() for number in range(count)]:
             future.result()
     return found
+
+
+def show(found: Found) -> None:
+    """Print what went wrong, once."""
+    for kind in ("differing", "left", "failed"):
+        for line in getattr(found, kind):
+            if line not in _SHOWN:
+                _SHOWN.add(line)
+                print(f"{kind}: {line}", flush=True)
+
+
+_SHOWN = set[str]()
 
 
 def summary(found: dict[str, Found]) -> dict[str, Any]:
@@ -511,9 +524,6 @@ def summary(found: dict[str, Found]) -> dict[str, Any]:
         kind: [line for each in found.values() for line in getattr(each, kind)]
         for kind in ("differing", "left", "failed")
     }
-    for kind, lines in problems.items():
-        for line in lines:
-            print(f"{kind}: {line}", flush=True)
     return {**every, **{kind: len(lines) for kind, lines in problems.items()}}
 
 
