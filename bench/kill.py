@@ -250,7 +250,8 @@ class Place:
         return Started(words, self.folder, self.environment | environment, command)
 
     def _store(self) -> str:
-        return str(next(path.parent for path in sorted(self.folder.rglob("manifest.json"))))
+        store = next(path.parent for path in sorted(self.folder.rglob("manifest.json")))
+        return str(store.relative_to(self.folder))
 
     def finish(self, process: Started, started: float) -> Ended:
         out, err = process.communicate(timeout=SECONDS)

@@ -135,6 +135,8 @@ class Manifest(Record):
             of_shards = SplitEntry.of(split.shards, split.text_bytes)
             for what in ("tokens", "documents"):
                 given, total = getattr(split, what), getattr(of_shards, what)
+                if what == "documents" and self.row is not None:  # rows are its documents, and shards do not count them
+                    total = split.tokens // max(1, self.row)
                 lines += differs(f"splits.{name}.{what}", given, total, "the sum of its shards")
             if split.extents:
                 shards, text_bytes = (sum(getattr(e, what) for e in split.extents) for what in ("shards", "text_bytes"))
