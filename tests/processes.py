@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from commands import forks
@@ -36,6 +37,13 @@ class Worker(NamedTuple):
 
 
 _WORKERS: list[Worker] = []
+
+
+def as_torchrun(patch: pytest.MonkeyPatch, group: ProcessGroup) -> None:
+    """Put into the environment what torchrun puts there, for processes that have met already."""
+    names = {"WORLD_SIZE": group.world, "RANK": group.rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for name, value in names.items():
+        patch.setenv(name, str(value))
 
 
 def together(job: Job, world: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, last_json, start
-from processes import together
+from processes import as_torchrun, together
 from profiles import write_profile
 
 from shoestring.core import recipe_file
@@ -182,8 +182,7 @@ def test_prepare_measure_and_plan_know_an_hmm(tiny_hmm: Path, shoestring: Comman
 def fit_together(group: ProcessGroup, recipe: Path, overrides: tuple[str, ...]) -> bool:
     """In processes that have met, with what torchrun says in their environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORLD_SIZE", str(group.world))
-        patch.setenv("RANK", str(group.rank))
+        as_torchrun(patch, group)
         return run(recipe_file.load(recipe, overrides), Reporter(), Clock()) is not None
 
 

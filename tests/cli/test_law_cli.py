@@ -81,7 +81,7 @@ def test_runs_become_a_law_and_the_law_an_answer(tmp_path: Path, shoestring: Com
     assert "<svg" in file.with_suffix(".html").read_text()
     assert all("samples" not in powers for powers in found["allocations"])
     by_envelope = told(shoestring, "optimum", "--law", file, "--flops", "1e12", "--approach", "1")
-    assert by_envelope["off"] == [] and by_envelope["params"]["low"] < by_envelope["params"]["high"]
+    assert by_envelope["off"] == [] and by_envelope["params"]["low"] <= by_envelope["params"]["high"], "no noise"
     best = told(shoestring, "optimum", "--law", file, "--time", "2h", "--profile", runs[0], "--profile", runs[4])
     assert best["seconds"] == 7200
     assert best["tokens"]["value"] == pytest.approx(7200 * best["tokens_per_second"])

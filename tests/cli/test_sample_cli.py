@@ -285,9 +285,9 @@ SIZED = {"--rows": "100", "--length": "5", "--heldout": "8"}
         ({"--shard": "-1/4"}, "--shard -1/4"),
         ({"--shard": "3"}, "such as 0/4"),
         ({"--shard": "a/b"}, "--shard a/b"),
-        ({"--symbols": "sequences"}, '"sequences" is not a kind of permutation: must be "none", "sequence"'),
-        ({"--symbols": "block:0"}, '"block:0" is not a kind of permutation'),
-        ({"--states": "pool"}, '"pool" is not a kind of permutation'),
+        ({"--symbols": "sequences"}, '--symbols "sequences": must be "none", "sequence"'),
+        ({"--symbols": "block:0"}, '--symbols "block:0": must be'),
+        ({"--states": "pool"}, '--states "pool": must be'),
         ({"--states": "pool:99999999"}, 'a pool holds at most 16,777,216 permutations; "sequence" has no limit'),
     ],
 )

@@ -21,7 +21,7 @@ import pytest
 from commands import Started
 from conftest import TINY
 from conftest import start as start_one
-from processes import together
+from processes import as_torchrun, together
 from profiles import write_profile
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -177,8 +177,7 @@ def run_together(
     reporter = Said()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LanguageModel, "forward", LanguageModel.forward)  # as it is, in the end
-        patch.setenv("WORLD_SIZE", str(group.world))
-        patch.setenv("RANK", str(group.rank))
+        as_torchrun(patch, group)
         exec(script, {"patch": patch})
         try:
             return Came(reporter.lines, run(load(recipe, overrides), reporter, Clock(), plan) is not None)

@@ -6,7 +6,6 @@ A command that reads a damaged file must notice, or come to what it comes to oth
 from __future__ import annotations
 
 import random
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -109,8 +108,7 @@ class Fuzz:
         elif shown == self._whole[arguments]:
             found = "harmless"
         else:
-            named = path.name in result.said or path.parent.name in result.said
-            found = "noticed" if named and re.search("left out|damaged|changed", result.said) else "silent"
+            found = "noticed" if path.name in result.said else "silent"
         return Outcome(str(path), damage, arguments, found, result.error or result.said)
 
     def _shown(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from processes import together
+from processes import as_torchrun, together
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError
@@ -363,10 +363,7 @@ def grown_together(group: ProcessGroup, recipe: Recipe, plan: Plan, stops: tuple
         with pytest.MonkeyPatch.context() as patch:
             make_small(patch)
             patch.setattr(preparing, "_worth", lambda _: 1)  # these processes may have no children
-            patch.setenv("WORLD_SIZE", str(group.world))
-            patch.setenv("RANK", str(group.rank))
-            patch.setenv("MASTER_ADDR", "127.0.0.1")
-            patch.setenv("MASTER_PORT", "1")  # they have met already
+            as_torchrun(patch, group)
             patch.setattr(Deadline, "steps_to_take", at_two_places)
             patch.setattr(NetworkTrainee, "begin", noted)
             patch.setattr(session, "Child", lambda _, share: Extension(recipe, plan, share))
