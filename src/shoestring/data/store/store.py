@@ -133,7 +133,7 @@ class Manifest(Record):
             lines.append(f"itemsize = {self.itemsize!r}: ids of a vocabulary of {self.vocab_size!r} take {size} bytes")
         for name, split in self.splits.items():
             of_shards = SplitEntry.of(split.shards, split.text_bytes)
-            for what in ("tokens", "documents") if self.row is None else ("tokens",):  # a row is no document
+            for what in ("tokens", "documents"):
                 given, total = getattr(split, what), getattr(of_shards, what)
                 if what == "documents" and self.row is not None:  # rows are its documents, and shards do not count them
                     total = split.tokens // max(1, self.row)
