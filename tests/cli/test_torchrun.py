@@ -123,8 +123,14 @@ class Alone:
         """The plan, as if it had been made for a recipe with these overrides."""
         plan, path = Plan.read(self.run().plan), self.path / f"plan {' '.join(overrides)}.json"
         recipe = load(self.path / "tiny.toml", overrides)
-        rows = recipe.train.per_device or plan.per_device
-        replace(plan, recipe=recipe.fingerprint, steps=int(recipe.budget.steps or 0), per_device=rows).write(path)
+        rows, batch, steps = (
+            recipe.train.per_device or plan.per_device or 1,
+            recipe.batch,
+            int(recipe.budget.steps or 0),
+        )
+        split = {"per_device": rows, "accumulate": batch // rows, "predictions": None}
+        sizes = {"steps": steps, "samples": steps * batch, "tokens": steps * batch * recipe.data.length}
+        replace(plan, recipe=recipe.fingerprint, **split, **sizes).write(path)
         return path
 
 

@@ -286,10 +286,10 @@ def _solved(matrices: Floats, right: Floats) -> Floats:
     """Solutions [R, 5] of R systems; those of a singular one by a matrix near it."""
     for ridge in _RIDGES:
         try:
-            found: Floats = np.linalg.solve(matrices + ridge * np.eye(5), right[:, :, None])[:, :, 0]
+            found = np.linalg.solve(matrices + ridge * np.eye(5), right[:, :, None])
         except np.linalg.LinAlgError:
             continue
-        return found
+        return np.asarray(found[:, :, 0], np.float64)
     return right  # along the gradient
 
 
