@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -177,6 +178,7 @@ def test_an_evaluation_between_two_lines_of_metrics_is_drawn() -> None:
 STREAM = replace(
     EVALUATION,
     loss=2.5,
+    perplexity=math.exp(2.5),
     bits_per_byte=None,
     loss_by_position=LOSSES,
     baselines={"uniform": 3.5, "unigram_in_context": 3.0, "oracle": 2.0},
@@ -188,7 +190,8 @@ STREAM = replace(
 
 def run_on_a_stream(path: Path, **changes: Any) -> RunFolder:
     folder = finished(path)
-    replace(STREAM, **changes).write(folder.evaluation)
+    loss = changes.get("loss", STREAM.loss)
+    replace(STREAM, **changes, perplexity=math.exp(loss)).write(folder.evaluation)
     folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in metrics_of()))
     return folder
 
