@@ -21,6 +21,7 @@ from shoestring.core.files import (
     HeldFolder,
     check_readable,
     discard,
+    drop_lock,
     folder_bytes,
     free_bytes,
     is_locked,
@@ -479,3 +480,14 @@ def test_a_folder_that_was_replaced_is_noticed(tmp_path: Path) -> None:
         held.path.mkdir()  # many file systems would give it the same number
         with pytest.raises(StorageError, match=r"run was removed or replaced"):
             held.check()
+
+
+def test_the_lock_of_a_killed_process_is_dropped_and_one_that_is_held_is_not(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    drop_lock(lock)
+    with locked(lock, "the store"):
+        drop_lock(lock)
+        assert lock.is_file()
+    lock.write_text("{}")
+    drop_lock(lock)
+    assert not lock.exists()

@@ -299,6 +299,17 @@ def locked(path: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def drop_lock(path: Path) -> None:
+    """Remove the lock file of a process that was killed after its work was done, unless another holds it."""
+    with contextlib.suppress(OSError):  # it is gone, or another user's
+        descriptor = open_itself(path, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            if _try_lock(descriptor) and _is_at(descriptor, path):
+                path.unlink()
+        finally:
+            os.close(descriptor)
+
+
 def _acquire(path: Path, what: str) -> int:
     """The descriptor that holds the lock of the file at `path`."""
     while True:

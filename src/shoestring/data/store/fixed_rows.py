@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.core.files import folder_bytes, free_bytes, locked
+from shoestring.core.files import drop_lock, folder_bytes, free_bytes, locked
 from shoestring.core.schema import Record
 from shoestring.core.units import Bytes, Count
 from shoestring.data.store.shards import Shard, dtype_for, shard_bytes, write_shard
@@ -96,6 +96,7 @@ def write_rows(
         manifest = Store(folder).manifest
         entries = {entry.name: entry for split in manifest.splits.values() for entry in split.shards}
         _verify(mine, entries)
+        drop_lock(paths.lock(part))
         return manifest
     missing = [task for task in mine if not _whole(task, job)]
     _verify([task for task in mine if task not in missing])

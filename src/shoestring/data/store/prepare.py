@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoestring.core.errors import DataError, Fault, RecordError, StorageError
-from shoestring.core.files import folder_bytes, free_bytes, locked, remove, temporary_folder
+from shoestring.core.files import drop_lock, folder_bytes, free_bytes, locked, remove, temporary_folder
 from shoestring.core.reading import read_json, reading
 from shoestring.core.recipe import Data, Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
@@ -125,6 +125,7 @@ def prepare(
     paths = StorePaths(store_folder(data, seed, documents, source))
     wanted = Wanted(share, heldout_tokens)
     if wanted.is_in(paths):
+        drop_lock(paths.lock(part))
         _clear(paths)
     else:
         alone = _check_room(paths.folder, source, data, seed, documents, share)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.core.files import locked, sweep
+from shoestring.core.files import drop_lock, locked, sweep
 from shoestring.core.reading import reading
 from shoestring.core.recipe import Data, Hmm, fingerprint
 from shoestring.core.schema import decode, encode
@@ -90,6 +90,7 @@ def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
     identity = [_FORMAT, source.identity(), *options]
     path = Path(data.folder) / f"sentences-{words}-{fingerprint(encode(identity))[:8]}" / FILE
     if path.is_file():
+        drop_lock(path.parent / ".lock")
         return read_rows(path)
     limit = None if data.documents is None else int(data.documents)
     held_out = is_heldout(derive(0, "heldout"), data.heldout)
