@@ -30,6 +30,7 @@ from shoestring.core.files import (
     put_folder,
     sweep,
     temporary_folder,
+    unnamed_file,
     whole_file,
     write_whole,
 )
@@ -491,3 +492,12 @@ def test_the_lock_of_a_killed_process_is_dropped_and_one_that_is_held_is_not(tmp
     lock.write_text("{}")
     drop_lock(lock)
     assert not lock.exists()
+
+
+def test_a_file_without_a_name_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with unnamed_file() as file:
+        file.write("said")
+        file.seek(0)
+        assert file.read() == "said"
+        assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -1096,7 +1095,7 @@ def test_a_small_corpus_is_prepared_by_one_process_as_planned(monkeypatch: pytes
 
 
 def test_the_sockets_of_a_killed_pool_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     pid = os.fork()
     if pid == 0:
         try:

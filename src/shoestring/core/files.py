@@ -18,10 +18,11 @@ import secrets
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from shoestring.core.errors import RunError, StorageError, UserError, shown_path, storage_error
 
@@ -96,6 +97,18 @@ def discard(folder: Path) -> None:
     """Remove a folder: all of it or, if the process is killed, nothing."""
     with temporary_folder(folder.parent) as aside:
         os.rename(folder, aside / folder.name)
+
+
+def unnamed_file() -> IO[str]:
+    """A text file to write and read that has no name, so that nothing can leave it behind."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("shoestring"), "w+")
+    return tempfile.TemporaryFile("w+")
+
+
+def temporary_files() -> Path:
+    """The system's folder for temporary files; `tempfile` would write a file to try it."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - names in it are random, and locked
 
 
 @contextlib.contextmanager

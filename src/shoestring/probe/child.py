@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -25,6 +24,7 @@ from typing import Any, NoReturn, Self
 
 from shoestring.core.clock import process_age
 from shoestring.core.errors import Fault, UserError
+from shoestring.core.files import unnamed_file
 from shoestring.core.host import is_out_of_memory, tells_no_memory
 from shoestring.probe.trials import Overheads, Trial, Trials, Usage
 
@@ -125,7 +125,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], first: Request | None = None):
         """`first` is sent at once, and has no answer."""
-        self._stderr = tempfile.TemporaryFile("w+")
+        self._stderr = unnamed_file()
         self._worker: int | None = None
         """Its process group."""
         self._gone = False

@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoestring.core.errors import ShoestringError
+from shoestring.core.files import unnamed_file
 from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
 from shoestring.runs.trainee import Trainee
@@ -40,7 +40,7 @@ class Child:
 
     def __init__(self, folder: RunFolder, share: float):
         arguments = [str(folder.path), repr(share), dump_added()]
-        self._stderr = tempfile.TemporaryFile("w+")
+        self._stderr = unnamed_file()
         self._process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
             [sys.executable, "-m", "shoestring.runs.extend", *arguments],
             stdin=subprocess.DEVNULL,

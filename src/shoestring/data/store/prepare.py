@@ -14,7 +14,6 @@ import math
 import multiprocessing
 import os
 import re
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +24,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoestring.core.errors import DataError, Fault, RecordError, StorageError
-from shoestring.core.files import drop_lock, folder_bytes, free_bytes, locked, remove, temporary_folder
+from shoestring.core.files import (
+    drop_lock,
+    folder_bytes,
+    free_bytes,
+    locked,
+    remove,
+    temporary_files,
+    temporary_folder,
+)
 from shoestring.core.reading import read_json, reading
 from shoestring.core.recipe import Data, Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
@@ -431,7 +438,7 @@ def _sweepable_sockets() -> None:
     """Have the sockets of pools in a folder that is swept after a kill; multiprocessing's own would stay for ever."""
     config = getattr(multiprocessing.current_process(), "_config", {})
     if config.get("tempdir") is None:
-        folder = temporary_folder(Path(tempfile.gettempdir()))
+        folder = temporary_folder(temporary_files())
         config["tempdir"] = str(folder.__enter__())
         atexit.register(folder.__exit__, None, None, None)
 
