@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shoestring.core.recipe import Data, Model, Recipe, Train
+from shoestring.core.recipe import Recipe
+from shoestring.core.sections import Data, Model, Train
 from shoestring.core.units import Interval
 from shoestring.cost.memory import estimate_memory
 from shoestring.cost.seconds import estimate_seconds

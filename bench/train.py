@@ -34,7 +34,7 @@ import record
 import torch
 
 from shoestring.core.family import network_cost as cost
-from shoestring.core.recipe import Model, Train
+from shoestring.core.sections import Model, Train
 from shoestring.data.pack.order import RowIndex
 from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shoestring.core import recipe_file
 from shoestring.core.family import network_cost
-from shoestring.core.records import Evaluation, Machine, Outcome, Plan, Point, Profile
+from shoestring.core.records import Machine, Plan, Point, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 
 VOCABULARY, LENGTH, BATCH = 257, 64, 16

@@ -16,9 +16,10 @@ import shoestring as ss
 from shoestring.core import recipe_file
 from shoestring.core.errors import RecipeError, UserError
 from shoestring.core.family import Family, family_of
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
 from shoestring.core.registry import registry
+from shoestring.core.sections import Model
 from shoestring.cost.gpus import Gpu, find_gpu
 from shoestring.data.read.documents import Format, Reading, Records
 from shoestring.models.batch import Batch

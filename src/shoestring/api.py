@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError
+from shoestring.core.law_record import Law
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Law, Outcome, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.core.units import Seconds

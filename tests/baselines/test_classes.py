@@ -19,7 +19,7 @@ from shoestring.baselines.classes import (
 )
 from shoestring.baselines.of_corpus import uniform_and_frequency
 from shoestring.baselines.streams import Baselines
-from shoestring.core.records import Evaluation
+from shoestring.core.results import Evaluation
 from shoestring.report.scores import class_rows, class_scores, confusion_table
 from shoestring.runs.evaluate import make_evaluation, with_classes
 

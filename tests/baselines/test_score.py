@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.records import Evaluation
+from shoestring.core.results import Evaluation
 from shoestring.runs.evaluate import make_evaluation
 
 

@@ -14,7 +14,8 @@ from conftest import TINY, Command, last_json
 from profiles import MACHINE, write_profile
 
 from shoestring.core.files import write_whole
-from shoestring.core.records import Machine, Outcome, Plan
+from shoestring.core.records import Machine, Plan
+from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 
 

@@ -17,7 +17,7 @@ from profiles import write_profile
 
 from shoestring.cli.root import root
 from shoestring.core.errors import RunError, UserError
-from shoestring.core.records import Evaluation
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.studies.run_results import read_trained
 from shoestring.training.checkpoint import Checkpoints

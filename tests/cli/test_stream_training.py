@@ -22,7 +22,8 @@ from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError, RunError, UserError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Cost, Evaluation, Machine, Point, Profile
+from shoestring.core.records import Cost, Machine, Point, Profile
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.datasets.corpus import open_corpus
 from shoestring.datasets.streams import open_stream

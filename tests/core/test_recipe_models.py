@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from recipe_values import assert_lines_begin, problems_of, recipe_of
 
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
+from shoestring.core.sections import Model
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},

@@ -12,15 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoestring.core import records as facts
+from shoestring.core import law_record, records, results
 from shoestring.core.errors import RecordError, StorageError
-from shoestring.core.records import Cost, Density, Evaluation, Law, Machine, Outcome, Plan, Point, Profile, StateTable
+from shoestring.core.law_record import Law
+from shoestring.core.records import Cost, Density, Machine, Plan, Point, Profile
+from shoestring.core.results import Evaluation, Outcome, StateTable
 from shoestring.core.schema import Record, hints
 
 RECORDS = [
     kind
-    for kind in vars(facts).values()
-    if isinstance(kind, type) and issubclass(kind, Record) and kind.__module__ == facts.__name__
+    for module in (records, results, law_record)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Record) and kind.__module__ == module.__name__
 ]
 every_record = pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 unhurried = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])

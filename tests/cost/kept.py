@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.cross_entropy import IGNORED

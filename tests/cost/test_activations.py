@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kept import LATENTS, LENGTH, VOCABULARY, of_a_row, small
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import Setting, transformer_of
 from shoestring.models.families.perceiver_ar import kept_of
 from shoestring.models.language_model import LanguageModel, build

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.conventions import CONVENTIONS, accounting
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.conventions import ArticleCost, Count, accounting, article_cost
 
 # channels, layers, vocabulary, positions, steps, N, N_cross, C_self, C_cross

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.data.read.corpora import FilePart, ReadCorpus, open_corpus, open_source, texts
 from shoestring.data.read.documents import Corpus, Part, Reading, Skipped
 from shoestring.data.read.hub import RowsPart, ShardPart

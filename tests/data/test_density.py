@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Data
 from shoestring.core.records import Density
+from shoestring.core.sections import Data
 from shoestring.data.read import density as densities
 from shoestring.data.read.corpora import BLOCK_BYTES, ReadCorpus, open_source
 from shoestring.data.read.density import FEW_BYTES, estimate_density, measure_density

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.data.read.corpora import open_corpus
 from shoestring.data.read.documents import Skipped
 from shoestring.data.store import prepare as preparing

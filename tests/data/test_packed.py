@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.data.pack import packing as packings
 from shoestring.data.pack.order import RowIndex
 from shoestring.data.pack.packed import PAD, PackedSource

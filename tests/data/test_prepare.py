@@ -25,10 +25,11 @@ import pytest
 import shoestring
 from shoestring.core.errors import DataError, Fault, RunError, StorageError
 from shoestring.core.files import folder_bytes, sweep, whole_file
-from shoestring.core.recipe import Data
 from shoestring.core.records import Density
+from shoestring.core.sections import Data
 from shoestring.data.read.corpora import ReadCorpus
 from shoestring.data.read.documents import Document, Reading, Skipped
+from shoestring.data.store import maker, pool
 from shoestring.data.store import map_stage as passes
 from shoestring.data.store import prepare as preparing
 from shoestring.data.store import work_units as units
@@ -107,7 +108,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
         seen.append((name, unit.number))
         return run_pass(name, job, unit)
 
-    monkeypatch.setattr(preparing, "run_pass", watched)
+    monkeypatch.setattr(maker, "run_pass", watched)
     return seen
 
 
@@ -161,7 +162,7 @@ def test_a_store_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: py
     data = data_of(write_corpus(tmp_path, ["one", "two", "three"]), tmp_path)
     first = make(data)
     before = {path: path.stat().st_mtime_ns for path in first.paths.folder.iterdir()}
-    monkeypatch.setattr(preparing, "_Maker", None)
+    monkeypatch.setattr(preparing, "Maker", None)
     monkeypatch.setattr(preparing, "measure_density", None)
     assert make(data).manifest == first.manifest
     assert make(data, part=(1, 3)).manifest == first.manifest
@@ -298,17 +299,17 @@ def test_the_last_two_parts_may_end_at_the_same_time(tmp_path: Path, monkeypatch
     elsewhere = replace(data, folder=str(tmp_path / "elsewhere"))
     run_pass = passes.run_pass
     last = len(units.divide(preparing.open_source(data, 0), None)) - 1
-    monkeypatch.setattr(preparing, "run_pass", lambda *given: run_pass(*given))
+    monkeypatch.setattr(maker, "run_pass", lambda *given: run_pass(*given))
     prepare(elsewhere, 0, None, part=((last + 1) % 2, 2), processes=1)
 
     def and_then_the_other(name: str, job: passes.Job, unit: units.Unit) -> int:
         number = run_pass(name, job, unit)
         if number == last:  # its result is there, and the other part sees that all are
-            monkeypatch.setattr(preparing, "run_pass", run_pass)
+            monkeypatch.setattr(maker, "run_pass", run_pass)
             assert prepare(elsewhere, 0, None, part=((last + 1) % 2, 2), processes=1) is not None
         return number
 
-    monkeypatch.setattr(preparing, "run_pass", and_then_the_other)
+    monkeypatch.setattr(maker, "run_pass", and_then_the_other)
     prepare(elsewhere, 0, None, part=(last % 2, 2), processes=1)
     assert files_of(store_folder(elsewhere, 0, None)) == expected
 
@@ -541,7 +542,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, name: str) -> Non
 def test_results_are_removed_also_where_that_was_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = data_of(write_corpus(tmp_path, ["one", "two", "three"]), tmp_path / "stores")
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "remove", lambda *_: stop(0))
+        patch.setattr(maker, "remove", lambda *_: stop(0))
         with pytest.raises(Killed):
             make(data)
     store = make(data)
@@ -1071,13 +1072,13 @@ def test_one_pool_of_all_processes_serves_every_pass(tmp_path: Path, monkeypatch
     expected = make(data, 0, 48)
     data = replace(data, folder=str(tmp_path / "cut"))
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "run_pass", lambda *_: 1 / 0)
+        patch.setattr(maker, "run_pass", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             make(data, 0, 48)
     folder = store_folder(data, 0, 48)
     job = passes.Job(folder=folder, heldout=0.2, unique=False)
     passes.run_pass("words", job, units.divide(preparing.open_source(data, 0), 48)[0])
-    monkeypatch.setattr(preparing, "_start", start)
+    monkeypatch.setattr(maker, "start_pool", start)
     store = make(data, 0, 48, processes=4)
     assert (sizes, ran) == ([4], ["words"] * 2 + ["tokens"] * 3)
     assert store.manifest == expected.manifest
@@ -1100,7 +1101,7 @@ def test_the_sockets_of_a_killed_pool_are_swept(tmp_path: Path, monkeypatch: pyt
     if pid == 0:
         try:
             multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
-            preparing._sweepable_sockets.__wrapped__()
+            pool._sweepable_sockets.__wrapped__()
             Path(get_temp_dir(), "listener").touch()
         finally:
             os.kill(os.getpid(), signal.SIGKILL)

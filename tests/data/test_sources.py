@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.data.read import corpora
 from shoestring.data.read.corpora import open_source, texts
 from shoestring.data.read.documents import Corpus, Reading, Skipped

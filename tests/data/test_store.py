@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.data.pack.order import RowIndex, step_rows
 from shoestring.data.store import map_stage as passes
 from shoestring.data.store import shards, sizes, store

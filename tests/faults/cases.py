@@ -30,8 +30,10 @@ from spoiled import (
 from world import TABLE
 
 from shoestring.cli.root import root
+from shoestring.core.law_record import Law
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Law, Machine, Outcome, Plan, Profile
+from shoestring.core.records import Machine, Plan, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.schema import hints
 from shoestring.core.specs import Spec
 from shoestring.core.units import Bytes, Count, Flops, Seconds

@@ -28,9 +28,10 @@ import shoestring
 from shoestring.cli import main as cli_main
 from shoestring.core.errors import DataError, StorageError, UserError
 from shoestring.core.files import locked
-from shoestring.core.recipe import Data, Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import Data, Model
 from shoestring.core.user_code import TRUST
 from shoestring.data.read.corpora import open_source, texts
 from shoestring.data.tokenize.subwords import load_subwords

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoestring.core.recipe import Model, Train
+from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.blocks import RMSNorm

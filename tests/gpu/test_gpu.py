@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import Command, start
 
-from shoestring.core.recipe import Model, Train
 from shoestring.core.recipe_file import load
+from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
 from shoestring.runs.measure import Measuring, _open_trials
 from shoestring.training.learner import Learner

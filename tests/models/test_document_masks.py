@@ -13,7 +13,7 @@ from scripts import run_script
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers import attention

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoestring.core.errors import UserError
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import LanguageModel, build
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.gpt2.network import GPT2
 from shoestring.models.families.gpt2.transformers import FORMAT

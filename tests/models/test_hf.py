@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shoestring.core import recipe_file
 from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.family import network_cost as cost
-from shoestring.core.recipe import Model, Train
+from shoestring.core.sections import Model, Train
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.batch import Batch
 from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX, hf_saved_bytes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoestring.core.family import network_cost
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.families.llama import FAMILY
 from shoestring.models.families.llama.network import Llama
 from shoestring.models.layers.rotary import frequencies, rotate, turns

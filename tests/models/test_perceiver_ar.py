@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.perceiver_ar import kept_of
 from shoestring.models.families.perceiver_ar.network import PerceiverAR, attend_to_past

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost as cost
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.llama.network import Llama
 from shoestring.models.families.llama.transformers import FORMAT

@@ -16,7 +16,7 @@ from restarted import ACCIDENT, ROWS, STEPS
 from torch import Tensor
 
 from shoestring.core.errors import Fault
-from shoestring.core.records import Evaluation
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import agree
 from shoestring.track import read_lines

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from test_make import PROFILE, make, recipe, store_bytes
 
 from shoestring.core.recipe_file import build
-from shoestring.core.records import Outcome, Plan
+from shoestring.core.records import Plan
+from shoestring.core.results import Outcome
 from shoestring.planning.history import DRIFT, HISTORY_HEAD, NO_HISTORY, Correction, Past, errors, history_table, learn
 from shoestring.planning.hmm import plan_hmm
 from shoestring.planning.make import make_plan

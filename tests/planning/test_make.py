@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError
-from shoestring.core.recipe import Budget, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Density, Machine, Plan, Point, Profile
+from shoestring.core.sections import Budget
 from shoestring.core.units import Bytes, Count
 from shoestring.planning.make import (
     REPORT_SECONDS,

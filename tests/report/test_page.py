@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from shoestring.core import recipe_file
-from shoestring.core.records import ClassScore, Evaluation, Line, Machine, Outcome, Plan, StateRow, StateTable
+from shoestring.core.records import Line, Machine, Plan
+from shoestring.core.results import ClassScore, Evaluation, Outcome, StateRow, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, plan_against_actual, write_page
 

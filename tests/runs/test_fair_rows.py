@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.core.recipe import Data, Evaluate, Hmm, Model, Recipe, Run
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
+from shoestring.core.sections import Data, Evaluate, Hmm, Model, Run
 from shoestring.data.pack.order import drawn_rows
 from shoestring.data.read.labels import read_labelled
 from shoestring.data.store.prepare import prepare

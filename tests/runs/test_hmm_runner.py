@@ -36,6 +36,7 @@ from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.make import RESERVE_SECONDS
 from shoestring.runs import hmm_trainee, runner, session
 from shoestring.runs.evaluate import evaluate_run
+from shoestring.runs.finish import FINISH_MARGIN, LEAST_IDLE
 from shoestring.runs.hmm_task import HmmTask
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import Finished, run
@@ -380,7 +381,7 @@ def check_heldout(finished: Finished) -> None:
 
 def kept_free(finished: Finished) -> float:
     """Seconds for what follows the last update, as planned, and a reserve."""
-    return session.FINISH_MARGIN * finished.plan.parts["finish"] + RESERVE_SECONDS
+    return FINISH_MARGIN * finished.plan.parts["finish"] + RESERVE_SECONDS
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -438,7 +439,7 @@ def test_a_fit_that_is_faster_than_planned_uses_its_time_as_it_began(mode: str, 
     planned, losses = round(finished.plan.epochs or 0.0), read_losses(finished)
     assert len(losses) > 1.5 * planned
     assert finished.outcome.lengthened is not None and finished.outcome.shortened is None
-    idle = 0.02 * 60.0 + session.LEAST_IDLE
+    idle = 0.02 * 60.0 + LEAST_IDLE
     assert 60.0 - kept_free(finished) - idle <= time.now <= 60.0 - kept_free(finished)
     alone = fitted(recipe_of(corpus, "alone", f"epochs = {planned}", update=mode))
     assert losses[:planned] == read_losses(alone)
@@ -463,7 +464,7 @@ def test_a_run_that_resumes_grows_within_the_time_that_all_its_sessions_have(cor
         fitted(recipe)
     finished = fitted(recipe)
     assert finished.outcome.lengthened is not None
-    idle = 0.02 * 60.0 + session.LEAST_IDLE
+    idle = 0.02 * 60.0 + LEAST_IDLE
     assert 60.0 - kept_free(finished) - idle <= time.now <= 60.0 - kept_free(finished)
 
 

@@ -32,7 +32,6 @@ from shoestring.probe.trials import Overheads, Trial, Usage
 from shoestring.runs import measure
 from shoestring.runs.measure import (
     Measuring,
-    Telling,
     _as_in_a_run,
     _beside,
     _busy,
@@ -51,6 +50,7 @@ from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.profile_cache import cache_file, cache_folder, code_fingerprint, keep, read_cached
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task, task_of
+from shoestring.runs.telling import Telling
 
 SAMPLE = Density(
     documents=85_200,
@@ -544,7 +544,7 @@ def test_a_measurement_without_a_limit_assumes_nothing(tmp_path: Path) -> None:
 
 def test_a_person_reads_what_is_measured_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, said = Turned(), []
-    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=clock.elapsed))
+    monkeypatch.setattr("shoestring.runs.telling.time", SimpleNamespace(monotonic=clock.elapsed))
     telling = Telling(said.append)
     for second in range(100):
         clock.now = float(second)

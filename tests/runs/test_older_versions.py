@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from shoestring.core.errors import RecordError, VersionError
 from shoestring.core.recipe_file import load
-from shoestring.core.records import Evaluation
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.hmm.parameters import load as load_model
 from shoestring.storage.tensor_file import write_tensors

@@ -19,18 +19,18 @@ from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.datasets.corpus import StoreCorpus
 from shoestring.runs import network_trainee, session
+from shoestring.runs.finish import FINISH_MARGIN, Finish
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import Finished, run
-from shoestring.runs.session import FINISH_MARGIN, _Finish
 from shoestring.training import checkpoint
 from shoestring.training.checkpoint import Checkpoints
 
 
 def trained(file: Path, monkeypatch: pytest.MonkeyPatch, beside: bool = False) -> Finished | None:
     """With a finish as on a GPU where that is wanted."""
-    of = _Finish.of
-    monkeypatch.setattr(_Finish, "of", lambda plan, baselines, _: of(plan, baselines, beside))
+    of = Finish.of
+    monkeypatch.setattr(Finish, "of", lambda plan, baselines, _: of(plan, baselines, beside))
     write_profile(file)
     monkeypatch.chdir(file.parent)
     return run(load(file), Reporter(), Clock(0.0))
@@ -52,7 +52,7 @@ def test_the_finish_is_the_longer_of_writing_and_the_rest_on_a_gpu_and_both_on_a
     parts: dict[str, float], baselines: float | None, slowest: float, written: int, seconds: tuple[float, float]
 ) -> None:
     for beside, expected in zip((True, False), seconds, strict=True):
-        finish = _Finish.of(Plan(binding="time", parts=parts), baselines, beside)
+        finish = Finish.of(Plan(binding="time", parts=parts), baselines, beside)
         assert finish.seconds(slowest, written) == pytest.approx(FINISH_MARGIN * expected)
 
 

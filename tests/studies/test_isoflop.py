@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError, RecipeError, UserError
-from shoestring.core.recipe import Data, Recipe
+from shoestring.core.recipe import Recipe
+from shoestring.core.sections import Data
 from shoestring.core.units import Count
 from shoestring.cost.transformer import parameters
 from shoestring.data.tokenize.tokenizers import open_tokenizer

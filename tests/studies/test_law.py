@@ -11,7 +11,7 @@ from law_runs import write_run
 from scipy.stats import norm
 
 from shoestring.core.errors import UserError
-from shoestring.core.records import Estimate, Law
+from shoestring.core.law_record import Estimate, Law
 from shoestring.core.units import Count
 from shoestring.laws.form import Surface
 from shoestring.studies.allocation import fit_optima, one_table

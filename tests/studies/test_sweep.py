@@ -9,7 +9,8 @@ import pytest
 from profiles import write_profile
 
 from shoestring.core import clock
-from shoestring.core.records import Outcome, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.probe.child import RemoteTrials
 from shoestring.runs import measure

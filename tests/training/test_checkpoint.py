@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shoestring.core.errors import RunError, StorageError
-from shoestring.core.recipe import Model, Train
+from shoestring.core.sections import Model, Train
 from shoestring.core.specs import CheckpointSpec
 from shoestring.models.language_model import build
 from shoestring.storage.tensor_file import write_tensors

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from shoestring.core.recipe import Model, Train
+from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.optimizer import Optimizer, squared_norm
 from shoestring.training.optimizers.muon import Muon, newton_schulz

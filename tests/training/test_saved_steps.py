@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from group_jobs import BATCH, PlainRows, make
 
-from shoestring.core.recipe import Train
+from shoestring.core.sections import Train
 from shoestring.core.specs import CheckpointSpec, StepsSpec
 from shoestring.training import hooks
 from shoestring.training.checkpoint import Checkpoints, State

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.core.records import ClassScore
+from shoestring.core.results import ClassScore
 
 Confusion = NDArray[np.int64]
 """(true class, predicted class): how many rows."""

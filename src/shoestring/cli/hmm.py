@@ -65,7 +65,8 @@ def fit(
 
 def _grid_table(runs: Sequence[dict[str, Any]], terminal: options.Terminal) -> None:
     """The plan of each fit of a grid against what happened."""
-    from shoestring.core.records import Outcome, Plan
+    from shoestring.core.records import Plan
+    from shoestring.core.results import Outcome
     from shoestring.core.run_folder import RunFolder
     from shoestring.studies.sweep import grid_against_plan
 

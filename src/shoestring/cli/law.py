@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from shoestring.cli import options
-
-if TYPE_CHECKING:
-    from shoestring.core.units import Interval
-    from shoestring.studies.isoflop import Designed
+from shoestring.cli.law_design import design_json, flops_list, print_design
 
 Command = Callable[..., Any]
 
@@ -312,13 +309,13 @@ def isoflop(
 
     loaded = recipe_file.load(recipe, overrides)
     symbols = vocabulary_of(loaded, vocabulary)
-    amounts = _flops_list(flops) if flops else [own_flops(loaded, symbols, convention)]
+    amounts = flops_list(flops) if flops else [own_flops(loaded, symbols, convention)]
     warm = None if warmup is None else parse_amount(warmup, "--warmup")
     every = None if evaluate_every is None else parse_amount(evaluate_every, "--evaluate-every")
     designed = design(loaded, symbols, parse_sizes(sizes, loaded, symbols), amounts, convention, warm, every)
     times, how = time_runs([made.recipe for made in designed], symbols, profiles, gpu)
     files = write_recipes(recipe, designed, out or Path(loaded.run.folder) / f"{loaded.run.name}-isoflop")
-    _print_design(designed, times, how, convention, terminal)
+    print_design(designed, times, how, convention, terminal)
     passes = full_passes(loaded)
     if passes > 1:
         terminal.say(f"an epoch predicts 1 in {passes:g} positions, so {passes:g} epochs read the corpus once")
@@ -329,72 +326,8 @@ def isoflop(
         )
     for file in files:
         terminal.say(f"shoestring train {file}")
-    runs = [_design_json(made, file, time) for made, file, time in zip(designed, files, times)]
+    runs = [design_json(made, file, time) for made, file, time in zip(designed, files, times)]
     return {"convention": convention, "vocabulary": symbols, "full_passes": passes, "runs": runs}
-
-
-def _flops_list(text: str) -> list[float]:
-    from shoestring.core.errors import UserError
-    from shoestring.core.units import Flops, amount
-
-    try:
-        amounts = [float(amount(Flops, part)) for part in text.split(",")]
-    except ValueError as cause:
-        raise UserError(f"--flops {text}: {cause}") from cause
-    if min(amounts) <= 0:
-        raise UserError(f"--flops {text}: must be above zero")
-    return amounts
-
-
-def _print_design(
-    designed: list[Designed], times: list[Interval | None], how: str, convention: str, terminal: options.Terminal
-) -> None:
-    """Print what each size and each run costs."""
-    from shoestring.core.units import Count, Flops, Seconds
-
-    sizes = {(made.recipe.model.width, made.recipe.model.layers): made for made in designed}
-    costs = [
-        (
-            f"{width}x{layers}",
-            *(Count(value).short() for value in (made.params, made.params_no_embeddings)),
-            *(Flops(value).short() for value in (made.flops_per_prediction, made.exact_per_prediction)),
-        )
-        for (width, layers), made in sizes.items()
-    ]
-    head = ("size", "parameters", "no embeddings", f"per token, {convention}", "exact")
-    shown = len(head) - (convention == "exact")  # the last two columns would be equal
-    terminal.table("Sizes", head[:shown], [row[:shown] for row in costs])
-    rows = [
-        (
-            made.recipe.run.name,
-            Flops(made.flops).short(),
-            Count(made.tokens).short(),
-            f"{made.tokens_per_parameter:.3g}",
-            f"{made.steps:,}",
-            "unknown" if time is None else time.show(lambda value: Seconds(value).short()),
-        )
-        for made, time in zip(designed, times)
-    ]
-    terminal.table("Runs of equal compute", ("run", "FLOPs", "tokens", "per parameter", "steps", "time"), rows)
-    known = [time.expected for time in times if time is not None]
-    terminal.say(f"{Seconds(sum(known)).short()} in all; {how}" if known else f"time: {how}")
-
-
-def _design_json(made: Designed, file: Path, time: Interval | None) -> dict[str, Any]:
-    model = made.recipe.model
-    return {
-        "recipe": str(file),
-        "name": made.recipe.run.name,
-        **{name: getattr(model, name) for name in ("width", "layers", "heads")},
-        **{name: getattr(made, name) for name in ("params", "params_no_embeddings", "flops", "exact_flops")},
-        "flops_per_token": made.flops_per_prediction,
-        "exact_flops_per_token": made.exact_per_prediction,
-        "tokens": made.tokens,
-        "steps": made.steps,
-        "warmup": made.recipe.train.warmup,
-        "evaluate_every": made.recipe.evaluate.every,
-        "seconds": None if time is None else time._asdict(),
-    }
 
 
 @law.command()

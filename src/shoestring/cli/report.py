@@ -17,7 +17,7 @@ def report(run: Path, terminal: options.Terminal) -> options.Result:
 
     The run may be finished or still going.
     """
-    from shoestring.core.records import Outcome
+    from shoestring.core.results import Outcome
     from shoestring.core.run_folder import RunFolder
     from shoestring.report.page import draw, write_page
 

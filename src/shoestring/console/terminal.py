@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoestring.core.records import Density, Evaluation, MemoryModel, Outcome, Plan, Point, Profile
+from shoestring.core.records import Density, MemoryModel, Plan, Point, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.text import printable
 from shoestring.core.throughput import fastest, knee, smallest_near
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name

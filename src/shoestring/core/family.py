@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.registry import load_entry, registry
+from shoestring.core.sections import Model
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.user_code import load_code
 

@@ -86,7 +86,7 @@ def check_size(size: int, most: int | None = None) -> None:
 
 
 def read_packed(path: Path) -> bytes:
-    """The bytes of a file, decompressed if it ends in .gz, of which a few may become any number."""
+    """The bytes of a file, decompressed if it ends in .gz; they are counted, as few bytes can become very many."""
     check_file(path)
     if path.suffix != ".gz":
         return path.read_bytes()

@@ -192,6 +192,6 @@ class RunFolder:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run folder of which `path` is a record, or is meant to be; None for any other path."""
+    """The run folder that `path` is a record of, or has the name of one; None for any other path."""
     folder = RunFolder(path.parent)
     return folder.path if folder.recipe.is_file() and path in vars(folder).values() else None

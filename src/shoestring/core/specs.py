@@ -250,7 +250,7 @@ class StepsSpec(Spec):
         return list(itertools.takewhile(lambda step: step <= last, self._all()))
 
     def _all(self) -> Iterator[int]:
-        """Its steps, of which no run has those after `MOST_STEPS`."""
+        """Its steps up to `MOST_STEPS`, the last that any run has."""
         given = self.given
         yield from given
         if self._continues:

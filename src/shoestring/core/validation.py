@@ -8,8 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shoestring.core.family import family_of
-from shoestring.core.recipe import MOST_ROWS, Data, Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
+from shoestring.core.sections import MOST_ROWS, Data, Model
 from shoestring.core.units import counted
 
 _MASKED = ("masked", "whole_words", "label")

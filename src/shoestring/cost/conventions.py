@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import Work, parameters, transformer_of
 
 CONVENTIONS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoestring.core.recipe import Precision
 from shoestring.core.registry import Registry
+from shoestring.core.sections import Precision
 
 MIB = 1 << 20
 TERA = 10**12

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Precision, Recipe
+from shoestring.core.recipe import Recipe
+from shoestring.core.sections import Precision
 from shoestring.core.units import Interval
 from shoestring.cost.gpus import find_gpu
 from shoestring.cost.transformer import Transformer

@@ -18,8 +18,9 @@ from typing import Literal
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import Family, Recompute, family_of
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
+from shoestring.core.sections import Model
 
 FLEX = 128
 """Positions above which a GPU attends within documents without a mask (`models.layers.attention`)."""

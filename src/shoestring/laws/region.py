@@ -1,4 +1,4 @@
-"""The 95 % region of a fit: the laws that the points do not rule out, of which those at its edge are found.
+"""The 95 % region of a fit: the laws that the points do not rule out. Those at its edge are found.
 
 At the points a law is a vector of ln predictions. Noise moves the fitted vector, by a known spread along each direction
 in which the coefficients can move it. The region holds every law whose predictions are no farther from the fitted ones

@@ -153,8 +153,8 @@ class SurfaceSpread:
     converged: Flags
     """[R]; fits that did not converge, and laws outside the region, are left out of everything below."""
     edge: bool
-    """Whether they are at the edge of the 95 % region, so that an interval is the range over them; else resamples, of
-    which it is the middle."""
+    """Whether they are at the edge of the 95 % region: an interval is then their range. Else they are resamples, and it
+    is the middle 95 % of them."""
     checked: int = 0
     """Resamples that were also started elsewhere: some, or all if one of these moved."""
     moved: int = 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.layers.cross_entropy import linear_cross_entropy, token_cross_entropy
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from shoestring.core.errors import StorageError, UserError, storage_error
 from shoestring.core.family import family_of
 from shoestring.core.files import put_folder, temporary_folder, write_whole
-from shoestring.core.recipe import Model
 from shoestring.core.registry import registry
+from shoestring.core.sections import Model
 from shoestring.models.language_model import LanguageModel
 
 NAMED = 5

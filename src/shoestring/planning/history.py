@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoestring.core.records import Line, Outcome, Plan
+from shoestring.core.records import Line, Plan
+from shoestring.core.results import Outcome
 
 DRIFT = 0.05
 """Relative standard deviation of a run's speed from its measurement, assumed without past runs."""

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Recipe, Train
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Line, Plan, Profile
+from shoestring.core.sections import Train
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate, with_name
 from shoestring.planning.corpus import Corpus, full_passes
 from shoestring.planning.figures import show_bytes, show_count, show_seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.files import write_whole
-from shoestring.core.records import Estimate, Law
+from shoestring.core.law_record import Estimate, Law
 from shoestring.core.units import Count, Interval, counted
 from shoestring.report.page import drawn, section, table, whole_page
 

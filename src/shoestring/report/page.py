@@ -11,7 +11,8 @@ from typing import Any
 from shoestring.core.errors import MissingExtra
 from shoestring.core.files import write_whole
 from shoestring.core.reading import read_text
-from shoestring.core.records import Evaluation, Machine, Outcome, Plan, StateTable
+from shoestring.core.records import Machine, Plan
+from shoestring.core.results import Evaluation, Outcome, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, position_curve, svg

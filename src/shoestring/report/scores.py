@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.records import Evaluation
+from shoestring.core.results import Evaluation
 
 CLASS_HEAD = ("class", "rows", "precision", "recall", "F1")
 ERROR_NOTE = "± is one standard error over the scored rows, for the model as it is."

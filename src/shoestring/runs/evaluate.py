@@ -24,7 +24,7 @@ from shoestring.baselines.oracle import divergences
 from shoestring.baselines.standard_error import mean_error
 from shoestring.baselines.streams import Baselines
 from shoestring.core.errors import RecordError, RunError
-from shoestring.core.records import Evaluation, TextScore
+from shoestring.core.results import Evaluation, TextScore
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.datasets.corpus import Corpus, open_corpus

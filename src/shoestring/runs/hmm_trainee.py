@@ -14,7 +14,8 @@ from shoestring.baselines.hmm_score import Scorer, Scores
 from shoestring.baselines.ngram import count
 from shoestring.core.clock import Clock
 from shoestring.core.host import is_out_of_memory
-from shoestring.core.records import Evaluation, Plan, StateRow, StateTable
+from shoestring.core.records import Plan
+from shoestring.core.results import Evaluation, StateRow, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
 from shoestring.hmm.engine import engine_of_updates

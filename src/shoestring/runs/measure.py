@@ -12,12 +12,11 @@ import math
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
@@ -42,6 +41,7 @@ from shoestring.runs.prepare import recipe_density, with_own_density
 from shoestring.runs.profile_cache import cache_file, keep, read_cached
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
+from shoestring.runs.telling import Telling
 
 if TYPE_CHECKING:
     from shoestring.parallel.process_group import ProcessGroup
@@ -62,8 +62,6 @@ _MOST_SHARE = 0.2
 """Of the time budget, spent on measuring in all: then what is known is used."""
 _LAST_SHARE, _BATCHES_SHARE = 0.5, 0.7
 """Of that, when the last batch is begun, and when it is ended: what follows takes time too."""
-_SILENCE, _LONG_SILENCE = 5.0, 30.0
-"""Seconds after which a person reads what is being measured, and that it still is."""
 
 
 def _silent(_: str) -> None:
@@ -92,37 +90,6 @@ def measuring_of(recipe: Recipe) -> Measuring:
     """How a run measures: within a share of its time."""
     most = math.inf if recipe.budget.time is None else _MOST_SHARE * float(recipe.budget.time)
     return Measuring(seconds=measuring_seconds(recipe), most=most)
-
-
-class Telling:
-    """Says what is being done whenever nothing was said for some seconds."""
-
-    def __init__(self, say: Callable[[str], None]):
-        self._say, self._now, self._said, self._when = say, "", "", time.monotonic()
-        self._began, self._ended = self._when, threading.Event()
-
-    def __call__(self, text: str) -> None:
-        """Note what is done from now on."""
-        self._now = text
-        self.look()
-
-    def look(self) -> None:
-        silence = time.monotonic() - self._when
-        if silence >= (_SILENCE if self._now != self._said else _LONG_SILENCE):
-            took = Seconds(round(time.monotonic() - self._began)).short()
-            self._said, self._when = self._now, time.monotonic()
-            self._say(f"measuring: {self._now} ({took} so far)")
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._watch, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(1.0):
-            self.look()
 
 
 def measuring_seconds(recipe: Recipe) -> float:

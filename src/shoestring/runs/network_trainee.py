@@ -11,7 +11,8 @@ from shoestring.baselines.of_corpus import baseline_seconds
 from shoestring.core.clock import Clock
 from shoestring.core.errors import StorageError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Plan
+from shoestring.core.records import Plan
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes
 from shoestring.data.pack.order import Pool

@@ -12,7 +12,8 @@ from pathlib import Path
 from shoestring.core.consistency import differs
 from shoestring.core.errors import PlanError, RecordError, Refusal, ShoestringError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Line, Machine, Outcome, Plan, Profile
+from shoestring.core.records import Line, Machine, Plan, Profile
+from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.planning.history import Correction, Past, learn
 from shoestring.planning.make import reserve_seconds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoestring.core.records import Evaluation, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True)

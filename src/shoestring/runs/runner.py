@@ -14,7 +14,8 @@ from shoestring.core.clock import Clock, allocation_end
 from shoestring.core.environment import launched
 from shoestring.core.errors import RunError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Outcome, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.runs.measure import ensure_profile, measure_together, measuring_of, own_profile
 from shoestring.runs.plan import plan_task, read_plan

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, StorageError
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Outcome, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Seconds
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval, saved_interval
+from shoestring.planning.make import checkpoint_interval
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
 from shoestring.report.page import draw, skipped_line, write_page
+from shoestring.runs.finish import Finish, deadline_of
 from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
@@ -37,14 +37,6 @@ from shoestring.training.schedule import Schedule
 
 LOOKS = 1000
 """About how often a run looks at its memory."""
-IDLE_SHARE = 0.01
-"""A run whose last step would be this share of the time budget before its deadline is made longer."""
-LEAST_IDLE = 1.0
-"""Seconds: no run is made longer for less."""
-KNOWN_CHECKPOINTS = 4
-"""After so many, the slowest one counts, even where it is faster than planned."""
-FINISH_MARGIN = 1.25
-"""The finish may take this many times as long as planned without missing the deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +49,7 @@ class _Session:
     metrics: LineFile
     timings: LineFile
     deadline: Deadline
-    finish: _Finish
+    finish: Finish
     reporter: Reporter
     clock: Clock
     limit: float | None
@@ -108,7 +100,7 @@ def train(
             reporter.say(f"{elsewhere}; the speed is watched")
         trainee.write_inputs(folder)
     beside = group.device.type == "cuda"
-    finish = _Finish.of(plan, trainee.baseline_seconds() if writes and beside else None, beside)
+    finish = Finish.of(plan, trainee.baseline_seconds() if writes and beside else None, beside)
     label = trainee.label(state)
     trackers = open_trackers(recipe.track.to, folder.path, label) if writes and recipe.track else {}
     lines = LineFile.rewound(folder.metrics, label, state.lines or 0, folder.write) if writes else NoLines()
@@ -119,7 +111,7 @@ def train(
         checkpoints=checkpoints,
         metrics=metrics,
         timings=LineFile(folder.timings) if writes else NoLines(),
-        deadline=_deadline(recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings))),
+        deadline=deadline_of(recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings))),
         finish=finish,
         reporter=reporter,
         clock=clock,
@@ -263,48 +255,6 @@ def _restore(recipe: Recipe, checkpoints: Checkpoints, step: int | None, trainee
     trainee.put_values(state.task)
     reporter.say(f"resuming after step {state.step:,} of {state.schedule.total:,}")
     return state
-
-
-class _Finish(NamedTuple):
-    """What follows the last step: the checkpoint, evaluation, baselines and page."""
-
-    rest: float
-    """Seconds of all but the checkpoint; baselines as timed here where known, else as planned."""
-    write: float
-    """Planned seconds of the checkpoint."""
-    beside: bool
-    """Whether it is written meanwhile; a CPU has no core and no memory to spare for it."""
-
-    @classmethod
-    def of(cls, plan: Plan, baselines: float | None, beside: bool) -> _Finish:
-        finish, planned, last = (plan.parts.get(name, 0.0) for name in ("finish", "baselines", "last checkpoint"))
-        rest = finish + (planned if baselines is None else baselines)
-        return cls(rest, finish + last if beside else last, beside)
-
-    def seconds(self, slowest: float = 0.0, written: int = 0) -> float:
-        """The most seconds that the finish takes; `slowest` is the longest of `written` checkpoints."""
-        write = slowest if written >= KNOWN_CHECKPOINTS else max(self.write, slowest)
-        return FINISH_MARGIN * (max(self.rest, write) if self.beside else self.rest + write)
-
-
-def _deadline(recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float) -> Deadline:
-    """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit."""
-    budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
-    train, evaluations = parts.get("train", 0.0), plan.evaluations or 0
-    every = min(checkpoint_interval(recipe), saved_interval(recipe, plan.step_seconds or math.inf))
-    return Deadline(
-        clock,
-        budget - finish - RESERVE_SECONDS,
-        plan.step_seconds,
-        finish,
-        evaluations=evaluations,
-        evaluation_seconds=parts.get("evaluations", 0.0) / max(1, evaluations),
-        checkpoint_seconds=parts.get("checkpoints", 0.0) / max(1.0, train / every + evaluations),
-        checkpoint_every=every,
-        idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
-        spent_before=spent_before,
-        planned_start=sum(parts.get(name, 0.0) for name in ("spent so far", "set-up", "prepare")),
-    )
 
 
 def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.AnyHook]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from shoestring.core.errors import RunError, UserError
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import Model
 from shoestring.core.seeds import derive
 from shoestring.core.specs import CheckpointSpec
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, words_of

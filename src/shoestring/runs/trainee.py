@@ -8,7 +8,8 @@ from typing import Any
 
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Plan
+from shoestring.core.records import Plan
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.track import LineFile

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError
-from shoestring.core.records import Allocation, Law
+from shoestring.core.law_record import Allocation, Law
 from shoestring.core.units import counted
 from shoestring.laws.envelope import Curve, Minimum, bootstrap_envelope, fit_envelope
 from shoestring.laws.isoflop import GroupOptimum, bootstrap_isoflop, fit_isoflop
@@ -93,7 +93,7 @@ def _allocation(
 
 
 def one_table(paths: Sequence[Path], approach: str, drop_largest: int) -> Path:
-    """The table of best models, of which there is one; refuses options that need losses."""
+    """The one table of best models; options that need losses are refused."""
     if len(paths) != 1 or not paths[0].is_file():
         raise UserError(f"--optima: needs one table, not {', '.join(map(str, paths))}")
     if approach != "all" or drop_largest:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import UserError
-from shoestring.core.records import Law
+from shoestring.core.law_record import Law
 from shoestring.laws.extrapolation import together
 from shoestring.laws.form import Surface
 from shoestring.laws.limits import apart, clustered

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.core.records import Law
+from shoestring.core.law_record import Law
 from shoestring.report.law_figures import (
     Curve,
     LawPoint,

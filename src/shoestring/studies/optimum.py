@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoestring.core.errors import UserError
+from shoestring.core.law_record import Allocation, Estimate, Law
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Allocation, Estimate, Law, Profile
+from shoestring.core.records import Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Count, Flops, Interval, Seconds, amount, rate
 from shoestring.cost.transformer import parameters

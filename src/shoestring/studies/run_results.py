@@ -17,7 +17,8 @@ from shoestring.core.errors import ShoestringError, UserError
 from shoestring.core.family import family_of
 from shoestring.core.numeric import interpolate
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Evaluation, Outcome, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.cost.transformer import Transformer
 from shoestring.track import read_lines

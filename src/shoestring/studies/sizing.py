@@ -9,9 +9,10 @@ from importlib import resources
 from pathlib import Path
 
 from shoestring.core.errors import UserError
+from shoestring.core.law_record import Allocation, Estimate, Law
 from shoestring.core.numeric import corrected_ends, interpolate
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Allocation, Estimate, Law, Line, Plan, Profile
+from shoestring.core.records import Line, Plan, Profile
 from shoestring.core.units import Interval
 from shoestring.laws import extrapolation
 from shoestring.laws.form import Surface

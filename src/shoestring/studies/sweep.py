@@ -11,7 +11,8 @@ from pathlib import Path
 from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError, RecipeError, ShoestringError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Outcome, Plan, Profile
+from shoestring.core.records import Plan, Profile
+from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Count, Seconds, counted
 from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoestring.core.errors import Fault
 from shoestring.core.host import give_back, is_out_of_memory
-from shoestring.core.recipe import Train
+from shoestring.core.sections import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.parallel.process_group import ProcessGroup

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.core.recipe import Train
 from shoestring.core.registry import registry
+from shoestring.core.sections import Train
 from shoestring.models.language_model import LanguageModel
 from shoestring.training.loss_scale import LEAST, LossScale
 from shoestring.training.sharding import local_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shoestring.core.recipe import Train
+from shoestring.core.sections import Train
 
 
 @dataclass(frozen=True, kw_only=True)

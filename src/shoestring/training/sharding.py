@@ -101,7 +101,7 @@ def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: Pro
         def begin() -> Path | None:
             return stack.enter_context(temporary_folder(folder.parent)) if group.rank == 0 else None
 
-        temporary = _on_first(begin, group)
+        temporary = _together(begin, group)
         assert temporary is not None, "the first process has made it"
 
         def write_own() -> None:
@@ -110,13 +110,13 @@ def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: Pro
             tensors = {name: part.tensor.numpy() for name, part in parts.items()}
             write_tensors(_file(temporary, group.rank), tensors, note)
 
-        _on_first(write_own, group)
+        _together(write_own, group)
         if group.rank == 0:
             put_folder(temporary, folder, replace=True)  # one there is damaged, or its step would not be repeated
 
 
-def _on_first(act: Callable[[], T], group: ProcessGroup) -> T:
-    """Act in all processes, each in its thread; returns the first one's result. All raise the error of any."""
+def _together(act: Callable[[], T], group: ProcessGroup) -> T:
+    """Act in every process, and return the result of the first. If one fails, all raise its error."""
     result: Any = None
     error: OSError | StorageError | None = None
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Fault
-from shoestring.core.recipe import Train
+from shoestring.core.sections import Train
 from shoestring.core.seeds import derive
 from shoestring.data.pack.order import RowIndex
 from shoestring.datasets.source import TokenSource

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO, TypeVar
 from shoestring.core.environment import record_bytes
 from shoestring.core.errors import DataError, storage_error
 from shoestring.core.files import check_readable
-from shoestring.core.recipe import Data, fingerprint
+from shoestring.core.recipe import fingerprint
+from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.core.specs import CodeSpec, SourceSpec
 from shoestring.core.user_code import code_fingerprint, load_code

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Data
 from shoestring.core.records import Density
+from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.data.read.corpora import BLOCK_BYTES, texts
 from shoestring.data.read.documents import Corpus, Document, Part, Skipped

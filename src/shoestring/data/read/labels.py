@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Data
 from shoestring.core.registry import registry
+from shoestring.core.sections import Data
 from shoestring.data.read.corpora import drawn, open_source
 from shoestring.data.read.documents import Document, Part, Skipped
 from shoestring.data.store.work_units import unit_heldout

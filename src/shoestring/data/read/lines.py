@@ -76,7 +76,7 @@ def _xz(_: Path) -> tuple[Callable[[], _Frame], type[Exception]]:
 
 
 class _XzFrame:
-    """A frame of xz, of which a few bytes become thousands of times as many: a block of these at a time."""
+    """A frame of xz, decompressed a block at a time: a few of its bytes can become thousands of times as many."""
 
     def __init__(self, limit: int):
         self._frame = lzma.LZMADecompressor(memlimit=limit)

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 from shoestring.core.errors import DataError
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.core.specs import SourceSpec
 from shoestring.data.read.corpora import FilePart, open_source
 from shoestring.data.read.documents import Corpus, Reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from shoestring.core.recipe import Data
+from shoestring.core.sections import Data
 from shoestring.data.tokenize.vocabulary import vocabulary_size
 
 HEADER = struct.Struct("<8sIIQQ28xI")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoestring.core.recipe import Model
 from shoestring.core.registry import Registry, load_entry
+from shoestring.core.sections import Model
 
 _HERE = "shoestring.models.families"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.core.recipe import Train
+from shoestring.core.sections import Train
 from shoestring.models.layers.operators import HAS_TRITON
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
-from shoestring.core.recipe import Train
+from shoestring.core.sections import Train
 from shoestring.training.optimizers.adamw import adamw_of
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 
 def read_page(file: io.BufferedIOBase, at: int) -> Page:
-    """The header at this byte of a file; raises OSError without a number, as for a broken file, where there is none."""
+    """The header at this byte of a file. If there is none, raises OSError without an errno, as for any broken file."""
     size = _FIRST
     while True:
         file.seek(at)
@@ -117,7 +117,7 @@ class _Header:
             raise OSError(f"a field of the unknown type {kind} in the header of a page")
 
     def _count(self, count: int) -> int:
-        """A number of items, each of which has at least one byte."""
+        """A number of items; every item takes a byte or more."""
         if count > len(self._raw) - self.at:
             raise IndexError
         return count

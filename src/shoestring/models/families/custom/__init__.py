@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shoestring.core.family import Family
-from shoestring.core.recipe import Model
 from shoestring.core.records import Cost
+from shoestring.core.sections import Model
 from shoestring.core.specs import CodeSpec
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shoestring.core.errors import UserError
-from shoestring.core.recipe import Model
 from shoestring.core.records import Cost
+from shoestring.core.sections import Model
 from shoestring.core.specs import CodeSpec
 from shoestring.core.user_code import load_code
 from shoestring.models.batch import Batch

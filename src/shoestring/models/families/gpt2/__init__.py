@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import INDEX, Setting, Transformer, Work, table_positions
 from shoestring.models.families import InFolder
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import table_positions
 from shoestring.models.batch import Batch
 from shoestring.models.families.gpt2 import FAMILY

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shoestring.core.family import Family
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
+from shoestring.core.sections import Model
 from shoestring.models.families import InFolder
 
 

@@ -24,8 +24,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.files import check_readable
-from shoestring.core.recipe import Model
 from shoestring.core.records import Cost
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.masked_lm.network import seen_keys
 from shoestring.models.language_model import LanguageModel, Output, Rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import Setting, Transformer, Work
 from shoestring.models.families import InFolder
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.llama import FAMILY, norm_eps
 from shoestring.models.language_model import LanguageModel, Output

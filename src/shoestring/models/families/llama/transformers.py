@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoestring.core.errors import UserError
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.core.specs import RotaryScaling
 from shoestring.models.families.llama import FAMILY, norm_eps
 from shoestring.models.transformers_format import TransformersFormat, WeightNames

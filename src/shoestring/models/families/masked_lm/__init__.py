@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from shoestring.core.recipe import Model, Recipe
+from shoestring.core.recipe import Recipe
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import INDEX, Setting, Transformer, Work, table_positions
 from shoestring.models.families import InFolder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.cost.transformer import table_positions
 from shoestring.models.families.masked_lm import FAMILY, TOKEN_TYPES
 from shoestring.models.families.masked_lm.network import EPSILON, MaskedLM

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.recipe import Model
+from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.perceiver_ar import FAMILY, kept_of, latents_of
 from shoestring.models.language_model import LanguageModel, Output

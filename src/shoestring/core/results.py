@@ -1,0 +1,167 @@
+"""The records of what a run came to: scores, the states of an HMM, the outcome. Words and units as in `records`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from shoestring.core.consistency import differs, negatives
+from shoestring.core.schema import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScore:
+    """How well one class is predicted."""
+
+    label: int
+    rows: int
+    """Scored rows of this class."""
+    precision: float | None
+    """Of the rows predicted as this class, the share that belong to it; None: no row was."""
+    recall: float | None
+    """Share of its rows that were predicted as it; None: it has none."""
+    f1: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """The scores on one of several texts; as in `Evaluation`."""
+
+    name: str
+    text: str
+    """Its source."""
+    rows: int
+    tokens: int
+    loss: float
+    loss_error: float | None
+    perplexity: float
+    bits_per_byte: float | None
+    bits_per_byte_error: float | None
+    accuracy: float | None
+    accuracy_error: float | None
+    macro_f1: float | None
+    macro_f1_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Record):
+    """Scores on held-out rows, in nats per prediction.
+
+    A standard error is that of rows drawn at random, with the model as it is; predictions of one row depend on each
+    other. None: there are fewer than two rows, or an older version wrote the record.
+    """
+
+    SCHEMA: ClassVar[str] = "shoestring.evaluation/2"
+
+    step: int
+    rows: int
+    tokens: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    loss_by_position: tuple[float | None, ...]
+    """None at positions without a prediction."""
+    baselines: dict[str, float]
+    """The loss of each baseline on the same tokens."""
+    baselines_by_position: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same by position, for baselines that learn within a row."""
+    entropy_rate: float | None = None
+    """Of the source: the loss of the best predictor in the long run; None: unknown."""
+    entropy_rate_error: float | None = None
+    """Its standard error."""
+    accuracy: float | None = None
+    """Share of the rows whose class was predicted; None where tokens are predicted."""
+    macro_f1: float | None = None
+    """Mean F1 over the classes."""
+    majority_accuracy: float | None = None
+    """Of always choosing the most frequent class in training."""
+    majority_macro_f1: float | None = None
+    text: str | None = None
+    """The source that was scored; None: held-out rows of the training source."""
+    loss_error: float | None = None
+    """Standard error of the loss."""
+    bits_per_byte_error: float | None = None
+    accuracy_error: float | None = None
+    macro_f1_error: float | None = None
+    classes: tuple[ClassScore, ...] = ()
+    """By class; empty where tokens are predicted."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Rows by true class, then by predicted class."""
+    texts: tuple[TextScore, ...] = ()
+    """Every named text of data.validation. The first is the one that the other fields are about, and that decides the
+    best checkpoint."""
+
+    def contradictions(self) -> list[str]:
+        lines = negatives(self)
+        lines += differs("perplexity", self.perplexity, math.exp(min(abs(self.loss), 700.0)), "exp(loss)", 1e-4)
+        for name in ("accuracy", "macro_f1", "majority_accuracy", "majority_macro_f1"):
+            if (getattr(self, name) or 0.0) > 1.0:
+                lines.append(f"{name} = {getattr(self, name)!r}: must be at most 1")
+        if self.confusion:
+            lines += differs("rows", self.rows, sum(map(sum, self.confusion)), "the sum of the confusion matrix")
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRow:
+    """One state of an HMM, for people."""
+
+    state: int
+    share: float
+    """Of the time in the long run."""
+    words: str
+    """The most likely words, with their probabilities."""
+    moves: str
+    """The most likely next states, with their probabilities."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateTable(Record):
+    """What the states of an HMM mean, for people: the most visited first."""
+
+    SCHEMA: ClassVar[str] = "shoestring.states/1"
+
+    rows: tuple[StateRow, ...]
+    sentences: tuple[str, ...]
+    """Drawn from the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Record):
+    """The outcome of a run; its presence as DONE means that the run is finished."""
+
+    SCHEMA: ClassVar[str] = "shoestring.outcome/1"
+
+    steps: int
+    tokens: int
+    """Positions: rows × data.length."""
+    seconds: float
+    """Wall clock over all segments, from the start of each process to its end or last sign of life."""
+    segments: int
+    tokens_per_second: float
+    """Positions per second during training, without evaluation and saving."""
+    disk_bytes: int
+    """Peak of token store and checkpoints in the last session."""
+    peak_bytes: int | None
+    loss: float
+    shortened: str | None
+    """The reason why the run was made shorter than planned, if it was."""
+    lengthened: str | None = None
+    """The reason why it was made longer, if it was."""
+    skipped: int = 0
+    """Steps whose update was left out, because the gradient overflowed in fp16."""
+    predictions: int | None = None
+    """Counted in training; None: part of the run was written by a version that did not count."""
+    timeline: dict[str, float] = field(default_factory=dict)
+    """Those seconds by what they were spent on; they add up."""
+
+    def contradictions(self) -> list[str]:
+        lines = negatives(self)
+        if self.predictions is not None and self.predictions > self.tokens:
+            lines.append(f"predictions = {self.predictions!r}: there are only {self.tokens!r} positions (tokens)")
+        if self.skipped > self.steps:
+            lines.append(f"skipped = {self.skipped!r}: there are only {self.steps!r} steps")
+        if self.timeline:
+            lines += differs("seconds", self.seconds, sum(self.timeline.values()), "the sum of the timeline", 1e-3)
+        return lines

@@ -1,0 +1,329 @@
+"""The sections of a recipe as frozen dataclasses: every field with its type, its range and its help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from shoestring.core.schema import Between, Each, Registered, Text
+from shoestring.core.specs import (
+    MOST_STEPS,
+    PermutationSpec,
+    RotaryScaling,
+    SourceSpec,
+    Spec,
+    StepsSpec,
+    StreamSpec,
+    TokenizerSpec,
+)
+from shoestring.core.units import Bytes, Count, Flops, Seconds
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+# Ranges are wide: they hold every sensible value, and keep the arithmetic of a plan exact. What fits is for the plan.
+_SIZE = Between(1, 10**9)
+MOST_ROWS = 10**7
+"""Rows of an effective batch."""
+_ROWS = Between(1, MOST_ROWS)
+_COUNT = Between(1, 10**18)
+_STEPS = Between(1, MOST_STEPS)
+_BYTES = Between(1, 10**18)
+_TIME = Between(1e-3, 36500 * 86400)
+_SHARE = Between(1e-6, 1)
+_NAME, _PATH = Text(255), Text(4096)
+
+
+def _as_specs(section: object, **kinds: type[Spec]) -> None:
+    """Convert the fields of a section that was made with plain texts."""
+    for name, kind in kinds.items():
+        if (value := getattr(section, name)) is not None:
+            object.__setattr__(section, name, kind(value))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The run's folder, and its seed."""
+
+    name: Annotated[str, _NAME, "name of the run's folder"] = "run"
+    folder: Annotated[str, _PATH, "folder that holds run folders"] = "runs"
+    seed: Annotated[int, Between(0, (1 << 63) - 1), "source of every random choice"] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Limits of the run; the tightest one binds."""
+
+    time: Annotated[Seconds | None, _TIME, "wall clock from the start of the process, with set-up and saving"] = None
+    flops: Annotated[Flops | None, Between(1, 1e30), "training computation, as counted for the model"] = None
+    tokens: Annotated[Count | None, _COUNT, "positions of training: rows × data.length, padding included"] = None
+    steps: Annotated[Count | None, _STEPS, "optimizer steps"] = None
+    epochs: Annotated[
+        float | None, Between(1e-9, 1e9), "epochs over the training rows; needs data.documents or a file"
+    ] = None
+    disk: Annotated[Bytes | None, _BYTES, "token store and checkpoints together"] = None
+    memory: Annotated[
+        Bytes | None,
+        _BYTES,
+        "peak of the device (on a CPU: growth of the process by model and training); default: the free memory",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """From documents to packed rows."""
+
+    source: Annotated[
+        SourceSpec,
+        "stories (built in); text:PATH (a document per line), paragraphs:PATH, jsonl:PATH, csv:PATH or parquet:PATH (a "
+        "file, .gz, .zst, .xz or .bz2 too, a folder or a pattern); hf:NAME:CONFIG; store:FOLDER (existing); or "
+        "my_data.py:documents, a function of your own that yields texts",
+    ] = SourceSpec("stories")
+    column: Annotated[str, _NAME, "column or field of the text"] = "text"
+    delimiter: Annotated[str, Text(16, allowed="\t\x1f\x1e\x01"), "delimiter of CSV fields"] = ","
+    end_line: Annotated[str | None, Text(4096, allowed="\t\f"), "line that ends a document of several lines"] = None
+    split: Annotated[str, _NAME, "of a hub data set"] = "train"
+    streaming: Annotated[bool, "read a hub data set without storing it"] = False
+    on_error: Annotated[Literal["stop", "skip"], "what to do with a broken record"] = "stop"
+    unique: Annotated[bool, "leave out repeated documents"] = False
+    stream: Annotated[
+        StreamSpec | None,
+        "computed rows, in place of a source: hmm:RUN (or its model file) or markov:SYMBOLS",
+    ] = None
+    tokenizer: Annotated[
+        TokenizerSpec,
+        "bytes; words:N for the N most frequent words; file:PATH or hf:NAME for a tokenizer made elsewhere",
+    ] = TokenizerSpec("bytes")
+    end: Annotated[
+        str | None, Text(255, allowed="\n\t\0"), "token that ends a document; default: that of the tokenizer's files"
+    ] = None
+    length: Annotated[int, _SIZE, "predictions per row; a row holds one token more (not for an HMM)"] = 256
+    packing: Annotated[
+        Literal["concat", "best_fit", "pad"],
+        "documents joined and cut into rows; kept whole where they fit, several per row; or one per row",
+    ] = "concat"
+    document_mask: Annotated[bool, "attention, positions and predictions stay within documents"] = False
+    random_offset: Annotated[bool, "training rows start at another random offset each epoch (concat)"] = False
+    masked: Annotated[float, _SHARE, "masked_lm: share of the tokens to predict"] = 0.15
+    whole_words: Annotated[bool, "masked_lm: mask whole words"] = False
+    label: Annotated[
+        str | None, _NAME, "masked_lm: column with the class of a document, from 0, to predict in place of tokens"
+    ] = None
+    documents: Annotated[Count | None, Between(1, 10**12), "most documents to read; default: as the plan needs"] = None
+    heldout: Annotated[
+        float, Between(1e-6, 0.5, also=0), "fraction of the documents kept for evaluation; 0 only with data.validation"
+    ] = 0.02
+    validation: Annotated[
+        SourceSpec | dict[str, SourceSpec] | None,
+        "other text to score instead of held-out rows: files, or a split of a hub data set (hf:NAME:CONFIG#SPLIT). "
+        'Several have names: {books = "text:a.txt", news = "text:b.txt"}; the first decides the best checkpoint. '
+        "data.heldout still applies to the source",
+    ] = None
+    folder: Annotated[str, _PATH, "folder that holds token stores"] = "stores"
+
+    def __post_init__(self) -> None:
+        _as_specs(self, source=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
+        if isinstance(self.validation, dict):
+            texts = {name: SourceSpec(source) for name, source in self.validation.items()}
+            object.__setattr__(self, "validation", texts)
+        else:
+            _as_specs(self, validation=SourceSpec)
+
+    @property
+    def scored(self) -> dict[str, SourceSpec]:
+        """The texts of `validation` by name; that of a single one is empty."""
+        if self.validation is None:
+            return {}
+        return self.validation if isinstance(self.validation, dict) else {"": self.validation}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The network. Its vocabulary comes from the tokenizer."""
+
+    family: Annotated[
+        str,
+        _PATH,
+        Registered("family", may_be_code=True),
+        "kind of network: llama, gpt2, perceiver_ar, masked_lm (BERT's encoder), hf (any model of transformers), or "
+        "my_model.py:Net, a torch module of your own that returns logits",
+    ] = "llama"
+    options: Annotated[
+        dict[str, str | bool | int | float] | None,
+        Each({str: Text(4096), int: Between(-(1 << 63), (1 << 63) - 1)}),
+        "keyword arguments of a module of your own, as {layers = 4}",
+    ] = None
+    name: Annotated[
+        str | None, _PATH, "hf: a model's hub name, its folder, or the folder of a config.json alone (random weights)"
+    ] = None
+    init: Annotated[
+        str | None,
+        _PATH,
+        "weights to start from: a run's folder, or a folder or hub name of transformers; default: random",
+    ] = None
+    width: Annotated[int, _SIZE, "channels of the residual stream"] = 256
+    layers: Annotated[int, _SIZE, "blocks"] = 6
+    heads: Annotated[int, _SIZE, "attention heads; must divide width into even parts"] = 8
+    kv_heads: Annotated[int | None, _SIZE, "llama: heads of keys and values; must divide heads; default: heads"] = None
+    hidden: Annotated[
+        int | None,
+        _SIZE,
+        "channels of the MLP; default: 4 width, llama (SwiGLU): 8/3 width, up to a multiple of 32",
+    ] = None
+    tied: Annotated[bool, "output matrix is the embedding matrix"] = True
+    bias: Annotated[bool, "llama: products of attention and MLP add a bias"] = False
+    dropout: Annotated[float, Between(0, 1, open_high=True), "share of activations dropped in training"] = 0.0
+    rotary_base: Annotated[float, Between(1, 1e12), "llama: base of the rotary frequencies"] = 10000.0
+    rotary_scaling: Annotated[
+        RotaryScaling | None,
+        "llama: positions divided by a factor, all alike (linear:FACTOR) or by frequency as in Llama 3 "
+        "(llama3:FACTOR:LOW:HIGH:LENGTH)",
+    ] = None
+    norm_eps: Annotated[float | None, Between(1e-12, 1), "llama: added to the mean square in norms; default: 1e-5"] = (
+        None
+    )
+    positions: Annotated[int | None, _SIZE, "gpt2, masked_lm: learned positions; default: data.length"] = None
+    classes: Annotated[int | None, Between(2, 10**6), "masked_lm: classes of data.label"] = None
+    latents: Annotated[int | None, _SIZE, "perceiver_ar: positions at the end of a row that are predicted"] = None
+    prefix_dropout: Annotated[
+        float, Between(0, 1, open_high=True), "perceiver_ar: share of the positions before the latents that is dropped"
+    ] = 0.5
+
+    def __post_init__(self) -> None:
+        _as_specs(self, rotary_scaling=RotaryScaling)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Train:
+    """The optimization. The effective batch is the same on every machine; the plan chooses its split."""
+
+    batch: Annotated[int | None, _ROWS, "effective batch in rows; this or tokens"] = None
+    tokens: Annotated[Count | None, _COUNT, "effective batch in positions: a multiple of data.length"] = None
+    per_device: Annotated[int | None, _ROWS, "micro-batch: rows per device and pass; default: fastest that fits"] = None
+    optimizer: Annotated[
+        str,
+        Registered("optimizer"),
+        "update rule: adamw, or muon for the matrices of the blocks with adamw for the others",
+    ] = "adamw"
+    lr: Annotated[float, Between(1e-12, 1e3), "peak learning rate"] = 3e-4
+    schedule: Annotated[
+        Literal["cosine", "linear", "constant"], "shape after the warm-up, by fraction of the budget"
+    ] = "cosine"
+    warmup: Annotated[float, Between(0, 1, open_high=True), "fraction of the budget for the warm-up"] = 0.05
+    final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
+    weight_decay: Annotated[float, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
+    beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9
+    beta2: Annotated[float, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
+    clip: Annotated[float, Between(1e-9, 1e12), "largest gradient norm"] = 1.0
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        "of the products; weights stay fp32. auto: on a GPU bf16, or fp16 where it has no bf16 (T4, V100)",
+    ] = "auto"
+    compile: Annotated[bool | None, "compile the blocks with torch; default: on a GPU"] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        "what the backward pass recomputes to save memory: nothing, the MLPs, or whole blocks",
+    ] = "none"
+    ema: Annotated[
+        float | None,
+        Between(0, 1, open_low=True, open_high=True),
+        "score a running mean of the weights with this decay",
+    ] = None
+    checkpoint_every: Annotated[
+        Seconds | None, _TIME, "time between checkpoints; default: a twentieth of the time budget, 1 s to 10 min"
+    ] = None
+    keep: Annotated[
+        int, Between(1, 10**6), "checkpoints kept, besides the best and those of save_every and save_steps"
+    ] = 2
+    save_every: Annotated[int | None, _STEPS, "steps between checkpoints that are all kept"] = None
+    save_steps: Annotated[
+        StepsSpec | None,
+        'steps whose checkpoints are all kept: "1,10,100", or "1,2,4,...", which continues to the end with that ratio',
+    ] = None
+
+    def __post_init__(self) -> None:
+        _as_specs(self, save_steps=StepsSpec)
+
+    def saved_count(self, total: int) -> int:
+        """How many checkpoints of a run of `total` steps are kept to the end."""
+        every = 0 if self.save_every is None else total // self.save_every
+        listed = [] if self.save_steps is None else self.save_steps.up_to(total)
+        return every + sum(self.save_every is None or step % self.save_every != 0 for step in listed)
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the checkpoint of a step is kept to the end."""
+        every = self.save_every is not None and step % self.save_every == 0
+        return every or (self.save_steps is not None and step in self.save_steps.up_to(step))
+
+    def products(self, device: str, has_bf16: bool) -> Precision:
+        """The precision of products on a device of this type, which computes in bf16 or not."""
+        if self.precision != "auto":
+            return self.precision
+        return "fp32" if device != "cuda" else "bf16" if has_bf16 else "fp16"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hmm:
+    """A hidden Markov model in place of a network; `[model]` and `[train]` are then not used."""
+
+    states: Annotated[int, Between(2, 10**9), "hidden states"] = 100
+    plain: Annotated[bool, "leave out lines with anything but letters, spaces, commas and full stops"] = False
+    unique: Annotated[bool, "leave out repeated sentences"] = False
+    update: Annotated[
+        Literal["all", "every", "online"], "update the tables after all rows, after some, or as running averages"
+    ] = "online"
+    update_every: Annotated[int, _SIZE, "rows between updates, for every and online"] = 256
+    restarts: Annotated[int, Between(1, 10**6), "random starts; the best one continues"] = 1
+    prior: Annotated[
+        float, Between(1e-12, 1e6), "pseudo-count per row of each table, so that no probability is zero"
+    ] = 1e-3
+    concentration: Annotated[float, Between(1e-3, 1e6), "of the random start; small values make peaked rows"] = 1.0
+    tied_start: Annotated[bool, "the start distribution is the stationary one"] = False
+    tolerance: Annotated[
+        float | None, Between(1e-12, 1), "stop when an epoch lowers the loss by less than this share"
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """The rows of `data.stream`: each index has its own row, and nothing is on disk."""
+
+    symbols: Annotated[
+        PermutationSpec, "hmm: which rows share a permutation of the symbols: none, sequence, block:N or pool:P"
+    ] = PermutationSpec("none")
+    states: Annotated[
+        PermutationSpec, "hmm: which rows share a permutation of the states' emissions; as for symbols"
+    ] = PermutationSpec("none")
+    start: Annotated[Literal["model", "stationary"], "hmm: distribution of the first state"] = "model"
+    chain: Annotated[
+        Literal["dirichlet", "zipf", "doubly_stochastic"], "markov: how the transitions of a row's chain are drawn"
+    ] = "dirichlet"
+    fewest: Annotated[int, Between(2, 64), "markov: states of the smallest chain"] = 3
+    most: Annotated[int, Between(2, 64), "markov: states of the largest chain"] = 10
+    concentration: Annotated[int, Between(1, 64), "markov: of dirichlet; 1 is uniform over chains, more is even"] = 1
+    exponent: Annotated[float, Between(0, 8, open_low=True), "markov: of zipf"] = 1.0
+
+    def __post_init__(self) -> None:
+        _as_specs(self, symbols=PermutationSpec, states=PermutationSpec)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluate:
+    """The evaluation on held-out rows."""
+
+    rows: Annotated[int, _SIZE, "most held-out rows to score"] = 256
+    per_device: Annotated[int | None, _ROWS, "micro-batch; default: that of training"] = None
+    every: Annotated[float, _SHARE, "fraction of the planned steps between evaluations"] = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """The work of several devices under torchrun; without this section each has a copy of the model."""
+
+    shard: Annotated[bool, "divide weights, gradients and optimizer state over the devices (FSDP)"] = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Track:
+    """Trackers of metrics, besides the run folder."""
+
+    to: Annotated[tuple[str, ...], Each({str: Registered("tracker")}), "trackers, such as tensorboard"] = ()

@@ -1,0 +1,43 @@
+"""Processes that prepare a corpus together; they end with the one that started them, and leave nothing behind."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+
+from shoestring.core.files import temporary_files, temporary_folder
+
+
+def start_pool(processes: int) -> ProcessPoolExecutor:
+    """A pool of processes forked from one that has loaded the modules they need."""
+    _sweepable_sockets()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shoestring.data.store.map_stage", "shoestring.data.tokenize.fast_words"])
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+
+
+@functools.cache
+def _sweepable_sockets() -> None:
+    """Have the sockets of pools in a folder that is swept after a kill; multiprocessing's own would stay for ever."""
+    config = getattr(multiprocessing.current_process(), "_config", {})
+    if config.get("tempdir") is None:
+        folder = temporary_folder(temporary_files())
+        config["tempdir"] = str(folder.__enter__())
+        atexit.register(folder.__exit__, None, None, None)
+
+
+def _begin() -> None:
+    """Set up a process of the pool: one core for the tokenizers library too, and exit when the parent dies."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
