@@ -360,6 +360,31 @@ def test_too_many_rows_are_counted_again_with_half_as_many_at_a_time(
     assert results(ended.folder) == straight()
 
 
+def test_a_fit_that_resumes_after_memory_ran_out_begins_with_the_rows_that_fitted(
+    corpus: Path, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def engine(_: torch.device, at_once: int, share: float = 1.0) -> Any:
+        def count(parameters: Parameters, tokens: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Counts:
+            used.append(at_once)
+            if at_once > 2:
+                raise HmmMemoryError("too many")
+            return time.count(parameters, tokens, lengths, weights)
+
+        return count
+
+    monkeypatch.setattr(hmm_trainee, "engine_of_updates", engine)
+    recipe = recipe_of(corpus)
+    time.events[7] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Stopped):
+        fitted(recipe)
+    assert set(used[1:]) == {2}
+    del used[:]
+    fitted(recipe)
+    assert set(used) == {2}
+
+
 # --- a budget of time
 
 BUDGET = 'time = "60s"'

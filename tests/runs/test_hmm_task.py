@@ -13,8 +13,9 @@ import torch
 
 from shoestring.core.recipe_file import build
 from shoestring.hmm.engine import engine_of_updates
-from shoestring.hmm.expect import expect
+from shoestring.hmm.expect import Counts, expect, fixed_bytes, sequence_bytes
 from shoestring.hmm.fit import Fit, FitSettings, fit, learn
+from shoestring.hmm.parameters import HmmMemoryError, random_parameters
 from shoestring.hmm.progress import save_progress
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.hmm import EPOCH_BYTES
@@ -42,7 +43,34 @@ def test_a_gpu_takes_as_many_rows_at_a_time_as_planned_and_is_asked_once_what_is
     planned = engine_of_updates(torch.device("cuda"), 64)
     assert isinstance(planned, partial)
     assert (planned.func, planned.keywords) == (expect, {"chunk": 64, "limit_bytes": 4500})
-    assert engine_of_updates(torch.device("cpu"), 64) is expect
+
+
+def test_on_a_cpu_the_free_memory_decides_whether_an_update_is_counted_but_not_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums of other chunks differ in their last bits, and two runs of one plan are the same run."""
+    model = random_parameters(40, 30, 0).to(dtype=torch.float32)
+    tokens = torch.randint(30, (600, 50), generator=torch.Generator().manual_seed(0))
+    plain = expect(model, tokens)
+
+    def counted(free: int, share: float = 1.0) -> Counts:
+        monkeypatch.setattr("shoestring.hmm.engine.free_bytes", lambda _: free)
+        monkeypatch.setattr("shoestring.hmm.expect.free_bytes", lambda _: free)
+        return engine_of_updates(CPU, 64, share)(model, tokens, None, None)
+
+    def same(found: Counts, expected: Counts) -> bool:
+        return all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected))
+
+    needs = 2 * (fixed_bytes(model) + 600 * sequence_bytes(model, 50, recompute=False))
+    assert same(counted(1 << 40), plain)
+    assert same(counted(needs), plain)
+    with pytest.raises(HmmMemoryError, match="600 sequences of 50 tokens at a time"):
+        counted(needs - 2)
+    half = counted(needs // 2 + fixed_bytes(model), share=0.5)
+    assert same(half, expect(model, tokens, chunk=300))
+    assert same(half, counted(1 << 40, share=0.5))
+    assert not same(half, plain), "else this test could not fail"
+    assert len(engine_of_updates(CPU, 64)(model, tokens[:0], None, None).start) == 40
 
 
 @pytest.mark.parametrize("update", ["all", "every", "online"])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from shoestring.hmm.expect import Counts, expect, free_bytes
+from shoestring.hmm.expect import Counts, expect, fixed_bytes, free_bytes, layout, sequence_bytes
+from shoestring.hmm.parameters import HmmMemoryError, Parameters
+
+CPU_BYTES = 2**32
+"""Most memory for the sequences of a chunk on a CPU."""
 
 
 def engine(device: torch.device) -> Callable[..., Counts]:
@@ -25,15 +31,36 @@ def engine(device: torch.device) -> Callable[..., Counts]:
 def engine_of_updates(device: torch.device, rows: int | None = None, share: float = 1.0) -> Callable[..., Counts]:
     """The engine for many updates, in chunks of `rows` sequences, which are a `share` of the planned ones.
 
-    A GPU's free memory is read only once, and its kernels are recorded and replayed. On a CPU, `expect` chooses its own
-    chunks, within that share of the memory that it would use.
+    A GPU's free memory is read only once, and its kernels are recorded and replayed. On a CPU, the chunks are a `share`
+    of those that `CPU_BYTES` allow; an update whose chunks need more than half of the free memory raises
+    HmmMemoryError.
     """
     chosen = engine(device)
     if device.type == "cpu":
-        return chosen if share == 1 else partial(chosen, limit_bytes=int(share * (free_bytes(device) // 2)))
+        return partial(_expect_steadily, share)
     options: dict[str, Any] = {"chunk": rows, "limit_bytes": free_bytes(device) // 2}
     if chosen is not expect:
         from shoestring.hmm.fused import Recorder  # imports Triton
 
         options["count"] = Recorder()
     return partial(chosen, **options)
+
+
+def _expect_steadily(
+    share: float, parameters: Parameters, tokens: Tensor, lengths: Tensor | None = None, weights: Tensor | None = None
+) -> Counts:
+    """As `expect`, in chunks that do not depend on the free memory: the sums of others differ in their last bits."""
+    if not len(tokens):
+        return expect(parameters, tokens, lengths, weights)
+    longest = tokens.shape[1] if lengths is None else int(lengths.max())
+    fixed = fixed_bytes(parameters)
+    limit = fixed + CPU_BYTES
+    chunk = math.ceil(share * layout(parameters, longest, len(tokens), limit_bytes=limit).chunk)
+    cut = layout(parameters, longest, len(tokens), chunk, limit)
+    needed = fixed + chunk * sequence_bytes(parameters, longest, cut.recompute)
+    if needed > (free := free_bytes(parameters.device) // 2):
+        raise HmmMemoryError(
+            f"{chunk} sequences of {longest} tokens at a time with {parameters.states} states need {needed:,} bytes, "
+            f"the limit is {free:,}"
+        )
+    return expect(parameters, tokens, lengths, weights, chunk, limit)

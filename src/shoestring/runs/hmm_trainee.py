@@ -18,8 +18,8 @@ from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, StateRow, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seeds import derive
-from shoestring.hmm.engine import engine_of_updates
-from shoestring.hmm.fit import Epoch, Fit, FitSettings
+from shoestring.hmm.engine import engine, engine_of_updates
+from shoestring.hmm.fit import Count, Epoch, Fit, FitSettings
 from shoestring.hmm.maximize import Priors
 from shoestring.hmm.parameters import Parameters, save
 from shoestring.hmm.progress import Tally, Trial, load_progress, save_progress
@@ -78,7 +78,7 @@ class HmmTrainee(Trainee):
         self._task, self._settings = task, fit_settings(task, round(plan.epochs))
         self.rows = task.rows()
         self.data = self.rows.fingerprint
-        self.per_device, self.scored_rows = plan.per_device, task.recipe.evaluate.rows
+        self._per_device, self.scored_rows = plan.per_device, task.recipe.evaluate.rows
         self._heldout = torch.from_numpy(self.rows.scored(self.scored_rows).astype("int64"))
         self._scores: Scores | None = None
         self._scorer: Scorer | None = None
@@ -89,12 +89,28 @@ class HmmTrainee(Trainee):
             self._settings,
             symbols=len(self.rows.alphabet),
             device=self.group.device,
-            count=engine_of_updates(self.group.device, self.per_device),
+            count=self._engine(),
         )
         self.planned_steps = self.fit.planned_updates
         self.tokens_per_step = self.rows.train.size / self.fit.updates_per_epoch
         if self.plan.binding == "time" and self.recipe.budget.epochs is None:
             self.most_steps = math.inf  # only time ends the fit
+
+    @property
+    def per_device(self) -> int:
+        return self._per_device
+
+    @per_device.setter
+    def per_device(self, rows: int) -> None:
+        if rows != self._per_device:
+            self._per_device = rows
+            self.fit.recount(self._engine())
+
+    def _engine(self) -> Count:
+        device = self.group.device
+        if device.type == "cpu" and self.group.world > 1:  # each by its own memory: they cannot agree to halve
+            return engine(device)
+        return engine_of_updates(device, self._per_device, self._per_device / (self.plan.per_device or 1))
 
     @property
     def _compared(self) -> int:
@@ -118,8 +134,6 @@ class HmmTrainee(Trainee):
 
     def halve(self) -> int:
         self.per_device = half(self.per_device)
-        share = self.per_device / (self.plan.per_device or self.per_device)
-        self.fit.recount(engine_of_updates(self.group.device, self.per_device, share))
         return self.per_device
 
     @property
