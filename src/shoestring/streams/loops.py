@@ -1,4 +1,7 @@
-"""`hmm.plain_rows` as loops for CPU cores, compiled by Numba: row by row, with no memory but the state."""
+"""`hmm.plain_rows` and `tables.alias_tables` as loops for CPU cores, compiled by Numba.
+
+Rows are made one by one, with no memory but the state.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from shoestring.streams.permutations import KINDS, LATER, SCATTER, SPREAD, Lookup, Rounds
 from shoestring.streams.philox import KEY_A, KEY_B, MASK, ROUND_A, ROUND_B, Purpose
-from shoestring.streams.tables import Tables
+from shoestring.streams.tables import UNIT, Tables
 
 _U32, _ALIAS, _TOKENS = np.uint64(MASK), np.uint64(0xFFFF), int(Purpose.TOKENS)
 _A, _B, _KEY_A, _KEY_B = np.uint64(ROUND_A), np.uint64(ROUND_B), np.uint64(KEY_A), np.uint64(KEY_B)
@@ -181,3 +184,37 @@ def _on_cores(work: Callable[[int, int], None], count: int, least: int) -> None:
         return
     with ThreadPoolExecutor(cores) as pool:
         list(pool.map(work, edges[:-1], edges[1:]))
+
+
+@njit(cache=True)
+def fill_tables(weights: Any) -> Any:  # pragma: no cover
+    """See `tables.alias_tables`."""
+    rows, cells = weights.shape
+    entries = np.empty((rows, cells), np.int64)
+    left, room = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    small, large = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    for cell in range(cells):  # words that fall into it
+        room[cell] = ((cell + 1) * UNIT + cells - 1) // cells - (cell * UNIT + cells - 1) // cells
+    for row in range(rows):
+        smalls = larges = 0
+        for cell in range(cells):
+            left[cell] = weights[row, cell]
+            entries[row, cell] = cell
+            if left[cell] < room[cell]:
+                small[smalls] = cell
+                smalls += 1
+            elif left[cell] > room[cell]:
+                large[larges] = cell
+                larges += 1
+        while smalls:  # fill the room of a small cell with words of a large one
+            smalls -= 1
+            larges -= 1
+            low, high = small[smalls], large[larges]
+            entries[row, low] = left[low] * cells << 32 | high
+            left[high] -= room[low] - left[low]
+            if left[high] < room[high]:
+                small[smalls] = high
+                smalls += 1
+            elif left[high] > room[high]:
+                larges += 1
+    return entries

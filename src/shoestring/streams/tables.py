@@ -10,9 +10,8 @@ exactly `weights[k]` of the 2³² words.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -58,41 +57,10 @@ def quantise(name: str, probabilities: NDArray[np.float64]) -> Weights:
 
 def alias_tables(weights: Weights) -> Entries:
     """The alias table of every row of weights."""
-    made: Entries = _alias_tables(np.ascontiguousarray(weights))
+    from shoestring.streams.loops import fill_tables  # imports Numba
+
+    made: Entries = fill_tables(np.ascontiguousarray(weights))
     return made
-
-
-@numba.njit(cache=True)
-def _alias_tables(weights: Any) -> Any:  # pragma: no cover
-    rows, cells = weights.shape
-    entries = np.empty((rows, cells), np.int64)
-    left, room = np.empty(cells, np.int64), np.empty(cells, np.int64)
-    small, large = np.empty(cells, np.int64), np.empty(cells, np.int64)
-    for cell in range(cells):  # words that fall into it
-        room[cell] = ((cell + 1) * UNIT + cells - 1) // cells - (cell * UNIT + cells - 1) // cells
-    for row in range(rows):
-        smalls = larges = 0
-        for cell in range(cells):
-            left[cell] = weights[row, cell]
-            entries[row, cell] = cell
-            if left[cell] < room[cell]:
-                small[smalls] = cell
-                smalls += 1
-            elif left[cell] > room[cell]:
-                large[larges] = cell
-                larges += 1
-        while smalls:  # fill the room of a small cell with words of a large one
-            smalls -= 1
-            larges -= 1
-            low, high = small[smalls], large[larges]
-            entries[row, low] = left[low] * cells << 32 | high
-            left[high] -= room[low] - left[low]
-            if left[high] < room[high]:
-                small[smalls] = high
-                smalls += 1
-            elif left[high] > room[high]:
-                larges += 1
-    return entries
 
 
 class Tables(NamedTuple):

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from shoestring.core.errors import StorageError
 from shoestring.core.files import put_folder, temporary_folder
@@ -27,6 +25,10 @@ from shoestring.models.language_model import LanguageModel
 from shoestring.parallel.process_group import ProcessGroup, host_group
 from shoestring.storage.tensor_file import read_tensors, write_tensors
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
 T = TypeVar("T")
 Likes = Mapping[str, Tensor | None]
 """By the name of a saved tensor: the parameter that it belongs to and is divided as; None: it is not divided."""
@@ -34,31 +36,51 @@ Likes = Mapping[str, Tensor | None]
 
 def shard_model(model: LanguageModel) -> None:
     """Divide a model in place: block by block, and the rest together. Gradients are summed, not averaged."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # imports SymPy, which takes a second
+
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    for module in _sharded(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     for name in ("token_losses", "logits"):
         register_fsdp_forward_method(model, name)
     host_group()  # a collective call: here all processes are together
 
 
+def _sharded(model: LanguageModel) -> Iterator[FSDPModule]:
+    """The modules of a sharded model that hold parameters."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def sum_gradients(model: LanguageModel, wanted: bool) -> None:
+    """Whether the next backward pass of a sharded model sums the gradients over the processes."""
+    for module in _sharded(model):
+        module.set_requires_gradient_sync(wanted, recurse=False)
+
+
 def forget_whole(model: LanguageModel) -> None:
     """Free the whole weights that a pass without gradients keeps for a backward pass that never comes."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in _sharded(model):
+        module.reshard()
+
+
+def _is_divided(tensor: Tensor | None) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor; none exists before their module is loaded."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """This process' part of a sharded tensor, in the same memory; any other tensor itself."""
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return tensor.to_local() if _is_divided(tensor) else tensor
 
 
 class Part(NamedTuple):
@@ -73,7 +95,7 @@ class Part(NamedTuple):
 
 def part_of(tensor: Tensor, like: Tensor | None) -> Part:
     """A tensor as the part that it is if divided as `like`, or as a whole one if its shape is not that of a part."""
-    if not isinstance(like, DTensor) or tensor.shape != local_part(like).shape:
+    if not _is_divided(like) or tensor.shape != local_part(like).shape:
         return Part(tensor, tuple(tensor.shape), 0)
     return Part(tensor, tuple(like.shape), _rows(like)[0])
 
@@ -88,7 +110,7 @@ def _rows(like: DTensor) -> tuple[int, int]:
 
 def own_part(whole: Tensor, like: Tensor | None) -> Tensor:
     """This process' part of a whole tensor that is divided as `like`; all of it if `like` has another shape."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
+    if not _is_divided(like) or whole.shape != like.shape:
         return whole
     first, last = _rows(like)
     return whole[first:last]
@@ -167,8 +189,8 @@ def read_folder(folder: Path, likes: Likes) -> dict[str, Tensor]:
             if name not in found and list(part.shape) == shape:  # the whole tensor; other files may have it too
                 found[name] = own_part(part, like)
             elif name not in found:
-                divided = isinstance(like, DTensor) and list(like.shape) == shape
-                begins[name], end = _rows(like) if divided and isinstance(like, DTensor) else (0, shape[0])
+                whole = (0, shape[0])
+                begins[name], end = _rows(like) if _is_divided(like) and list(like.shape) == shape else whole
                 found[name] = part.new_empty([end - begins[name], *shape[1:]])
             if name in begins:
                 begin, end = begins[name], begins[name] + len(found[name])

@@ -10,8 +10,9 @@ Shapes: N positions, D channels, V ids, C columns of a chunk: V, padded to whole
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -38,10 +39,18 @@ T = TypeVar("T")
 
 
 def _eager(function: Callable[P, T]) -> Callable[P, T]:
-    """Keep a function from being compiled: the compiler does not know how the products are added up."""
-    # what torch.compiler.disable does; that function would load the compiler now
-    found: Callable[P, T] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
-    return found
+    """Keep a function from being compiled: the compiler does not know how the products are added up.
+
+    What torch.compiler.disable does; but that would load the compiler, which takes a second, now or at the first call.
+    """
+    disabled: Callable[P, T] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        loaded = torch.compiler.is_compiling() or "torch._dynamo" in sys.modules
+        return (disabled if loaded else function)(*args, **kwargs)
+
+    return call
 
 
 @_eager

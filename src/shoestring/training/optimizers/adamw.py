@@ -5,6 +5,7 @@ Its state has the names of torch's AdamW, so that a checkpoint of one continues 
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,12 +19,21 @@ if TYPE_CHECKING:
     from shoestring.training.optimizer import Weights
 
 
+def uncompiled(method: Any) -> Any:
+    """A method of torch's optimizers without what loads the compiler, which takes a second, to keep it out of there."""
+    return inspect.unwrap(method)
+
+
+_step = uncompiled(torch.optim.AdamW.step)
+
+
 class AdamW(torch.optim.AdamW):
     """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
 
     The groups may differ only in their decay.
     """
 
+    add_param_group = uncompiled(torch.optim.AdamW.add_param_group)
     grad_scale: Tensor
     found_inf: Tensor
     _places: _Places | None = None
@@ -40,7 +50,7 @@ class AdamW(torch.optim.AdamW):
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         places = self._find(parameters)
         if places is None:
-            super().step(closure)
+            _step(self, closure)
         else:
             self._step_in_one(parameters, places)
 

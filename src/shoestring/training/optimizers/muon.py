@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
 from shoestring.core.sections import Train
-from shoestring.training.optimizers.adamw import adamw_of
+from shoestring.training.optimizers.adamw import adamw_of, uncompiled
 
 if TYPE_CHECKING:
     from shoestring.training.optimizer import Weights
@@ -21,6 +21,7 @@ class Muon(torch.optim.Muon):
     The state is that of torch's Muon, with Nesterov's momentum.
     """
 
+    add_param_group = uncompiled(torch.optim.Muon.add_param_group)
     grad_scale: Tensor
     found_inf: Tensor
 
