@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoestring.data.tokenize import word_counts
 from shoestring.data.tokenize.fast_words import WordCounter, WordEncoder
 from shoestring.data.tokenize.tokenizers import ByteTokenizer, WordTokenizer, words_of
+from shoestring.data.tokenize.word_counts import WordCounts
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 REAL_TEXTS = [
@@ -138,3 +140,15 @@ def test_real_text(name: str) -> None:
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     lines = content.decode().split("\n")
     check(lines[:: 1 + len(content) // 400_000], 5000, batch=1000)
+
+
+@checked
+@given(st.lists(TEXTS, max_size=5), st.integers(0, 60))
+def test_counts_are_the_same_wherever_compiled_loops_take_over(batches: list[list[str]], limit: int) -> None:
+    counts = WordCounts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word_counts, "COMPILED_CHARACTERS", limit)
+        for batch in batches:
+            counts.add(batch)
+    expected = Counter(word for batch in batches for text in batch for word in words_of(text))
+    assert counts.counted() == (list(expected), list(expected.values()))

@@ -168,7 +168,7 @@ def check_batch(tokenizer: Tokenizer, texts: list[str]) -> None:
 def test_a_batch_is_its_documents_one_behind_the_other(texts: list[str], known: list[str], compiled: bool) -> None:
     check_batch(ByteTokenizer(), texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizers, "_COMPILED_CHARACTERS", 0 if compiled else 1 << 18)
+        patch.setattr(tokenizers, "COMPILED_CHARACTERS", 0 if compiled else 1 << 22)
         tokenizer = WordTokenizer.fit(5, known)
         check_batch(tokenizer, texts)
         assert (tokenizer._encoder is not None) == compiled

@@ -18,7 +18,7 @@ from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.data.read.corpora import BLOCK_BYTES, texts
 from shoestring.data.read.documents import Corpus, Document, Part, Skipped
-from shoestring.data.tokenize.vocabulary import Count, in_batches, plain_count
+from shoestring.data.tokenize.vocabulary import COMPILED_CHARACTERS, Count, in_batches, plain_count
 
 SAMPLE_BYTES = 1 << 26
 FEW_BYTES = 1 << 19
@@ -137,16 +137,31 @@ def measure_density(
 ) -> Density:
     """The density of blocks at random places; of the whole corpus if it is small, of fewer if tokenizing is slow.
 
-    Words beyond the tokenizer's N are one token each in any case, so the sample needs no fitted vocabulary.
+    Words beyond the tokenizer's N are one token each in any case, so the sample needs no fitted vocabulary. Those of a
+    small sample are only counted, as by `estimate_density`: compiled loops take longer to load.
     """
+    if data.tokenizer.words and not _is_large(source) and (known := plain_count(data.tokenizer)) is not None:
+        return _density(source, data, seed, _Counting(*known), sample_bytes, seconds, _FIRST_DOCUMENTS)
     from shoestring.data.tokenize.tokenizers import WordTokenizer, open_tokenizer  # imports numpy
 
-    tokenizer = WordTokenizer(1, ()) if data.tokenizer.words else open_tokenizer(data.tokenizer, data.end)
+    tokenizer = WordTokenizer(1, ()).loaded() if data.tokenizer.words else open_tokenizer(data.tokenizer, data.end)
 
     def count(documents: Sequence[str]) -> int:
         return int(tokenizer.encode_batch(documents)[1].sum())
 
     return _density(source, data, seed, _Counting(count), sample_bytes, seconds, _FIRST_DOCUMENTS)
+
+
+def _is_large(source: Corpus) -> bool:
+    """Whether much is sampled of a corpus: not its first documents alone, nor all of a small one.
+
+    How much text is in a part that cannot be cut, such as a compressed file, is not known.
+    """
+    if source.endless or any(part.size is None for part in source.parts):
+        return False
+    return any(part.block is None for part in source.parts) or (
+        sum(part.size or 0 for part in source.parts) >= COMPILED_CHARACTERS
+    )
 
 
 def estimate_density(source: Corpus, data: Data, seed: int = 0) -> Density:
@@ -172,7 +187,7 @@ def _density(
     first, took = _sums(counting, texts(source, documents))
     if first.documents == 0:
         raise DataError(f'data.source = "{data.source}": the corpus is empty')
-    if source.endless and counting.byte_seconds is None:  # most of the first time was loading and compiling
+    if source.endless and counting.byte_seconds is None:  # most of the first time was loading
         _, took = _sums(counting, texts(source, documents))
     whole = first.documents if not source.endless and first.documents < documents else None  # read to its end
     return Density(**first._asdict(), seconds=took, total_documents=whole, total_documents_error=whole and 0.0)

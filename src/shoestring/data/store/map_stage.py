@@ -30,6 +30,7 @@ from shoestring.data.store.shards import dtype_for, write_shard
 from shoestring.data.store.store import ShardEntry, SplitEntry, StorePaths
 from shoestring.data.store.work_units import Unit, unit_heldout
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer
+from shoestring.data.tokenize.word_counts import WordCounts
 
 SHARD_TOKENS = 1 << 26
 BATCH_CHARACTERS = 1 << 21
@@ -96,9 +97,7 @@ def hash_pass(job: Job, unit: Unit) -> None:
 
 
 def words_pass(job: Job, unit: Unit) -> None:
-    from shoestring.data.tokenize.fast_words import WordCounter  # imports Numba
-
-    counter = WordCounter()
+    counter = WordCounts()
     for batch in batches(job, unit, Skipped()):
         counter.add(batch.split(held_out=False))
     words, counts = counter.counted()

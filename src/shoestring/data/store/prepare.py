@@ -24,7 +24,7 @@ from shoestring.core.records import START_SECONDS, Density, Plan
 from shoestring.core.sections import Data
 from shoestring.core.units import Bytes, counted
 from shoestring.data.read.corpora import open_source
-from shoestring.data.read.density import measure_density
+from shoestring.data.read.density import estimate_density
 from shoestring.data.read.documents import Corpus
 from shoestring.data.store.maker import Maker, Progress, Wanted, clear
 from shoestring.data.store.sizes import estimate_bytes
@@ -146,7 +146,7 @@ def _check_room(
 
     Returns the seconds that one process would take for the whole store, if known.
     """
-    density = measure_density(source, data, seed, sample_bytes=1 << 20)
+    density = estimate_density(source, data, seed)
     limits = [count for count in (documents, density.total_documents) if count is not None]
     if not limits:
         return None

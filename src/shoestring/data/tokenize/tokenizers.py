@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from shoestring.core.errors import DataError
 from shoestring.core.reading import read_text, reading
 from shoestring.core.recipe import fingerprint
-from shoestring.data.tokenize.vocabulary import BYTE_SPECIALS, WORD, WORD_SPECIALS, tokenizer_spec
+from shoestring.data.tokenize.vocabulary import BYTE_SPECIALS, COMPILED_CHARACTERS, WORD, WORD_SPECIALS, tokenizer_spec
 
 if TYPE_CHECKING:
     from shoestring.data.tokenize.fast_words import WordEncoder
 
 Tokens = NDArray[np.uint32]
-
-_COMPILED_CHARACTERS = 1 << 18
 
 
 class Tokenizer(Protocol):
@@ -93,6 +91,8 @@ class WordTokenizer:
         self.words = tuple(words)
         self.vocab_size = size + len(self.SPECIALS)
         self._ids = {word: index for index, word in enumerate(self.words, start=len(self.SPECIALS))}
+        self._characters = 0
+        """How many were encoded without compiled loops."""
         self._encoder: WordEncoder | None = None
 
     @classmethod
@@ -111,14 +111,21 @@ class WordTokenizer:
         return np.array([get(word, unknown) for word in words_of(text)], dtype=np.uint32)
 
     def encode_batch(self, documents: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
-        """As `encode` for each document; by compiled loops if there is enough text to load them."""
+        """As `encode` for each document; by compiled loops once there was enough text to load them."""
         if self._encoder is None:
-            if sum(map(len, documents)) < _COMPILED_CHARACTERS:
+            self._characters += sum(map(len, documents))
+            if self._characters < COMPILED_CHARACTERS:
                 return _one_by_one(self, documents)
-            from shoestring.data.tokenize.fast_words import WordEncoder  # imports Numba
-
-            self._encoder = WordEncoder(self.words, len(self.SPECIALS), self.unknown)
+            self.loaded()
+        assert self._encoder is not None, "it was made"
         return self._encoder.encode_batch(documents)
+
+    def loaded(self) -> WordTokenizer:
+        """Itself, with the compiled loops, however little text there was."""
+        from shoestring.data.tokenize.fast_words import WordEncoder  # imports Numba
+
+        self._encoder = WordEncoder(self.words, len(self.SPECIALS), self.unknown)
+        return self
 
     def decode(self, ids: Iterable[int]) -> str:
         names = (*self.SPECIALS, *self.words)

@@ -1,0 +1,66 @@
+"""What a plain run imports before its first step: libraries that take a second to load only where they are needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoestring.core.sections import Data
+from shoestring.data.read.corpora import open_source
+from shoestring.data.read.density import measure_density
+from shoestring.data.store.prepare import prepare
+
+HEAVY = (
+    "datasets",
+    "matplotlib",
+    "numba",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "sympy",
+    "tensorboard",
+    "tokenizers",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.onnx",
+    "transformers",
+    "vl_convert",
+)
+STEPS = """
+import sys, torch
+from shoestring.core import recipe_file
+from shoestring.runs import network_trainee, session
+from shoestring.runs.network_workload import make_learner
+for rule in "adamw", "muon":
+    recipe = recipe_file.load({recipe!r}, [f"train.optimizer={{rule}}", "train.compile=false"])
+    learner = make_learner(recipe, torch.device("cpu"))
+    rows = torch.arange(34).reshape(2, 17)
+    for _ in range(2):
+        learner.update(learner.accumulate(rows, 1), 1e-3)
+    assert learner.score(rows, 2).isfinite().all()
+print(*(name for name in {heavy!r} if name in sys.modules))
+"""
+
+
+def test_first_steps_on_a_cpu_load_torch_and_nothing_heavy_besides(tiny: Path) -> None:
+    code = STEPS.format(recipe=str(tiny), heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
+
+
+def test_a_small_corpus_of_words_is_sampled_and_prepared_without_compiled_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shoestring.data.tokenize.fast_words", None)  # importing it is an error
+    data = Data(tokenizer="words:50", folder=str(tmp_path))
+    assert measure_density(open_source(data, 0), data).documents == 1000
+    store = prepare(data, 0, 100)
+    assert store is not None and store.manifest.splits["train"].tokens > 1000
+    (tmp_path / "corpus.txt").write_text("one two three\n" * 100)
+    data = Data(tokenizer="words:50", folder=str(tmp_path), source=f"text:{tmp_path}/corpus.txt")
+    assert measure_density(open_source(data, 0), data).tokens == 400
