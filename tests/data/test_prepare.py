@@ -163,7 +163,7 @@ def test_a_store_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: py
     first = make(data)
     before = {path: path.stat().st_mtime_ns for path in first.paths.folder.iterdir()}
     monkeypatch.setattr(preparing, "Maker", None)
-    monkeypatch.setattr(preparing, "measure_density", None)
+    monkeypatch.setattr(preparing, "estimate_density", None)
     assert make(data).manifest == first.manifest
     assert make(data, part=(1, 3)).manifest == first.manifest
     assert {path: path.stat().st_mtime_ns for path in first.paths.folder.iterdir()} == before
