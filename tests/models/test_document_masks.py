@@ -307,6 +307,18 @@ def test_memory_that_runs_out_is_no_reason_to_leave_flex_attention(install: Call
         assert flex.calls == calls
 
 
+def test_what_is_known_of_flex_attention_is_not_tried(
+    install: Callable[[Flex], Flex], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capability, flex, gpu = [9, 0], install(Flex()), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: tuple(capability))
+    assert attention._flex_works(gpu, torch.bfloat16, Heads(8, 2, 64)) and not flex.calls
+    assert not attention._known_to_work(gpu, torch.float32, Heads(8, 2, 64)), "needs twice the shared memory"
+    assert not attention._known_to_work(gpu, torch.bfloat16, Heads(8, 2, 8)), "fewer channels than a tile"
+    capability[:] = 8, 6
+    assert not attention._known_to_work(gpu, torch.bfloat16, Heads(8, 2, 64)), "has less shared memory"
+
+
 def test_a_cpu_never_uses_flex_attention(install: Callable[[Flex], Flex]) -> None:
     flex = install(Flex())
     q, k, v = torch.randn(3, 2, 2, 256, 8, generator=torch.Generator().manual_seed(0))

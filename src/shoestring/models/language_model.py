@@ -15,6 +15,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.family import family_of
 from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
+from shoestring.models.layers.blocks import scoring_mode
 from shoestring.models.layers.cross_entropy import linear_cross_entropy, token_cross_entropy
 
 Rows = Int[Tensor, "rows tokens"]
@@ -69,11 +70,11 @@ class LanguageModel(nn.Module, ABC):
         hidden, targets = self._hidden_and_targets(Batch.of(batch))
         return linear_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten(), scale)
 
-    @torch.no_grad()
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
         """The loss of every prediction, in nats and float32; 0 where there is none."""
         batch = Batch.of(batch)
-        hidden, targets = self._hidden_and_targets(batch)
+        with scoring_mode():
+            hidden, targets = self._hidden_and_targets(batch)
         losses = token_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten()).view(targets.shape)
         return F.pad(losses, (batch.targets().shape[1] - targets.shape[1], 0))
 

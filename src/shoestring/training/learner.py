@@ -25,6 +25,7 @@ from shoestring.core.host import give_back, is_out_of_memory
 from shoestring.core.sections import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
+from shoestring.models.layers.blocks import Block, scoring_as_in_training
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
@@ -123,6 +124,8 @@ class Learner:
                 block.compile(dynamic=False)
         if self.compiled:
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # shapes are measured
+        one_mode = all(isinstance(block, Block) and not block.dropout for block in self.model.blocks)
+        self._scores_as_in_training = self.compiled and not self.sharded and one_mode
         if self.sharded:
             shard_model(self.model)
         self.parameters = dict(self.model.named_parameters())
@@ -291,7 +294,9 @@ class Learner:
         """The log-probabilities of every next token, (rows, length, vocabulary), on the CPU in float32: also where a
         batch predicts nothing."""
         return self._passes(
-            Batch.of(rows), per_device, lambda part: self.model.logits(part.inputs()).float().log_softmax(-1).cpu()
+            Batch.of(rows),
+            per_device,
+            lambda part: self.model.logits(part.inputs()).detach().float().log_softmax(-1).cpu(),
         )
 
     def _passes(self, batch: Batch, per_device: int, score: Callable[[Batch], Tensor]) -> Tensor:
@@ -300,7 +305,7 @@ class Learner:
         For a compiled model, the last row is repeated to fill the last micro-batch, so that the shape stays.
         """
         count = len(batch.ids)
-        per_device = min(per_device, count)
+        per_device = per_device if self.compiled else min(per_device, count)
         while True:
             try:
                 with self.scoring():
@@ -325,7 +330,7 @@ class Learner:
         self.model.eval()
         self.optimizer.swap_averages()
         try:
-            with torch.no_grad(), self.precision():
+            with scoring_as_in_training() if self._scores_as_in_training else torch.no_grad(), self.precision():
                 yield
         finally:
             if self.sharded:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from shoestring.core.host import is_out_of_memory
+from shoestring.models.layers.operators import HALF, HAS_TRITON
 
 BLOCK = 128
 """Tokens per block of flex attention, which skips blocks that no query sees; a shorter row has none to skip."""
@@ -111,15 +112,26 @@ def _flex() -> Callable[..., Tensor]:
 
 _tried: dict[tuple[torch.device, torch.dtype, Heads], bool] = {}
 """Whether flex attention works."""
+_KNOWN_GPUS = ((8, 0), (9, 0))
+"""Compute capabilities of A100, H100 and H200, whose shared memory suffices."""
+_KNOWN_CHANNELS = (16, 32, 64, 128)
+
+
+def _known_to_work(device: torch.device, dtype: torch.dtype, heads: Heads) -> bool:
+    """Whether flex attention need not be tried, which takes as long as compiling it for the run."""
+    common = HAS_TRITON and device.type == "cuda" and dtype in HALF and heads.channels in _KNOWN_CHANNELS
+    return common and torch.cuda.get_device_capability(device) in _KNOWN_GPUS
 
 
 def _flex_works(device: torch.device, dtype: torch.dtype, heads: Heads) -> bool:
     """Whether forward and backward pass compile: not for few channels, many in float32, or without a compiler.
 
-    The first call tries them on a row of two blocks: in training, the backward pass is compiled too late to choose
-    another kernel.
+    Where that is not known, the first call tries them on a row of two blocks: in training, the backward pass is
+    compiled too late to choose another kernel.
     """
     key = device, dtype, heads
+    if key not in _tried and _known_to_work(device, dtype, heads):
+        _tried[key] = True
     if key not in _tried:
         counts = (heads.queries, heads.keys, heads.keys)
         shapes = [(1, count, 2 * BLOCK, heads.channels) for count in counts]

@@ -1,17 +1,19 @@
-"""What all families share: first weights, norms for a stream in half precision, recomputation.
+"""What all families share: first weights, norms for a stream in half precision, recomputation, scoring.
 
 Shapes: R rows, T positions, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from shoestring.core.family import Recompute
@@ -23,8 +25,13 @@ class Block(nn.Module):
     recompute: Recompute = "none"
     dropout: float
 
+    @property
+    def dropping(self) -> float:
+        """The share that is dropped in this pass. Without dropout, the code of a pass does not depend on its mode."""
+        return self.dropout if self.dropout and self.training else 0.0
+
     def dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+        return F.dropout(x, self.dropping) if self.dropping else x
 
     def part(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """A part with large and cheap results: computed again in the backward pass if `recompute` is "selective"."""
@@ -36,9 +43,55 @@ class Block(nn.Module):
 
 def run(block: nn.Module, *inputs: object) -> Any:
     """The output of a layer; nothing inside it is kept for the backward pass if `recompute` is "full"."""
+    if _as_in_training:
+        return tree_map_only(Tensor, _without_graph, block(*inputs))
     if getattr(block, "recompute", "none") != "full" or not torch.is_grad_enabled():
         return block(*inputs)
     return checkpoint(block, *inputs, use_reentrant=False)
+
+
+_as_in_training = False
+"""Whether layers that are scored run the code of training passes."""
+
+
+@contextlib.contextmanager
+def scoring_as_in_training() -> Iterator[None]:
+    """Score with the code that was compiled for training passes: nothing is compiled for scoring alone.
+
+    That code is for passes with gradients. What it keeps for a backward pass is freed after each layer.
+    """
+    global _as_in_training
+    _as_in_training = True
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        _as_in_training = False
+
+
+def scoring_mode() -> torch.set_grad_enabled:
+    """The gradient mode of a pass that is scored: off, except within `scoring_as_in_training`."""
+    return torch.set_grad_enabled(_as_in_training)
+
+
+def _without_graph(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(x.requires_grad)
+
+
+def no_change(x: Tensor) -> Tensor:
+    """Zeros like x. They require a gradient where x does, so that all layers get the same kind of tensors."""
+    found: Tensor = _NoChange.apply(x)
+    return found
+
+
+class _NoChange(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(*_: Any) -> None:
+        return None
 
 
 @torch.no_grad()

@@ -79,12 +79,11 @@ class Block(blocks.Block):
 
     def forward(self, x: Float[Tensor, "R T D"], seen: Seen | None = None) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
-        dropout = self.dropout if self.training else 0.0
         qkv = self.qkv(self.norm1(x)).view(r, t, 3, self.heads, d // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each R H T C
-        mixed = attend(q, k, v, seen, dropout).transpose(1, 2).reshape(r, t, d)
-        x = x + F.dropout(self.out(mixed), dropout)
-        return x + F.dropout(self.part(self._mlp, x), dropout)
+        mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2).reshape(r, t, d)
+        x = x + self.dropped(self.out(mixed))
+        return x + self.dropped(self.part(self._mlp, x))
 
     def _mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
         change: Tensor = self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))

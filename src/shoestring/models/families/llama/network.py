@@ -5,7 +5,6 @@ Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from shoestring.models.families.llama import FAMILY, norm_eps
 from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
-from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, run, stream_type
+from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, no_change, run, stream_type
 from shoestring.models.layers.embedding_lookup import embedding_lookup
 from shoestring.models.layers.linear import linear, swiglu_linear
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
@@ -51,7 +50,7 @@ class Llama(LanguageModel):
             documents = Documents(inputs.segments)
             seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
             angles = turns_at(documents.positions, angles)
-        change = torch.zeros_like(x)
+        change = no_change(x)
         for block in self.blocks:
             x, change = run(block, x, change, angles, seen)
         return add_norm(x, change, self.norm)[1]
@@ -89,12 +88,11 @@ class LlamaBlock(Block):
     def attention(self, x: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
-        dropout = self.dropout if self.training else 0.0
-        if seen is None and not dropout and fits(qkv, self.heads):
+        if seen is None and not self.dropping and fits(qkv, self.heads):
             mixed = short_attention(qkv, *angles, self.heads)  # R T H C
         else:
             q, k, v = (part.transpose(1, 2) for part in qkv_rope(qkv, angles, self.heads))  # each R H T C
-            mixed = attend(q, k, v, seen, dropout).transpose(1, 2)
+            mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2)
         return linear(mixed.reshape(r, t, d), self.out)
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:

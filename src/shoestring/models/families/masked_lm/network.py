@@ -97,13 +97,13 @@ class MaskedLM(LanguageModel):
         too_many = (targets != IGNORED).sum() > len(places)
         return nats * torch.ones_like(nats).masked_fill(too_many, torch.nan)  # a product: the gradient is NaN too
 
-    @torch.no_grad()
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
         """The loss of every prediction, in nats and float32; 0 where there is none."""
         if self.classes:
             return super().token_losses(batch)
         batch = Batch.of(batch)
-        hidden, targets, places = self._where_predicted(batch)
+        with blocks.scoring_mode():
+            hidden, targets, places = self._where_predicted(batch)
         found = token_cross_entropy(hidden, *self.output(), targets[places])
         losses = found.new_zeros(len(targets)).masked_fill(targets != IGNORED, torch.nan)  # NaN: left out
         return losses.index_copy(0, places, found).view(batch.targets().shape)
@@ -137,12 +137,11 @@ class Block(blocks.Block):
 
     def forward(self, x: Float[Tensor, "R T D"], seen: Bool[Tensor, "R 1 1 T"] | None = None) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
-        dropout = self.dropout if self.training else 0.0
         q, k, v = self.qkv(x).view(r, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)  # each R H T C
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=self.dropping)
         change = self.out(mixed.transpose(1, 2).reshape(r, t, d))
-        x = self.norm1(x + F.dropout(change, dropout))
-        found: Tensor = self.norm2(x + F.dropout(self.part(self._mlp, x), dropout))
+        x = self.norm1(x + self.dropped(change))
+        found: Tensor = self.norm2(x + self.dropped(self.part(self._mlp, x)))
         return found
 
     def _mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:

@@ -161,7 +161,7 @@ class PerceiverBlock(Block):
         q, k = _rotated(q, angles), _rotated(k, angles)
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        mixed = attend_to_past(q, k, v, self.dropout if self.training else 0.0)
+        mixed = attend_to_past(q, k, v, self.dropping)
         x = x + self.dropped(self.out(mixed.transpose(1, 2).flatten(2)))
         return x + self.dropped(self.part(self.mlp, x)), (k, v)
 
