@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from scripts import run_script
 
 FAMILIES = """
@@ -54,3 +55,73 @@ check(2, "gpt2", dropout=0.5)
 def test_layers_training_and_scoring_share_one_graph(tmp_path: Path) -> None:
     """However many rows are scored. The first layer of a Perceiver AR is another one; dropout is for training alone."""
     run_script(tmp_path, FAMILIES)
+
+
+CACHED = """
+import multiprocessing
+import os
+from pathlib import Path
+import torch
+import torch._inductor.compile_fx  # once for both processes
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from shoestring.core.sections import Train
+from shoestring.models.language_model import LanguageModel, Output
+from shoestring.models.layers.blocks import Block, run
+from shoestring.training.learner import Learner
+
+class Product(Block):
+    dropout = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+
+    def forward(self, x):
+        return x @ self.weight  # a product of a library, so that no C++ is compiled
+
+class Products(LanguageModel):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(20, 8), nn.ModuleList(Product() for _ in range(3))
+
+    def hidden(self, inputs):
+        x = self.embedding(inputs.ids)
+        for block in self.blocks:
+            x = run(block, x)
+        return x
+
+    def output(self):
+        return Output(self.embedding.weight)
+
+    def parameter_groups(self):
+        return {"all": list(self.parameters())}
+
+def check(compiled, read):
+    cache_dir()  # writes torch's own choice into the environment, as some of its modules do when they are loaded
+    learner = Learner(Products(), Train(batch=4, compile=True), torch.device("cpu"))
+    for _ in range(2):
+        learner.update(learner.accumulate(torch.zeros(4, 5, dtype=torch.int64), 2), 0.01)
+    learner.score(torch.zeros(3, 5, dtype=torch.int64), 2)
+    found = counters["inductor"]
+    assert (found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]) == (compiled, read), found
+    kept = Path(os.environ["SHOESTRING_CACHE"], "compiled")
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(kept)
+    assert len(list(kept.glob("*/inductor/fxgraph/*/*/*"))) == 2
+
+for expected in ((2, 0), (0, 2)):
+    process = multiprocessing.get_context("fork").Process(target=check, args=expected)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, expected
+"""
+
+
+def test_another_process_finds_what_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward and the backward pass of a layer are compiled, and no more; the next process reads both."""
+    monkeypatch.setenv("SHOESTRING_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    run_script(tmp_path, CACHED)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from shoestring import __version__
+from shoestring.core.compiled_code import keep_compiled_code
 from shoestring.core.host import STATUS, free_host_bytes, host_bytes, proc_table
 from shoestring.core.records import Machine
 
@@ -19,8 +20,11 @@ _PACKAGES = ("triton", "numpy", "safetensors")
 
 
 def pick_device() -> torch.device:
-    """The first GPU if there is one, else the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    """The first GPU if there is one, else the CPU. Kernels that are compiled for a GPU are kept in the user's cache."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    keep_compiled_code(torch.__version__)
+    return torch.device("cuda", 0)
 
 
 def describe_machine(device: torch.device) -> Machine:

@@ -27,6 +27,7 @@ from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.meter import Meter, memory_errors
 from shoestring.runs.trained_model import start_from
 from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.compiling import is_compiled, start_compiler
 from shoestring.training.learner import Learner, Tally
 from shoestring.training.schedule import Schedule
 
@@ -42,6 +43,8 @@ def make_learner(
     say: Callable[[str], object] = lambda _: None,
 ) -> Learner:
     """The learner of a run with its first weights; without `init`, those of `model.init` are not read."""
+    if is_compiled(recipe.train, device):
+        start_compiler(device)
     model = build(recipe.model, vocabulary(recipe), recipe.data.length, derive(recipe.run.seed, "weights"))
     if init and recipe.model.init is not None:
         start_from(model, recipe.model, recipe.model.init, say)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoestring.core.errors import Fault
@@ -27,10 +28,11 @@ from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.models.layers.blocks import Block, scoring_as_in_training
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.training.compiling import compile_layers, is_compiled
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
-from shoestring.training.sharding import forget_whole, local_part, shard_model, sum_gradients
+from shoestring.training.sharding import forget_whole, local_part, shard_model
 
 ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The fastest first; the first one that applies is used."""
@@ -117,13 +119,11 @@ class Learner:
         if device.type == "cpu" and self.dtype != torch.float32:
             settle_products(self.dtype)
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
-        self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
+        self.compiled = is_compiled(settings, device)
         for block in self.model.blocks:
             setattr(block, "recompute", settings.recompute)  # noqa: B010 (a module's attributes are typed as tensors)
-            if self.compiled:
-                block.compile(dynamic=False)
         if self.compiled:
-            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # shapes are measured
+            compile_layers(self.model.blocks)
         one_mode = all(isinstance(block, Block) and not block.dropout for block in self.model.blocks)
         self._scores_as_in_training = self.compiled and not self.sharded and one_mode
         if self.sharded:
@@ -164,8 +164,8 @@ class Learner:
                 if recording is not None:
                     nats += recording.replay(part, self._fresh)
                 else:
-                    if self.sharded:
-                        sum_gradients(self.model, number == len(parts) - 1)
+                    if isinstance(self.model, FSDPModule):  # sum over the processes in the last pass only
+                        self.model.set_requires_gradient_sync(number == len(parts) - 1)
                     loss = self._loss(part)
                     loss.backward()
                     nats += loss.detach()
