@@ -271,14 +271,14 @@ SIZED = {"--rows": "100", "--length": "5", "--heldout": "8"}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--rows": "0"}, "0 rows: a stream has 1 to 2^62"),
-        ({"--rows": str((1 << 62) + 1)}, "4,611,686,018,427,387,905 rows"),
-        ({"--rows": "1e30"}, "rows: a stream has 1 to 2^62"),
+        ({"--rows": "0"}, "--rows 0: a stream has 1 to 2^62"),
+        ({"--rows": str((1 << 62) + 1)}, "--rows 4,611,686,018,427,387,905"),
+        ({"--rows": "1e30"}, ": a stream has 1 to 2^62"),
         ({"--rows": "-3"}, "'-3' is not a count"),
         ({"--rows": "1.5"}, "'1.5' is not a whole number"),
         ({"--rows": "many"}, "'many' is not a count; write for example"),
         ({"--rows": "3GB"}, "unknown unit 'GB'"),
-        ({"--heldout": "1e20"}, "100,000,000,000,000,000,000 held-out rows: must be 0 to 2^61"),
+        ({"--heldout": "1e20"}, "--heldout 100,000,000,000,000,000,000: must be 0 to 2^61"),
         ({"--heldout": "some"}, "--heldout some"),
         ({"--shard": "4/4"}, "--shard 4/4: must be I/N with I from 0 to N - 1"),
         ({"--shard": "0/0"}, "--shard 0/0"),

@@ -1,4 +1,4 @@
-"""The end of a Slurm allocation, as its environment or `squeue` tells it; never an error."""
+"""The end of a Slurm allocation, as its environment or `squeue` tells it. A silent `squeue` is no error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from shoestring.core import clock as slurm
+from shoestring.core import environment
 from shoestring.core.clock import Clock
+from shoestring.core.errors import UserError
 
 
 class Standing(Clock):
@@ -23,7 +25,9 @@ class Standing(Clock):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> int:
     """A time of day that stands too."""
-    monkeypatch.setattr(slurm, "time", SimpleNamespace(time=lambda: 1_800_000_000.0, monotonic=time.monotonic))
+    standing = SimpleNamespace(time=lambda: 1_800_000_000.0, monotonic=time.monotonic)
+    for module in (slurm, environment):
+        monkeypatch.setattr(module, "time", standing)
     return 1_800_000_000
 
 
@@ -73,3 +77,25 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for(
 
 def test_a_machine_without_squeue_has_no_end(tmp_path: Path) -> None:
     assert slurm.allocation_end(Clock(), {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}) is None
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_END_TIME"])
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5", "7\n8", "7,8", "--all", "9" * 400, "٣"])
+def test_what_is_no_number_is_refused_by_name(name: str, value: str, now: int) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(now + 600)}
+    with pytest.raises(UserError, match=f"^{name}=.* in the environment: must be a whole number"):
+        slurm.allocation_end(Standing(), job | {name: value})
+
+
+@pytest.mark.parametrize("before", [0, 1, 10**6])
+def test_a_job_that_has_ended_is_refused(before: int, now: int) -> None:
+    """As in a terminal that was opened in a job: a run would stop at once, each time."""
+    with pytest.raises(UserError, match="job 7 has ended; start another job, or unset SLURM_JOB_ID"):
+        slurm.allocation_end(Standing(), {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(now - before)})
+
+
+def test_an_empty_variable_is_as_one_that_is_not_set(squeue: dict[str, str], now: int) -> None:
+    local = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + 600))
+    squeue |= {"SLURM_JOB_END_TIME": ""}
+    assert answer(squeue, f"echo {local}") == 700
+    assert answer(squeue | {"SLURM_JOB_ID": ""}, f"echo {local}") is None

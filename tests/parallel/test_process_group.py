@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from typing import Any, NoReturn
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import together
 
-from shoestring.core.errors import DataError, Fault, RunError, ShoestringError
+from shoestring.core.errors import DataError, Fault, RunError, ShoestringError, UserError
 from shoestring.parallel import process_group
-from shoestring.parallel.process_group import ProcessGroup, ReportedElsewhere, sharing_work
+from shoestring.parallel.process_group import ProcessGroup, ReportedElsewhere, join, sharing_work
 
 CPU = torch.device("cpu")
 ALONE = ProcessGroup(0, 1, CPU)
@@ -85,3 +86,24 @@ def test_three_processes_are_a_group() -> None:
         assert found["gathered"] == [0, 1, 2]
         assert found["first error"] == ("no, says 0", rank != 0), "all raise it, and one tells"
         assert found["all error"] == ("no, says 2", rank != 2)
+
+
+def test_a_machine_that_does_not_exist_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would look for it for a day; a name server that does not answer is left to it."""
+    errors = {"absent": socket.EAI_NONAME, "later": socket.EAI_AGAIN}
+
+    def look_up(name: str, _: object) -> NoReturn:
+        raise socket.gaierror(errors[name], "as told")
+
+    def begin(*_: object, **__: object) -> NoReturn:
+        raise InterruptedError("torch looks for it")
+
+    monkeypatch.setattr(process_group.socket, "getaddrinfo", look_up)  # type: ignore[attr-defined]
+    monkeypatch.setattr(process_group, "rendezvous", begin)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29500", "MASTER_ADDR": "absent"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="MASTER_ADDR='absent' in the environment: no machine has this name"):
+        join(CPU)
+    monkeypatch.setenv("MASTER_ADDR", "later")
+    with pytest.raises(InterruptedError):
+        join(CPU)

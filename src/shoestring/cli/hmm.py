@@ -138,7 +138,7 @@ def _three(value: float | None) -> str:
 @hmm.command()
 @model_path
 @click.option("--rows", required=True, metavar="COUNT", help="Training rows, such as 2B.")
-@click.option("--length", required=True, type=click.IntRange(min=1), help="Tokens per row.")
+@click.option("--length", required=True, type=click.IntRange(1, 10**9), help="Tokens per row.")
 @click.option("--out", required=True, type=options.PATH, metavar="FOLDER", help="Folder of the store.")
 @click.option("--heldout", default="1024", show_default=True, metavar="COUNT", help="Held-out rows.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Rows are those of a stream with this run.seed.")

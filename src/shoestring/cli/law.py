@@ -14,7 +14,7 @@ from shoestring.cli.law_design import design_json, flops_list, print_design
 Command = Callable[..., Any]
 
 vocabulary_option = click.option(
-    "--vocabulary", type=click.IntRange(min=1), help="Vocabulary size; default: the tokenizer's."
+    "--vocabulary", type=options.VOCABULARY, help="Vocabulary size; default: the tokenizer's."
 )
 profiles_option = click.option(
     "--profile", "profiles", multiple=True, type=options.PATH, metavar="RUN", help="A measured run folder per size."
@@ -73,7 +73,7 @@ def law() -> None:
 @click.option("--drop-largest", type=click.IntRange(min=0), default=0, help="Leave out this many largest losses.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows and runs out, and name them.")
 @click.option(
-    "--bootstraps", type=click.IntRange(min=0), default=4000, show_default=True,
+    "--bootstraps", type=click.IntRange(0, 100_000), default=4000, show_default=True,
     help="Resamples, or laws at the edge of the 95 % region (1000 at most), for intervals.",
 )  # fmt: skip
 @click.option("--name", help="Name of the law; default: its source.")

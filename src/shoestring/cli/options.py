@@ -22,6 +22,7 @@ Result = dict[str, Any] | None
 """What a command returns: its JSON object, or None where another process reports."""
 
 PATH = click.Path(path_type=Path)
+VOCABULARY = click.IntRange(1, 10**9)
 
 recipe_file = click.argument("recipe", type=PATH, metavar="RECIPE")
 run_path = click.argument("run", type=PATH, metavar="RUN")
@@ -111,7 +112,7 @@ def _same(one: Path, other: Path) -> bool:
 def parse_part(text: str) -> tuple[int, int]:
     """(I, N) of "I/N"."""
     number, slash, many = text.partition("/")
-    is_pair = slash and number.isdecimal() and many.isdecimal() and max(len(number), len(many)) < 10
+    is_pair = slash and text.isascii() and number.isdecimal() and many.isdecimal() and max(len(number), len(many)) < 10
     if not (is_pair and int(number) < int(many)):
         raise UserError(f"--shard {text}: must be I/N with I from 0 to N - 1, such as 0/4")
     return int(number), int(many)

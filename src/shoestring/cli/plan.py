@@ -109,7 +109,7 @@ def _recipe_option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]
 @_recipe_option("--profile", type=options.PATH, metavar="FILE", help="A profile.json measured elsewhere.")
 @_recipe_option("--gpu", metavar="NAME", help="Estimate the plan for this GPU; nothing is measured or written.")
 @_recipe_option(
-    "--vocabulary", type=click.IntRange(min=1), metavar="COUNT", help="Vocabulary for --gpu; default: the tokenizer's."
+    "--vocabulary", type=options.VOCABULARY, metavar="COUNT", help="Vocabulary for --gpu; default: the tokenizer's."
 )
 @_recipe_option(
     "--law", metavar="FILE", help='Compare the size of the model with a law: a file of `law fit`, or "chinchilla".'
@@ -216,6 +216,8 @@ def _of_recipe(
 
         then = what_if(recipe, arguments.overrides, arguments.what_if, profile, devices, arguments.history)
         return _compared(terminal, make, then.plan, then.notes, arguments.what_if)
+    if not arguments.configurations:
+        _check_free(folder, loaded)
     made = make()
     if arguments.configurations:
         return made.to_dict() | _configurations(terminal, loaded, profile, devices)
@@ -256,11 +258,17 @@ def _on_gpu(
     return made.to_dict()
 
 
+def _check_free(folder: RunFolder, recipe: Recipe) -> None:
+    """Refuse a run that has begun. It is asked before the plan too: that of an HMM makes its rows."""
+    folder.check_recipe(recipe)
+    if folder.has_begun and folder.plan.is_file():
+        raise PlanError(f"{folder.path} has begun and keeps its plan; choose another name with --set run.name=…")
+
+
 def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
     with folder.lock():
+        _check_free(folder, recipe)
         folder.claim(recipe)
-        if folder.has_begun and folder.plan.is_file():
-            raise PlanError(f"{folder.path} has begun and keeps its plan; choose another name with --set run.name=…")
         folder.write(folder.plan, made)
 
 

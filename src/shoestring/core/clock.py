@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from shoestring.core.environment import slurm_job
+
 _IMPORTED = time.monotonic()
 _PATIENCE = 10.0
 """Seconds to wait for Slurm's answer."""
@@ -63,18 +65,17 @@ class Clock:
 
 def allocation_end(clock: Clock, environment: Mapping[str, str] = os.environ) -> float | None:
     """The end of this process's Slurm allocation on `clock`; None outside an allocation, or without a limit."""
-    job = environment.get("SLURM_JOB_ID")
+    job = slurm_job(environment)
     if job is None:
         return None
-    text = environment.get("SLURM_JOB_END_TIME", "")  # of newer versions
-    end = float(text) if text.isdecimal() and len(text) < 12 else _end_by_squeue(job, environment)
+    end = _end_by_squeue(job.number, environment) if job.end is None else job.end
     # a job without a limit has no end, or one that is a year away
     return None if end is None else clock.elapsed() + end - time.time()
 
 
-def _end_by_squeue(job: str, environment: Mapping[str, str]) -> float | None:
+def _end_by_squeue(job: int, environment: Mapping[str, str]) -> float | None:
     """The end in seconds since 1970, from `squeue`; None: unknown or unlimited."""
-    command = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
+    command = ["squeue", "--noheader", "--jobs", str(job), "--format", "%e"]
     iso = {**environment, "SLURM_TIME_FORMAT": "standard"}
     try:
         answer = subprocess.run(  # noqa: S603 - no shell reads the number of the job

@@ -1,8 +1,11 @@
-"""Numbers in environment variables, checked: which process of a group this is, and how much is read at once."""
+"""Environment variables, checked: which process of a group this is, its Slurm job, how much is read at once."""
 
 from __future__ import annotations
 
 import os
+import re
+import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoestring.core.errors import UserError
@@ -11,6 +14,8 @@ from shoestring.core.units import Bytes
 RECORD_BYTES, FILE_BYTES = "SHOESTRING_RECORD_BYTES", "SHOESTRING_FILE_BYTES"
 _DEFAULTS = {RECORD_BYTES: 64 << 20, FILE_BYTES: 256 << 20}
 _MOST_BYTES = 1 << 40
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
+"""A name of a machine, or its address."""
 
 
 class Launched(NamedTuple):
@@ -29,13 +34,42 @@ def launched() -> Launched:
         return Launched(1, 0, None)
     rank, port = _number("RANK", 0, world - 1), _number("MASTER_PORT", 1, 65535)
     missing = [name for name, value in (("RANK", rank), ("MASTER_PORT", port)) if value is None]
-    missing += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
+    address = os.environ.get("MASTER_ADDR")
+    missing += [] if address else ["MASTER_ADDR"]
     if missing or rank is None:
         raise UserError(
             f"WORLD_SIZE={world} in the environment, but no {', '.join(missing)}; start all processes with torchrun, "
             f"or unset WORLD_SIZE"
         )
+    if address and not _HOST.fullmatch(address):
+        raise UserError(f"MASTER_ADDR={address[:40]!r} in the environment: must be the name or address of a machine")
     return Launched(world, rank, _number("LOCAL_RANK", 0, world - 1))
+
+
+class SlurmJob(NamedTuple):
+    """The Slurm job of this process."""
+
+    number: int
+    end: int | None
+    """In seconds since 1970; None: an older Slurm does not say."""
+
+
+def slurm_job(environment: Mapping[str, str] = os.environ) -> SlurmJob | None:
+    """The job that the environment names, None outside of one; raises UserError where it is none that runs.
+
+    An empty variable counts as one that is not set.
+    """
+    given = {name: value for name, value in environment.items() if value}
+    number = _number("SLURM_JOB_ID", 1, (1 << 32) - 1, given)
+    if number is None:
+        return None
+    end = _number("SLURM_JOB_END_TIME", 0, 10**11, given)
+    if end is not None and end <= time.time():
+        raise UserError(
+            f"SLURM_JOB_END_TIME={end} in the environment: job {number} has ended; start another job, or unset "
+            f"SLURM_JOB_ID and SLURM_JOB_END_TIME"
+        )
+    return SlurmJob(number, end)
 
 
 def record_bytes() -> int:
@@ -61,11 +95,11 @@ def _size(name: str) -> int:
     return int(size)
 
 
-def _number(name: str, least: int, most: int) -> int | None:
+def _number(name: str, least: int, most: int, environment: Mapping[str, str] = os.environ) -> int | None:
     """The whole number in a variable; None where it is not set."""
-    text = os.environ.get(name)
+    text = environment.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and least <= int(text) <= most):
         raise UserError(f"{name}={text[:40]!r} in the environment: must be a whole number from {least:,} to {most:,}")
     return int(text)

@@ -100,19 +100,21 @@ class RunFolder:
         is_recorded = self.metrics.is_file() and self.metrics.stat().st_size > 0
         return is_recorded or self.done.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raise RunError where a run of another recipe has begun."""
+        if self.recipe.is_file() and self.has_begun and (changes := differences(self.read_recipe(), recipe)):
+            raise RunError(
+                "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
+                + "\nchoose another name with --set run.name=…, or remove the folder"
+            )
+
     def claim(self, recipe: Recipe) -> None:
         """Write the recipe into the folder; raise RunError where a run of another recipe or other code has begun.
 
         Of a run that has not begun, the profile is kept; its plan goes with its recipe.
         """
-        is_new = not self.recipe.is_file()
-        if not is_new and (changes := differences(self.read_recipe(), recipe)):
-            if self.has_begun:
-                raise RunError(
-                    "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
-                    + "\nchoose another name with --set run.name=…, or remove the folder"
-                )
-            is_new = True
+        self.check_recipe(recipe)
+        is_new = not self.recipe.is_file() or bool(differences(self.read_recipe(), recipe))
         contents = {self.code / Path(spec.file).name: Path(spec.file).expanduser().read_bytes() for spec in recipe.code}
         for copy, content in contents.items():
             if not is_new and not (copy.is_file() and copy.read_bytes() == content):

@@ -9,6 +9,8 @@ not count when its processes were stopped because those of another machine faile
 from __future__ import annotations
 
 import atexit
+import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -54,12 +56,22 @@ def join(device: torch.device) -> ProcessGroup:
             device = torch.device("cuda", here.local_rank)
             torch.cuda.set_device(device)
         if not dist.is_initialized():
+            _check_address(os.environ["MASTER_ADDR"])
             backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
             own = PrefixStore(agree(store, rank, world, PATIENCE), store)
             dist.init_process_group(backend, timeout=PATIENCE, store=own, rank=rank, world_size=world)
             atexit.register(dist.destroy_process_group)
     return ProcessGroup.of(device)
+
+
+def _check_address(name: str) -> None:
+    """Refuse a machine that does not exist, which torch would look for until its patience ends."""
+    try:
+        socket.getaddrinfo(name, None)
+    except (socket.gaierror, UnicodeError) as cause:
+        if getattr(cause, "errno", socket.EAI_NONAME) == socket.EAI_NONAME:
+            raise UserError(f"MASTER_ADDR={name!r} in the environment: no machine has this name") from cause
 
 
 def agree(store: Store, rank: int, world: int, patience: timedelta) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoestring.core.clock import Clock, allocation_end
-from shoestring.core.environment import launched
+from shoestring.core.environment import launched, slurm_job
 from shoestring.core.errors import RunError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
@@ -48,6 +48,7 @@ def run(
     before a Slurm allocation ends, the session saves and stops.
     """
     task = task_of(recipe)
+    slurm_job()  # one that has ended is refused before anything is written
     if launched().world == 1:
         return _run(task, reporter, clock, plan_file, limit)
     from shoestring.parallel.process_group import sharing_work

@@ -62,9 +62,9 @@ def sample_store(
 ) -> tuple[Job, Manifest | None]:
     """Write the store, or part i of n; row i is that of a stream with the same model and seed."""
     if not 1 <= wanted.rows <= HELDOUT:
-        raise DataError(f"{wanted.rows:,} rows: a stream has 1 to 2^62 = {HELDOUT:,} for training, of 2^63 in all")
+        raise DataError(f"--rows {wanted.rows:,}: a stream has 1 to 2^62 = {HELDOUT:,} for training, of 2^63 in all")
     if not 0 <= wanted.heldout <= 1 << 61:
-        raise DataError(f"{wanted.heldout:,} held-out rows: must be 0 to 2^61")
+        raise DataError(f"--heldout {wanted.heldout:,}: must be 0 to 2^61")
     if RunFolder(folder).recipe.is_file():
         raise DataError(f"--out {folder}: it is the folder of a run; choose a folder of its own for the store")
     model = read_model(wanted.model)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shoestring.hmm.parameters import Saved
 
 LAST = CheckpointSpec("last")
+MOST_TOKENS = 10**8
+"""Of all texts of a call together, as ids in memory."""
 Say = Callable[[str], object]
 """Takes a line for people, such as which damaged checkpoint is left out."""
 
@@ -127,6 +129,10 @@ def generate_text(
     say: Say = _silent,
 ) -> list[str]:
     """`count` texts that begin with the prompt and end with a document's end, or after `tokens` more tokens."""
+    if count < 1 or count * max(tokens, 1) > MOST_TOKENS:
+        raise UserError(
+            f"--n {count}, --max-tokens {tokens}: must be at least one text, and at most {MOST_TOKENS:,} tokens in all"
+        )
     if folder.read_recipe().kind == "hmm":
         return _generate_hmm(folder, prompt, tokens, count, seed)
     loaded = load_run(folder, checkpoint, say=say)

@@ -84,13 +84,15 @@ def parse_sizes(text: str, recipe: Recipe, vocabulary: int) -> list[Model]:
     """Models of "512x9,624x11" (width × layers) or "40M,60M" (parameters), in the given order."""
     sizes = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        if match := re.fullmatch(r"([1-9][0-9]*)[x×]([1-9][0-9]*)", part):
+        if match := re.fullmatch(r"([1-9][0-9]{0,8})[x×]([1-9][0-9]{0,8})", part):
             sizes.append(_resized(recipe.model, int(match[1]), int(match[2]), None))
             continue
         try:
             params = bounded(Count, part)
         except ValueError as cause:
             raise UserError(f"--sizes {part}: must be WIDTHxLAYERS, as 512x9, or parameters, as 40M") from cause
+        if params < 1:
+            raise UserError(f"--sizes {part}: a model has at least one parameter")
         sizes.append(fit_size(recipe.model, vocabulary, recipe.data.length, params))
     if not sizes:
         raise UserError("--sizes: give at least one, as 512x9,624x11 or 40M,60M")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoestring.core import recipe_file
+from shoestring.core.environment import slurm_job
 from shoestring.core.errors import PlanError, RecipeError, ShoestringError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
@@ -51,6 +52,7 @@ def plan_grid(recipes: Sequence[Recipe], reporter: Reporter) -> tuple[str, list[
     All fits are measured here, before the first one starts, so no plan counts that. The fits run one after another in
     one process, so only the first one that is not done waits for the process to start and for torch to load.
     """
+    slurm_job()  # one that has ended is refused before anything is written
     total, lines, loaded = 0.0, [], False
     for recipe in recipes:
         folder = RunFolder.of(recipe)

@@ -53,7 +53,12 @@ def open_other(data: Data, source: str) -> Corpus:
 
 def check_others(data: Data) -> None:
     """Raise an error for a text of `data.validation` that cannot be scored, or that is there twice."""
-    found = {name: _names(open_other(data, source), other_data(data, source)) for name, source in data.scored.items()}
+    found = {}
+    for name, source in data.scored.items():
+        try:
+            found[name] = _names(open_other(data, source), other_data(data, source))
+        except DataError as cause:
+            raise DataError(f"{f'data.validation.{name}'.removesuffix('.')}: {cause}") from cause
     for one, two in itertools.combinations(found, 2):
         if found[one] == found[two]:
             raise DataError(f"data.validation: {one} and {two} are the same text, {min(found[one])}; leave one out")
