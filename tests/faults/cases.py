@@ -103,10 +103,10 @@ CALLS: dict[str, tuple[str, ...]] = {
     "plan": ("new.toml",),
     "prepare": ("new.toml",),
     "train": ("new.toml",),
-    "evaluate": ("runs/tiny",),
-    "generate": ("runs/tiny",),
-    "export": ("runs/tiny", "exported"),
-    "report": ("runs/tiny",),
+    "evaluate": ("runs/net",),
+    "generate": ("runs/net",),
+    "export": ("runs/net", "elsewhere"),
+    "report": ("runs/net",),
     "data check": ("store",),
     "data show": ("store",),
     "hmm fit": ("hmm.toml",),
@@ -142,9 +142,9 @@ def _figures() -> frozenset[str]:
 _FIGURES = _figures()
 
 FORM = {
-    RECIPE: ("file", "new.toml"), PLAN: ("file", "runs/tiny/plan.json"), PROFILE: ("file", "runs/tiny/profile.json"),
-    LAW: ("file", "law.json"), TABLES: ("file", "table.csv"), RUN: ("folder", "runs/tiny"),
-    STORE: ("folder", "store"), MODEL: ("file", "runs/hmm/model.safetensors"), RUNS: ("folder", "runs/tiny"),
+    RECIPE: ("file", "new.toml"), PLAN: ("file", "runs/net/plan.json"), PROFILE: ("file", "runs/net/profile.json"),
+    LAW: ("file", "law.json"), TABLES: ("file", "table.csv"), RUN: ("folder", "runs/net"),
+    STORE: ("folder", "store"), MODEL: ("file", "runs/hmm/model.safetensors"), RUNS: ("folder", "runs/net"),
 }  # fmt: skip
 
 NUMBERS = ("", "abc", "nan", "-1", "1e", "9" * 5000, "1e400", "0x10", "½")
@@ -242,12 +242,12 @@ HARMLESS: set[tuple[str, str | None, str]] = {
 
 def _bad_outputs(kind: str) -> Iterator[Bad]:
     end = {NEW_FILE: ".json", PAGE: ".html"}.get(kind, "")
-    yield Bad("below a file", f"tiny.toml/x{end}", nothing, ("tiny.toml",))
+    yield Bad("below a file", f"net.toml/x{end}", nothing, ("net.toml",))
     yield Bad("in no folder", f"/proc/none/x{end}", nothing, ("/proc/none",))
     yield Bad("long name", LONG_NAME + end, nothing, ("nnn",))
     yield Bad("long path", LONG_PATH + end, nothing, ("ddd",))
     if kind == NEW_FOLDER:
-        yield Bad("a file", "tiny.toml", nothing, ("tiny.toml",))
+        yield Bad("a file", "net.toml", nothing, ("net.toml",))
     else:
         yield Bad("a folder", "runs", nothing, ("runs",))
 
@@ -262,32 +262,33 @@ FILES: tuple[tuple[str, str, Mapping[str, Act], tuple[str, ...]], ...] = (
     ("recipe", "new.toml", TOML, tuple(f"{words} new.toml" for words in (
         "measure --estimate", "plan", "prepare", "train", "law flops", "hmm fit", "law isoflop --sizes 8x1",
     ))),
-    ("recipe of a run", "runs/tiny/recipe.toml", TOML, (
-        "evaluate runs/tiny", "generate runs/tiny", "export runs/tiny exported", "train tiny.toml",
+    ("recipe of a run", "runs/net/recipe.toml", TOML, (
+        "evaluate runs/net", "generate runs/net", "export runs/net elsewhere", "train net.toml",
     )),
     ("recipe of an HMM", "runs/hmm/recipe.toml", TOML, ("hmm show runs/hmm", "hmm score runs/hmm")),
-    ("plan", "runs/tiny/plan.json", JSON, ("train tiny.toml --plan runs/tiny/plan.json", "report runs/tiny")),
+    ("plan", "runs/net/plan.json", JSON, ("train net.toml --plan runs/net/plan.json", "report runs/net")),
     ("profile", "runs/new/profile.json", JSON, ("plan new.toml", "plan new.toml --profile runs/new/profile.json")),
-    ("profile of a run", "runs/tiny/profile.json", JSON, (
-        "law optimum --time 1h --profile runs/tiny", "law isoflop new.toml --sizes 8x1 --profile runs/tiny",
+    ("profile of a run", "runs/net/profile.json", JSON, (
+        "law optimum --time 1h --profile runs/net", "law isoflop new.toml --sizes 8x1 --profile runs/net",
     )),
-    ("machine", "runs/tiny/machine.json", JSON, ("report runs/tiny",)),
-    ("outcome", "runs/tiny/DONE", JSON, ("report runs/tiny", "train tiny.toml")),
-    ("evaluation", "runs/tiny/evaluation.json", JSON, ("report runs/tiny", "train tiny.toml")),
-    ("metrics", "runs/tiny/metrics.jsonl", JSON, (
-        "report runs/tiny", "law fit runs/tiny", "law compare runs/tiny runs/tiny",
+    ("machine", "runs/net/machine.json", JSON, ("report runs/net",)),
+    ("outcome", "runs/net/DONE", JSON, ("report runs/net", "train net.toml")),
+    ("evaluation", "runs/net/evaluation.json", JSON, ("report runs/net", "train net.toml")),
+    ("metrics", "runs/net/metrics.jsonl", JSON, (
+        "report runs/net", "law fit runs/net", "law compare runs/net runs/net",
     )),
     ("states", "runs/hmm/states.json", JSON, ("report runs/hmm",)),
-    ("tokenizer of a run", "runs/tiny/tokenizer.json", JSON, ("generate runs/tiny", "export runs/tiny exported")),
-    ("checkpoint", "runs/tiny/checkpoints", BYTES, (
-        "evaluate runs/tiny", "generate runs/tiny", "export runs/tiny exported",
+    ("tokenizer of a run", "runs/net/tokenizer.json", JSON, ("generate runs/net", "export runs/net elsewhere")),
+    ("checkpoint", "runs/net/checkpoints", BYTES, (
+        "evaluate runs/net", "generate runs/net", "export runs/net elsewhere",
     )),
     ("model", "runs/hmm/model.safetensors", BYTES, (
         "hmm show runs/hmm", "hmm score runs/hmm/model.safetensors", "generate runs/hmm",
         "hmm sample runs/hmm --rows 8 --length 8 --out sampled",
     )),
     ("stream", "runs/hmm/model.safetensors", BYTES, (
-        "prepare tiny.toml --set data.stream=hmm:runs/hmm --set run.name=s --set data.documents=",
+        "prepare net.toml --set run.name=s --set data.stream=hmm:runs/hmm --set data.source=stories "
+        "--set data.documents= --set data.packing=concat",
     )),
     ("manifest", "store/manifest.json", JSON, ("data check store", "data show store",
         "prepare new.toml --set data.source=store:store --set data.documents=",
@@ -320,7 +321,7 @@ def of_files() -> Iterator[Case]:
             if (what, name) not in HARMLESS_FILES:
                 arguments = tuple(line.split())
                 shown = NAMES.get(what, Path(path).name)
-                yield Case(f"{what}: {name}: {line[:24]}", arguments, (shown,), _on(path, act))
+                yield Case(f"{what}: {name}: {line[:24]}", arguments, (shown,), on_each(path, act))
 
 
 NAMES = {"manifest": "manifest", "sentences": "sentences", "checkpoint": "step-0"}
@@ -333,7 +334,9 @@ HARMLESS_FILES: set[tuple[str, str]] = {
 """Files that are still what they should be."""
 
 
-def _on(path: str, act: Act) -> Act:
+def on_each(path: str, act: Act) -> Act:
+    """Do it to a file of the world, or to all files of a folder."""
+
     def run(folder: Path) -> None:
         target = folder / path
         for file in sorted(target.iterdir()) if target.is_dir() else [target]:
@@ -343,11 +346,11 @@ def _on(path: str, act: Act) -> Act:
 
 
 RECORDS: tuple[tuple[type, str, str], ...] = (
-    (Plan, "runs/tiny/plan.json", "report runs/tiny"),
+    (Plan, "runs/net/plan.json", "report runs/net"),
     (Profile, "runs/new/profile.json", "plan new.toml"),
-    (Machine, "runs/tiny/machine.json", "report runs/tiny"),
-    (Outcome, "runs/tiny/DONE", "report runs/tiny"),
-    (Evaluation, "runs/tiny/evaluation.json", "report runs/tiny"),
+    (Machine, "runs/net/machine.json", "report runs/net"),
+    (Outcome, "runs/net/DONE", "report runs/net"),
+    (Evaluation, "runs/net/evaluation.json", "report runs/net"),
     (Law, "law.json", "law predict --params 1M --tokens 10M --law law.json"),
 )
 
@@ -396,7 +399,7 @@ def of_fields() -> Iterator[Case]:
 def _wrong_values(kind: Any) -> Iterable[str]:
     """TOML values that are wrong for every field of this type."""
     every = ["[[[[1]]]]", "{a={b={c=1}}}", "1979-05-27"]
-    plain = _plain_types(kind)
+    plain = plain_types(kind)
     if plain & {int, float, Count, Flops, Seconds, Bytes}:
         return [*every[:2], '"abc"', "nan", "-inf", "true", "-1e300", "9" * 4000, "0x" + "f" * 5000, '"\\u0000"']
     if bool in plain:
@@ -404,18 +407,19 @@ def _wrong_values(kind: Any) -> Iterable[str]:
     return [*every[:1], "3", '"a\\u0000b"', '"a\\u001b[31mb"', '"a\\nb"', '"' + "x" * 9000 + '"']
 
 
-def _plain_types(kind: Any) -> set[Any]:
+def plain_types(kind: Any) -> set[Any]:
     if get_origin(kind) in (Union, types.UnionType) or (
         get_origin(kind) is not None and get_origin(kind) is not Literal
     ):
         return set().union(
-            *(_plain_types(part) for part in get_args(kind)[: 1 if hasattr(kind, "__metadata__") else None])
+            *(plain_types(part) for part in get_args(kind)[: 1 if hasattr(kind, "__metadata__") else None])
         )
     if isinstance(kind, type) and issubclass(kind, Spec):
         return {str}
     return {str} if get_origin(kind) is Literal else {kind}
 
 
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99999999999"}
 GROUP = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
@@ -427,10 +431,55 @@ def of_environment() -> Iterator[Case]:
             yield Case(f"{name}={value[:9]!r}", tuple(next(lines).split()), (name,), environment=GROUP | {name: value})
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         yield Case(f"no {name}", ("train", "new.toml"), (name,), environment={**GROUP, name: None})
+    for value in ("two words", "a\nb", "\x1b[31m", "x" * 400, "[::", "../x"):
+        yield Case(
+            f"MASTER_ADDR={value[:9]!r}",
+            ("train", "new.toml"),
+            ("MASTER_ADDR",),
+            environment=GROUP | {"MASTER_ADDR": value},
+        )
+    for name in JOB:
+        for value in ("abc", "-1", "1.5", "9" * 400, "7\n8", "1e3", "\x1b[31m", "--all", "7,8", "٣"):
+            yield Case(f"{name}={value[:9]!r}", tuple(next(lines).split()), (name,), environment=JOB | {name: value})
+    for value in ("0", "1", "1600000000"):
+        yield Case(
+            f"ended {value}",
+            tuple(next(lines).split()),
+            ("SLURM_JOB_END_TIME",),
+            environment=JOB | {"SLURM_JOB_END_TIME": value},
+        )
+
+
+BEYOND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("generate", "max_tokens", ("100000001", "1000000000000", str(2**63), str(2**64), "9" * 400)),
+    ("generate", "count", ("1000001", "1000000000000", str(2**63 - 1), str(2**64), "9" * 400)),
+    ("plan", "vocabulary", ("1000000001", str(2**63), "9" * 400)),
+    ("law flops", "vocabulary", ("1000000001", str(2**63), "9" * 400)),
+    ("law isoflop", "vocabulary", ("1000000001", str(2**63), "9" * 400)),
+    ("law isoflop", "sizes", ("0", "0x1", "8x0", "1000000000x1", "9" * 30 + "x1", "8x" + "9" * 400, "1e39")),
+    ("law fit", "bootstraps", ("100001", "1000000000000", str(2**64), "9" * 400)),
+    ("data show", "first", ("1000000", str(2**63), "9" * 400)),
+    ("data show", "length", ("1000000", "1000000000000", str(2**64), "9" * 400)),
+    ("hmm sample", "rows", ("0", "1e15", "1e18", "1e19", "1e30", "1e39")),
+    ("hmm sample", "heldout", ("1e15", "1e18", "1e19", "1e30")),
+    ("hmm sample", "length", ("1000000000000", str(2**63), str(2**64), "9" * 400)),
+    ("hmm sample", "shard", ("1/1", "0/0", "0/9999999999", "-1/2", "1/2/3", "٠/١")),
+)
+"""Numbers that are no mistakes of form, and still cannot be."""
+
+
+def of_amounts() -> Iterator[Case]:
+    """More than there is, fits, or can be counted."""
+    for command, name, values in BEYOND:
+        parameter = next(each for each in commands()[command].params if each.name == name)
+        for value in values:
+            names = (f"{parameter.opts[-1]}|{name}|sampled",)
+            arguments = (*command.split(), *arguments_with(command, parameter, value))
+            yield Case(f"{command}: {name}: {value[:20]}", arguments, names)
 
 
 def every_case() -> list[Case]:
     makers: tuple[Callable[[], Iterator[Case]], ...] = (
-        of_arguments, of_files, of_records, of_fields, of_environment,
+        of_arguments, of_amounts, of_files, of_records, of_fields, of_environment,
     )  # fmt: skip
     return [case for make in makers for case in make()]

@@ -32,6 +32,7 @@ source = "text:words.txt"
 tokenizer = "words:12"
 length = 8
 packing = "best_fit"
+documents = 60
 heldout = 0.2
 [model]
 width = 8

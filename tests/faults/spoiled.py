@@ -45,7 +45,7 @@ def bad_paths(kind: str, good: str) -> Iterator[Bad]:
     yield Bad("missing", f"absent{Path(good).suffix}", nothing, ("absent",))
     yield Bad("long name", LONG_NAME, nothing, ("nnn",))
     yield Bad("long path", LONG_PATH, nothing, ("ddd",))
-    yield Bad("below a file", "tiny.toml/x", nothing, ("tiny.toml",))
+    yield Bad("below a file", "net.toml/x", nothing, ("net.toml",))
     yield Bad("escape", "\x1b[31mred\x07", nothing, ("\\x1b[31mred",))
     yield Bad("not UTF-8", os.fsdecode(b"\xff\xfe"), nothing, ("udcff",))
     yield make("loop of links", lambda path: path.symlink_to(path.name))
@@ -133,7 +133,7 @@ TOML: dict[str, Act] = BYTES | {
     "extends NUL": replaced(b'extends = "a\\u0000b"\n'),
     "extends long": replaced(b'extends = "' + b"x" * 5000 + b'"\n'),
     "extends a folder": replaced(b'extends = "runs"\n'),
-    "extends a list": replaced(b'extends = ["tiny.toml"]\n'),
+    "extends a list": replaced(b'extends = ["net.toml"]\n'),
 }
 
 
