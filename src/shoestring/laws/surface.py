@@ -27,7 +27,7 @@ from shoestring.laws.starts import grid_starts
 Penalty = Literal["huber", "l1", "squares"]
 
 COEFFICIENTS = 5
-MANY_GROUPS = 50
+MANY_GROUPS = 100
 """From so many groups on, intervals come from draws of groups; with fewer, from the region of the fit."""
 EDGE = 1000
 """Laws at the edge of a region, at most: the farthest of them is 3 % short of the edge, which is allowed for."""
