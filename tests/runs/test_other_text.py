@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from shoestring.datasets.other_text import OtherText, text_batch
 from shoestring.planning.corpus import heldout_seconds, least_documents
 from shoestring.planning.make import _fixed_seconds
 from shoestring.report.scores import text_table
-from shoestring.runs.evaluate import Watch, evaluate_learner, evaluate_run
+from shoestring.runs.evaluate import Known, Watch, evaluate_learner, evaluate_run
 from shoestring.runs.network_workload import make_learner
 from shoestring.runs.prepare import check_source, prepare_recipe, recipe_density
 from shoestring.runs.reporter import Reporter
@@ -197,6 +198,22 @@ def test_a_classifier_has_scores_of_every_named_text(make: Make, tmp_path: Path)
     assert [each.rows for each in found.texts] == [20, 9] and text_table(found)[0][4:6] == ("accuracy", "macro-F1")
     assert watched["heldout_accuracy"] == watched["heldout_accuracy/one"] == found.texts[0].accuracy
     assert watched["heldout_macro_f1/two"] == found.texts[1].macro_f1
+    known, scored = Known(), Counter[str]()
+    for name in ("score", "log_probs"):
+        setattr(learner, name, _counting(getattr(learner, name), name, scored))
+    assert Watch(corpus, known)(learner, 4) == watched and scored == {"score": 2, "log_probs": 2}
+    assert evaluate_learner(learner, 0, 4, corpus, known) == found and scored == {"score": 2, "log_probs": 2}
+    assert evaluate_learner(learner, 0, 5, corpus, known).rows == found.rows and scored["score"] == 4, "other passes"
+    known.forget()
+    assert evaluate_learner(learner, 0, 4, corpus, known) == found and scored["score"] == 6
+
+
+def _counting(method: Any, name: str, counts: Counter[str]) -> Any:
+    def counted(*given: Any) -> Any:
+        counts[name] += 1
+        return method(*given)
+
+    return counted
 
 
 def test_a_text_may_be_a_split_of_the_data_set_that_is_trained_on(make: Make, tmp_path: Path) -> None:

@@ -17,14 +17,19 @@ from shoestring.core.errors import Fault
 from shoestring.core.recipe_file import load
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.specs import CheckpointSpec
 from shoestring.datasets.corpus import StoreCorpus
+from shoestring.models.batch import Batch
 from shoestring.runs import network_trainee, session
+from shoestring.runs.evaluate import evaluate_run
 from shoestring.runs.finish import FINISH_MARGIN, Finish
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import Finished, run
+from shoestring.track import read_lines
 from shoestring.training import checkpoint
 from shoestring.training.checkpoint import Checkpoints
+from shoestring.training.learner import Learner
 
 
 def trained(file: Path, monkeypatch: pytest.MonkeyPatch, beside: bool = False) -> Finished | None:
@@ -125,3 +130,20 @@ def test_a_page_that_was_not_written_before_a_kill_is_written_when_the_run_is_na
     assert finished is not None and finished.folder.done.is_file() and not finished.folder.report.is_file()
     again = run(load(tiny), Reporter(), Clock(0.0))
     assert again is not None and again.folder.report.is_file()
+
+
+def test_the_last_step_and_the_last_evaluation_score_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is that of scoring the finished run again."""
+    scored, score = [], Learner.score
+
+    def counted(learner: Learner, rows: Any, per_device: int) -> Any:
+        scored.append(len(Batch.of(rows).ids))
+        return score(learner, rows, per_device)
+
+    monkeypatch.setattr(Learner, "score", counted)
+    finished = trained(tiny, monkeypatch)
+    assert finished is not None
+    lines = [line for line in read_lines(finished.folder.metrics) if "heldout_loss" in line]
+    assert len(scored) == len(lines) > 1, "once per line of the metrics, and never again"
+    assert lines[-1]["heldout_loss"] == pytest.approx(finished.evaluation.loss, rel=1e-12)
+    assert evaluate_run(finished.folder, CheckpointSpec("last")) == finished.evaluation

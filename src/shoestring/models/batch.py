@@ -52,6 +52,13 @@ class Batch(NamedTuple):
         moved = self._each(lambda x: (x if x.is_cuda else x.pin_memory()).to(device, non_blocking=True))
         return moved._replace(most=bound)
 
+    def equals(self, other: Batch) -> bool:
+        """Whether it has the same rows and predictions, in tensors on one device."""
+        return self is other or all(
+            torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
+            for a, b in zip(self, other, strict=True)
+        )
+
     def part(self, first: int, last: int) -> Batch:
         """Rows from `first` to before `last`."""
         return self._each(lambda x: x[first:last])

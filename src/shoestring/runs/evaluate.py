@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shoestring.baselines.classes import (
     ClassScores,
@@ -37,11 +40,44 @@ from shoestring.runs.task import task_of
 from shoestring.training.checkpoint import Checkpoints
 from shoestring.training.learner import Learner
 
+T = TypeVar("T")
+
+
+class Known:
+    """What was scored with the weights as they are: the last evaluation is of rows that the last step has scored."""
+
+    def __init__(self) -> None:
+        self._losses: list[tuple[Batch, int, Tensor]] = []
+        self._confusions: list[tuple[Batch, int, Confusion]] = []
+
+    def forget(self) -> None:
+        """Forget everything, since the weights change."""
+        self._losses, self._confusions = [], []
+
+    def losses(self, learner: Learner, batch: Batch, per_device: int) -> Tensor:
+        """As `learner.score`."""
+        return _once(self._losses, learner.score, batch, per_device)
+
+    def confusion(self, learner: Learner, batch: Batch, per_device: int) -> Confusion:
+        """The confusion matrix of a classifier."""
+        return _once(self._confusions, partial(_confusion, learner), batch, per_device)
+
+
+def _once(known: list[tuple[Batch, int, T]], score: Callable[[Batch, int], T], batch: Batch, per_device: int) -> T:
+    """The score of these rows if it is known; else it is computed and kept."""
+    for other, rows, found in known:
+        if rows == per_device and other.equals(batch):
+            return found
+    made = score(batch, per_device)
+    known.append((batch, per_device, made))
+    return made
+
 
 class Watch:
     """Scores during training, on the same rows every time."""
 
-    def __init__(self, corpus: Corpus):
+    def __init__(self, corpus: Corpus, known: Known | None = None):
+        self._known = known
         self._batch, self._predictions = corpus.heldout(), predictions_of(corpus)
         self._classes = corpus.class_counts is not None
         self._texts = {name: rows for name, rows in _texts(corpus).items() if name}
@@ -60,10 +96,11 @@ class Watch:
         return scores | {f"{what}/{name}": value for name, found in named.items() for what, value in found.items()}
 
     def _scores(self, learner: Learner, batch: Batch, per_device: int) -> dict[str, float]:
-        losses = learner.score(batch, per_device)
+        known = self._known or Known()
+        losses = known.losses(learner, batch, per_device)
         scores = {"heldout_loss": float(losses[batch.predicted()].mean())}
         if self._classes:
-            classes = scores_of(_confusion(learner, batch, per_device))
+            classes = scores_of(known.confusion(learner, batch, per_device))
             scores |= {"heldout_accuracy": classes.accuracy, "heldout_macro_f1": classes.macro_f1}
         return scores
 
@@ -73,16 +110,19 @@ def _texts(corpus: Corpus) -> dict[str, Batch]:
     return corpus.texts if isinstance(corpus, OtherText) else {}
 
 
-def evaluate_learner(learner: Learner, step: int, per_device: int, corpus: Corpus) -> Evaluation:
+def evaluate_learner(
+    learner: Learner, step: int, per_device: int, corpus: Corpus, known: Known | None = None
+) -> Evaluation:
     """Score a learner and the baselines on the same rows; on further texts, the learner alone."""
+    known = known or Known()
 
     def scored(batch: Batch, bytes_per_token: float | None, baselines: Baselines) -> Evaluation:
-        losses, predicted = learner.score(batch, per_device).numpy(), batch.predicted().numpy()
+        losses, predicted = known.losses(learner, batch, per_device).numpy(), batch.predicted().numpy()
         made = make_evaluation(losses, step, bytes_per_token, baselines, predicted)
         if corpus.class_counts is None:
             return made
         majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
-        return with_classes(made, _confusion(learner, batch, per_device), majority)
+        return with_classes(made, known.confusion(learner, batch, per_device), majority)
 
     made = scored(corpus.heldout(), corpus.bytes_per_token, baselines_of(corpus))
     if not isinstance(corpus, OtherText):

@@ -21,7 +21,7 @@ from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
-from shoestring.runs.evaluate import Watch, evaluate_learner
+from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.network_workload import make_learner
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
@@ -62,6 +62,7 @@ class NetworkTrainee(Trainee):
             self.most_steps = math.inf if plan.most_steps is None else plan.most_steps
         self.tokens_per_step = plan.effective_batch * recipe.data.length
         self._saved: dict[str, Any] = {}
+        self._known = Known()
 
     def write_inputs(self, folder: RunFolder) -> None:
         if not folder.tokenizer.is_file():
@@ -87,6 +88,7 @@ class NetworkTrainee(Trainee):
         self._stepper.per_device = rows
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
+        self._known.forget()
         return self._stepper.begin(step, schedule, requests)
 
     def halve(self) -> int:
@@ -135,7 +137,7 @@ class NetworkTrainee(Trainee):
         self._stepper.source = corpus.training(self.group.device)
 
     def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
-        self._watch = Watch(self.corpus)
+        self._watch = Watch(self.corpus, self._known)
         every = max(1, self.planned_steps // METRICS_LINES)
         return [hooks.Log(metrics, timings, clock, every, int(self.tokens_per_step))]
 
@@ -146,7 +148,7 @@ class NetworkTrainee(Trainee):
         return self._watch(self.learner, self.scored_rows)
 
     def evaluate(self, state: State) -> Evaluation:
-        return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus)
+        return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus, self._known)
 
     def baseline_seconds(self) -> float | None:
         return baseline_seconds(self.corpus)
