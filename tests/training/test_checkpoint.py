@@ -265,6 +265,32 @@ def test_a_damaged_later_checkpoint_takes_no_place_of_a_new_one(tmp_path: Path, 
     assert resumed.steps() == [2, 1][:keep]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_checkpoint_that_was_kept_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    saved(tmp_path, 3)
+    read, opened = checkpoint.read_tensors, []
+
+    def watched(path: Path) -> Any:
+        opened.append(path)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", watched)
+    checkpoints, resumed, again = Checkpoints(tmp_path, 10), make(seed=1), make(seed=2)
+    assert checkpoints.latest(keep) == (3, [])
+    assert checkpoints.restore(3, resumed, "r1", "d1").step == 3
+    assert opened == [checkpoints.path(3)] * (1 if keep else 2)
+    checkpoints.restore(3, again, "r1", "d1")
+    assert len(opened) == (2 if keep else 3), "it is kept for one time"
+    assert_same(content(resumed), content(again))
+    checkpoints.latest(keep)
+    checkpoints.save(again, replace(STATE, step=3))
+    opened.clear()
+    checkpoints.restore(3, resumed, "r1", "d1")
+    assert len(opened) == 1, "another one was written since"
+
+
 def test_a_checkpoint_under_the_name_of_another_step_is_left_out(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 2)
     checkpoints.path(2).replace(checkpoints.path(3))

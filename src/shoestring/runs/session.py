@@ -86,7 +86,7 @@ def train(
     recipe, writes = task.recipe, group.rank == 0
     trainee = task.open(plan, group)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
-    step, damaged = group.on_first(checkpoints.latest)
+    step, damaged = group.on_first(checkpoints.latest, group.device.type == "cuda")  # a CPU's memory is measured
     for line in damaged:
         reporter.say(f"left out: {line}")
     meter = Meter(group.device)

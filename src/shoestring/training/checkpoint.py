@@ -98,6 +98,8 @@ class Checkpoints:
         self.written = 0
         """How many this process has written."""
         self._writing: Future[None] | None = None
+        self._opened: Opened | None = None
+        """The newest one, if `latest` was to keep it until it is restored."""
 
     def path(self, step: int) -> Path:
         """Path of a checkpoint that is one file."""
@@ -121,7 +123,7 @@ class Checkpoints:
 
         An error in writing the previous checkpoint is raised here.
         """
-        group, started = worker.group, time.perf_counter()
+        group, started, self._opened = worker.group, time.perf_counter(), None
         group.on_all(self._begin, group)
         if worker.sharded or group.rank == 0:
             tensors, note = _copied(worker.saved_tensors(), group.device), json.dumps(state.to_dict())
@@ -173,9 +175,13 @@ class Checkpoints:
                 remove(self.path(step))
                 remove(self.parts(step))
 
-    def latest(self) -> tuple[int | None, list[str]]:
-        """The step of the newest intact checkpoint, and a line for every newer one that is damaged."""
+    def latest(self, keep: bool = False) -> tuple[int | None, list[str]]:
+        """The step of the newest intact checkpoint, and a line for every newer one that is damaged.
+
+        With `keep`, its tensors stay in memory until they are restored, and are not read again.
+        """
         opened, damaged = self._newest()
+        self._opened = opened if keep else None
         return None if opened is None else opened.state.step, damaged
 
     def _newest(self) -> tuple[Opened | None, list[str]]:
@@ -221,7 +227,8 @@ class Checkpoints:
         return opened.state
 
     def _read(self, step: int, worker: Saveable, recipe: str, data: str) -> tuple[Opened, dict[str, Tensor]]:
-        opened = self.open(step, worker.group)
+        kept, self._opened = self._opened, None
+        opened = kept if kept is not None and kept.state.step == step else self.open(step, worker.group)
         if opened.state.recipe != recipe:
             raise RunError(f"{opened.path} belongs to another recipe ({opened.state.recipe}, not {recipe})")
         if opened.state.data != data:
