@@ -1,6 +1,6 @@
 """`python -m shoestring`."""
 
-from shoestring.cli.main import main
+from shoestring.cli.main import start
 
 if __name__ == "__main__":
-    main()
+    start()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 from conftest import Command
 from profiles import write_profile
 
+from shoestring.cli import main as cli_main
 from shoestring.cli.main import _of_system, main
 from shoestring.cli.root import root
 from shoestring.core.errors import Fault, storage_error
@@ -213,3 +217,38 @@ def test_memory_that_runs_out_is_no_bug(cause: Exception) -> None:
     error = _of_system(cause)
     assert isinstance(error, Fault) and error.exit_code == 1
     assert str(error).startswith("the memory ran out; take a smaller model") and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded", "watched", "ends"),
+    [
+        (0, True, False, ["handlers", 0]),
+        (None, True, False, ["handlers", 0]),
+        (1, True, False, []),
+        (0, False, False, []),
+        (0, True, True, []),
+    ],
+)
+def test_a_process_that_loaded_torch_and_went_well_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, loaded: bool, watched: bool, ends: list[object]
+) -> None:
+    """After what was to run at its end; not where it failed, or where somebody measures it."""
+    done: list[object] = []
+
+    def ended() -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli_main, "main", ended)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: done.append("handlers"))
+    monkeypatch.setattr(os, "_exit", done.append)
+    monkeypatch.setattr(sys, "getprofile", lambda: print if watched else None)
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    if loaded:
+        monkeypatch.setitem(sys.modules, "torch", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with contextlib.ExitStack() as stack:
+        if not ends:
+            stack.enter_context(pytest.raises(SystemExit))
+        cli_main.start()
+    assert done == ends
