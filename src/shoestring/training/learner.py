@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoestring.core.errors import Fault
@@ -32,7 +31,7 @@ from shoestring.training.compiling import compile_layers, is_compiled
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
-from shoestring.training.sharding import forget_whole, local_part, shard_model
+from shoestring.training.sharding import forget_whole, local_part, shard_model, sum_gradients
 
 ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The fastest first; the first one that applies is used."""
@@ -164,8 +163,8 @@ class Learner:
                 if recording is not None:
                     nats += recording.replay(part, self._fresh)
                 else:
-                    if isinstance(self.model, FSDPModule):  # sum over the processes in the last pass only
-                        self.model.set_requires_gradient_sync(number == len(parts) - 1)
+                    if self.sharded:
+                        sum_gradients(self.model, number == len(parts) - 1)
                     loss = self._loss(part)
                     loss.backward()
                     nats += loss.detach()
