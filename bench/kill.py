@@ -1,13 +1,18 @@
 """kill -9 at random instants of every command: the same command then ends with the same bytes, and leaves no file.
 
-python bench/kill.py [--kills 200] [--seed 0] [--only train] [--jobs 2] [--out FOLDER]
+    python bench/kill.py [--kills 170] [--limits 30] [--seed 0] [--only train] [--jobs 2] [--resume FILE] [--out FOLDER]
 
 Half of the kills fall at a random time, half at a random call that opens, locks, renames or removes a file; one in five
-commands is killed twice. The command is then run to its end. Every file below its folder is compared with those of one
+commands is killed twice. Where a command has several processes (torchrun, the pool of `prepare`), the first, one of the
+others or all are killed. The command is then run to its end. Every file below its folder is compared with those of one
 that nobody killed; its caches and temporary files lie there too. Of records that say how long something took, only the
-rest is compared (see `comparable`). The same is done on a disk of 50 MB that is full (root may mount one), and with too
-little memory: there a command must end by itself, with one line that says why, and be
-completed when there is enough. Processes are forked from one that has loaded torch, as those of the tests are.
+rest is compared (see `comparable`).
+
+The same is done on a disk of 50 MB that is full (root may mount one), and with too little memory: there a command must
+end by itself, with one line that says why, and be completed when there is enough. Smaller micro-batches, for want of
+memory, have other sums: such a run is compared with one that takes them at the same steps, and that nothing limits or
+stops. With --resume FILE every trial is written to FILE as it ends; those of this commit and seed in it are not made
+again. Processes are forked from one that has loaded torch, as those of the tests are.
 """
 
 from __future__ import annotations
@@ -19,204 +24,45 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import kill_process
 import record
+from kill_scenarios import STEPS, Scenario, scenarios, write_inputs
 
-sys.path[:0] = [str(record.ROOT / "tests"), str(record.ROOT / "tests" / "golden")]
-from commands import NO_FIGURES, Started  # noqa: E402
-from golden_runs import HMMS, NEOX, NETWORKS  # noqa: E402
+sys.path[:0] = [str(record.ROOT / "tests")]
+from commands import NO_FIGURES, Started, forks  # noqa: E402
 
-from shoestring.core import recipe_file  # noqa: E402
-from shoestring.core.recipe import Recipe  # noqa: E402
-from shoestring.core.records import Plan  # noqa: E402
-from shoestring.core.run_folder import RunFolder  # noqa: E402
 from shoestring.storage.tensor_file import read_tensors  # noqa: E402
 
-STEPS, BATCH, DOCUMENTS = 24, 8, 200
-SECONDS = 300.0
-"""A command that takes longer hangs."""
+SECONDS, PATIENCE = 300.0, 100.0
+"""A command that takes longer hangs; on a busy machine, one that takes so many times what it took before."""
 TWICE = 0.2
+PROBLEMS = ("differing", "left", "failed")
+UNIT_BYTES = 4000
 DISK = "50m"
 LEARNED = ("steps", "tokens", "predictions", "loss", "skipped")
 """Fields of DONE that are compared; the others say what it cost."""
+PLANNED = ("binding", "recipe", "steps", "effective_batch", "per_device", "accumulate", "entries", "evaluations")
+"""Fields of plan.json that are compared where the command makes it; others say what it will cost on this machine."""
 PRESENT = re.compile(r"timings\.jsonl|machine\.json|profile\.json|.*seal.*|[0-9a-f]{16}(\.json)?")
 """Files whose content differs from run to run."""
 CLEAR = re.compile(r"^error: \S.*", re.MULTILINE)
-NO_LIBRARY = "cannot allocate memory for thread-local data"
-"""What the C library says when it ends a process that loads a library."""
+NO_LIBRARY = ("cannot allocate memory for thread-local data", "Fatal glibc error: failed to register TLS destructor")
+"""What the C library says when it ends a process that loads a library, or starts a thread."""
 NOT_CLEAR = ("Traceback", "this is a bug")
-
-
-# --- in the command's process
-
-CALLS = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.flock"})
-_made = 0
-
-
-def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    """Count a call that changes files; at the chosen one, kill the command."""
-    global _made
-    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    if event in CALLS or writes:
-        _made += 1
-        if os.environ.get("KILL_AT") == str(_made):
-            os.kill(int(os.environ["KILL_PID"]), signal.SIGKILL)
-            signal.pause()
-
-
-def command() -> None:
-    """The command line, which may be killed at a call, or have little memory."""
-    from shoestring.cli.main import main
-
-    tempfile.tempdir = None
-    os.environ["KILL_PID"] = str(os.getpid())
-    if room := os.environ.get("MEMORY_ROOM"):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + int(room)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    sys.addaudithook(_note)
-    try:
-        main()
-    finally:
-        if count := os.environ.get("COUNT_CALLS"):
-            made = _made
-            Path(count).write_text(str(made))
-
-
-# --- commands
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A command, and the folder that it starts in."""
-
-    name: str
-    command: tuple[str, ...]
-    weight: int = 4
-    """Its share of the kills."""
-    ready: bool = False
-    """Whether it needs finished runs."""
-    says: bool = False
-    """Whether what it prints is compared."""
-    page: bool = False
-    """Whether the page is compared: it has no times of this command."""
-    done_before: str | None = None
-    """What it says if it was killed after its work was complete."""
-
-
-def scenarios() -> list[Scenario]:
-    trained = [Scenario(f"train {name}", ("train", f"{name}.toml"), 9) for name in NETWORKS if name != "hf"]
-    fitted = [Scenario(f"hmm fit {name}", ("hmm", "fit", f"{name}.toml"), 8) for name in HMMS]
-    table = ("table.csv", "--params", "params", "--tokens", "tokens", "--loss", "loss", "--bootstraps", "50")
-    sampled = ("hmm", "sample", "runs/hmm-online", "--rows", "3000", "--length", "16", "--heldout", "64")
-    return [
-        *trained,
-        Scenario("train hf", ("train", "hf.toml"), 3),
-        *fitted,
-        Scenario("measure", ("measure", "llama.toml", "--set", "run.name=measured", "--set", "budget.time=5s"), 5),
-        Scenario("measure hmm", ("measure", "hmm-online.toml", "--set", "run.name=m", "--set", "budget.time=5s"), 3),
-        Scenario("plan", ("plan", "llama.toml", "--set", "run.name=planned"), 4, ready=True),
-        Scenario("plan by hand", ("plan", "--time", "5d", "--tokens-per-second", "2500"), 2, says=True),
-        Scenario("prepare", ("prepare", "llama.toml"), 8),
-        Scenario("prepare packed", ("prepare", "llama-packed.toml"), 8),
-        Scenario(
-            "prepare unique", ("prepare", "llama-muon.toml", "--set", "run.name=u", "--set", "data.unique=true"), 8
-        ),
-        Scenario("prepare rows", ("prepare", "hmm-online.toml"), 4),
-        Scenario("evaluate", ("evaluate", "runs/llama"), 6, ready=True, says=True),
-        Scenario("evaluate hmm", ("evaluate", "runs/hmm-online"), 3, ready=True, says=True),
-        Scenario("export", ("export", "runs/llama", "out/exported"), 8, ready=True, done_before="exists"),
-        Scenario("generate", ("generate", "runs/llama", "--max-tokens", "8"), 3, ready=True, says=True),
-        Scenario("report", ("report", "runs/llama"), 4, ready=True, page=True),
-        Scenario("data check", ("data", "check", "STORE"), 2, ready=True, says=True),
-        Scenario("data show", ("data", "show", "STORE"), 2, ready=True, says=True),
-        Scenario("hmm sample", (*sampled, "--out", "out/rows"), 9, ready=True),
-        Scenario("hmm score", ("hmm", "score", "runs/hmm-online"), 3, ready=True, says=True),
-        Scenario("hmm show", ("hmm", "show", "runs/hmm-online"), 3, ready=True, says=True),
-        Scenario("law fit", ("law", "fit", *table, "--out", "out/law.json"), 8),
-        Scenario("law predict", ("law", "predict", "--params", "1e8", "--tokens", "2e9"), 2, says=True),
-    ]
-
-
-def documents(count: int) -> list[tuple[str, int]]:
-    drawn, words = random.Random(0), ["tree", "sun", "moon", "river", "stone", "cloud", "bird", "fish"]
-    return [(" ".join(drawn.choices(words, k=drawn.randint(3, 11))), drawn.randrange(3)) for _ in range(count)]
-
-
-def write_inputs() -> None:
-    """Recipes with their plans, corpora and a table, in the present folder."""
-    Path("lines.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in documents(300)))
-    Path("tweets.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in documents(60)))
-    Path("neox").mkdir()
-    Path("neox/config.json").write_text(json.dumps(NEOX))
-    drawn, lines = random.Random(1), ["params,tokens,loss"]
-    for n in (1e6, 1e7, 1e8, 1e9):
-        for d in (1e8, 3e8, 1e9, 3e9, 1e10):
-            loss = (1.7 + 400 / n**0.34 + 410 / d**0.28) * (1 + drawn.gauss(0, 0.005))
-            lines.append(f"{n:.0f},{d:.0f},{loss:.6f}")
-    Path("table.csv").write_text("\n".join(lines) + "\n")
-    for name in NETWORKS:
-        put(*network(name))
-    for name in HMMS:
-        put(*hmm(name))
-
-
-def put(recipe: Recipe, plan: Plan) -> None:
-    Path(f"{recipe.run.name}.toml").write_text(recipe_file.dump(recipe))
-    folder = RunFolder.of(recipe)
-    folder.claim(recipe)
-    plan.write(folder.plan)
-
-
-def network(name: str) -> tuple[Recipe, Plan]:
-    case = NETWORKS[name]
-    saving = {"checkpoint_every": "30ms", "keep": 1}
-    values = {
-        "run": {"name": name},
-        "budget": {"steps": STEPS},
-        "data": case["data"],
-        "model": case["model"],
-        "train": {"batch": BATCH, "per_device": BATCH, "lr": 3e-3} | saving | case["train"],
-        "evaluate": {"rows": 8, "per_device": 4, "every": 0.25},
-    }
-    recipe = recipe_file.build(values, name)
-    rows, whole = recipe.train.per_device or BATCH, recipe.data.source.kind in ("csv", "jsonl")
-    return recipe, Plan(
-        binding="steps", recipe=recipe.fingerprint, steps=STEPS, effective_batch=BATCH, per_device=rows,
-        accumulate=BATCH // rows, devices=1, entries=None if whole else DOCUMENTS, every_entry=whole, evaluations=4,
-    )  # fmt: skip
-
-
-def hmm(name: str) -> tuple[Recipe, Plan]:
-    data = NETWORKS["perceiver"]["data"] | {"tokenizer": "words:200", "length": 16, "documents": 400}
-    recipe = recipe_file.build(
-        {
-            "run": {"name": name},
-            "budget": {"epochs": 4},
-            "data": data,
-            "evaluate": {"rows": 16, "every": 0.5},
-            "train": {"checkpoint_every": "30ms", "keep": 1},
-            "hmm": {"states": 5} | HMMS[name],
-        },
-        name,
-    )
-    return recipe, Plan(
-        binding="epochs", recipe=recipe.fingerprint, steps=100, epochs=4.0, step_seconds=0.01, per_device=64,
-        parts={"finish": 0.1, "train": 1.0},
-    )  # fmt: skip
 
 
 # --- one command in one folder
@@ -230,13 +76,29 @@ class Ended:
     out: str
     err: str
     seconds: float
+    killed: bool = False
+    """Whether a process of it was killed while it ran."""
+
+
+class Process(Protocol):
+    """A command that runs."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]: ...
 
 
 class Place:
     """A folder in which a command runs, with its caches and temporary files."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, seconds: float = SECONDS):
+        self.folder, self.seconds = folder, seconds
         self.environment = {
             "COLUMNS": "200",
             "NO_COLOR": "1",
@@ -245,56 +107,123 @@ class Place:
             "HF_HUB_OFFLINE": "1",
             "SHOESTRING_CACHE": str(folder / "cache"),
             "TMPDIR": str(folder / "tmp"),
+            "AGENT_TMPDIR": str(folder.parent),
         }
 
-    def start(self, scenario: Scenario, **environment: str) -> Started:
+    def beside(self, name: str) -> Path:
+        """A file of this place that is not in its folder."""
+        return self.folder.parent / f"{self.folder.name}.{name}"
+
+    def start(self, scenario: Scenario, **environment: str) -> Process:
         words = [self._store() if word == "STORE" else word for word in scenario.command]
-        return Started(words, self.folder, self.environment | environment, command)
+        environment = self.environment | environment
+        if scenario.workers:
+            return self._interpreter(words, environment | {"UNIT_BYTES": str(UNIT_BYTES)})
+        begin = kill_process.torchrun if scenario.ranks else kill_process.command
+        return Started(words, self.folder, environment, begin)
+
+    def _interpreter(self, words: Sequence[str], environment: dict[str, str]) -> Process:
+        path = [str(record.ROOT / "src"), str(record.ROOT / "bench")]
+        code = "import kill_process; kill_process.command()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            cwd=self.folder,
+            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
 
     def _store(self) -> str:
         store = next(path.parent for path in sorted(self.folder.rglob("manifest.json")))
         return str(store.relative_to(self.folder))
 
-    def finish(self, process: Started, started: float) -> Ended:
-        out, err = process.communicate(timeout=SECONDS)
+    def finish(self, process: Process, started: float, sent: bool = False) -> Ended:
+        try:
+            out, err = process.communicate(timeout=self.seconds)
+        finally:
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what it has started, if that is still there
         assert process.returncode is not None
-        return Ended(process.returncode, out, err, time.monotonic() - started)
+        killed = sent or process.returncode == -signal.SIGKILL
+        return Ended(process.returncode, out, err, time.monotonic() - started, killed)
 
     def run(self, scenario: Scenario, **environment: str) -> Ended:
         started = time.monotonic()
         return self.finish(self.start(scenario, **environment), started)
 
-    def kill_after(self, scenario: Scenario, seconds: float) -> Ended:
+    def kill_after(
+        self, scenario: Scenario, seconds: float, victim: str, drawn: random.Random, **environment: str
+    ) -> Ended:
         started = time.monotonic()
-        process = self.start(scenario)
+        process = self.start(scenario, **environment)
         while process.poll() is None and time.monotonic() - started < seconds:
             time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        return self.finish(process, started)
+        sent = False
+        if process.poll() is None and process.pid is not None:
+            sent = _kill(process.pid, victim, drawn)
+        return self.finish(process, started, sent)
 
     def kill_at(self, scenario: Scenario, call: int) -> Ended:
-        return self.run(scenario, KILL_AT=str(call))
+        ended = self.run(scenario, KILL_AT=str(call))
+        ended.killed |= scenario.ranks and "SIGKILL" in ended.err  # torchrun's agent tells of its process
+        return ended
 
     def comparable(self, scenario: Scenario) -> dict[str, str]:
         """A digest of all that is compared of every file, by its path."""
         return {
-            str(path.relative_to(self.folder)): hashlib.sha256(comparable(path, scenario.page)).hexdigest()
+            str(path.relative_to(self.folder)): hashlib.sha256(comparable(path, scenario)).hexdigest()
             for path in sorted(self.folder.rglob("*"))
             if not path.is_dir()
         }
 
 
-def comparable(path: Path, page: bool) -> bytes:
+def _kill(first: int, victim: str, drawn: random.Random) -> bool:
+    """Kill a command's first process, another one, or all; returns whether it was another one, so that it may live."""
+    others = _others(first)
+    if victim == "all":
+        os.killpg(first, signal.SIGKILL)
+    elif victim == "other" and others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(drawn.choice(others), signal.SIGKILL)
+        return True
+    else:
+        os.kill(first, signal.SIGKILL)
+    return False
+
+
+def _others(first: int) -> list[int]:
+    """The processes of a group besides its first one; of these, those that others than the first one started."""
+    found: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent, group, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(group) == first and int(folder.name) != first and state != "Z":
+                found[int(folder.name)] = int(parent)
+    workers = [number for number, parent in found.items() if parent != first]
+    return sorted(workers or found)
+
+
+def comparable(path: Path, scenario: Scenario) -> bytes:
     """The content of a file without what differs from run to run."""
-    if PRESENT.fullmatch(path.name) or (path.name == "report.html" and not page):
+    if not path.is_file():
+        return b"a link, a socket or a pipe"
+    if PRESENT.fullmatch(path.name) or (path.name == "report.html" and not scenario.page):
         return b""
     if path.name == "DONE":
         done = json.loads(path.read_text())
         return json.dumps([done[name] for name in LEARNED]).encode()
-    if path.parent.name == "checkpoints" and path.suffix == ".safetensors":
+    if path.name == "plan.json" and scenario.plans:
+        plan = json.loads(path.read_text())
+        return json.dumps([plan[name] for name in PLANNED]).encode()
+    if "checkpoints" in path.parts and path.suffix == ".safetensors":
         arrays, note = read_tensors(path)
         tensors = {name: [str(array.dtype), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
-        return json.dumps([without_times(json.loads(note)), tensors]).encode()
+        return json.dumps([without_times(json.loads(note or "null")), tensors]).encode()
+    if "checkpoints" in path.parts and path.suffix == ".json":
+        return json.dumps(without_times(json.loads(path.read_text()))).encode()
     return path.read_bytes()
 
 
@@ -315,9 +244,17 @@ class Found:
     kills: int = 0
     at_calls: int = 0
     twice: int = 0
+    others: int = 0
+    """Kills of another process than the first one."""
+    smaller: int = 0
+    """Runs that took smaller micro-batches for want of memory."""
     differing: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class Reference:
@@ -326,17 +263,25 @@ class Reference:
     def __init__(self, scenario: Scenario, template: Path, place: Place):
         self.scenario, self.template = scenario, template
         shutil.copytree(template, place.folder, symlinks=True)
-        count = place.folder.parent / f"{place.folder.name}.calls"
-        ended = place.run(scenario, COUNT_CALLS=str(count))
+        count, rows = place.beside("calls"), place.beside("rows")
+        noted = {"NOTE_ROWS": str(rows)} if scenario.trains and not scenario.ranks else {}
+        ended = place.run(scenario, COUNT_CALLS=str(count), **noted)
         assert ended.code == 0, f"{scenario.name}: {ended.err[-2000:]}"
         self.seconds, self.out, self.calls = ended.seconds, ended.out, int(count.read_text())
-        self.files = place.comparable(scenario)
-        count.unlink()
+        self.files, self.rows = place.comparable(scenario), kill_process.read_rows(rows)
+        for path in (count, rows):
+            path.unlink(missing_ok=True)
         shutil.rmtree(place.folder)
 
-    def compare(self, place: Place, ended: Ended, found: Found, what: str) -> None:
-        """Add to `found` how the end of a command differs from this one."""
-        scenario = self.scenario
+    @cached_property
+    def patience(self) -> float:
+        return max(SECONDS, PATIENCE * self.seconds)
+
+    def compare(
+        self, place: Place, ended: Ended, found: Found, what: str, expected: dict[str, str] | None = None
+    ) -> None:
+        """Add to `found` how the end of a command differs from this one, or its files from those that are expected."""
+        scenario, expected = self.scenario, self.files if expected is None else expected
         known = scenario.done_before is not None and scenario.done_before in ended.err
         if ended.code != 0 and not known:
             found.failed.append(f"{scenario.name}, {what}: exit code {ended.code}, {ended.err.strip()[-300:]}")
@@ -344,11 +289,9 @@ class Reference:
         if scenario.says and ended.out != self.out:
             found.differing.append(f"{scenario.name}, {what}: what it prints")
         files = place.comparable(scenario)
-        found.left += [f"{scenario.name}, {what}: {name}" for name in sorted(files.keys() - self.files.keys())]
+        found.left += [f"{scenario.name}, {what}: {name}" for name in sorted(files.keys() - expected.keys())]
         found.differing += [
-            f"{scenario.name}, {what}: {name}"
-            for name, digest in sorted(self.files.items())
-            if files.get(name) != digest
+            f"{scenario.name}, {what}: {name}" for name, digest in sorted(expected.items()) if files.get(name) != digest
         ]
 
 
@@ -362,11 +305,11 @@ def kill(reference: Reference, place: Place, drawn: random.Random, found: Found)
         for attempt in range(8):
             if at_call:
                 call = drawn.randint(1, max(1, reference.calls - attempt))
-                ended, what = place.kill_at(scenario, call), f"call {call}"
+                ended, what, victim = place.kill_at(scenario, call), f"call {call}", "first"
             else:
-                after = drawn.uniform(0.0, reference.seconds / (1 + attempt))
-                ended, what = place.kill_after(scenario, after), f"{after:.3f} s"
-            if ended.code == -signal.SIGKILL:
+                after, victim = drawn.uniform(0.0, reference.seconds / (1 + attempt)), drawn.choice(scenario.victims)
+                ended, what = place.kill_after(scenario, after, victim, drawn), f"{after:.3f} s ({victim})"
+            if ended.killed:
                 break
             if scenario.done_before is None or scenario.done_before not in ended.err:
                 assert ended.code == 0, ended.err
@@ -376,8 +319,11 @@ def kill(reference: Reference, place: Place, drawn: random.Random, found: Found)
         else:
             found.failed.append(f"{scenario.name}: never killed")
             return
+        if ended.code != -signal.SIGKILL and not scenario.ranks:  # torchrun tells of its processes by a traceback
+            check_clear(scenario, ended, found, what)
         said.append(what)
         found.kills, found.at_calls = found.kills + 1, found.at_calls + at_call
+        found.others += victim == "other"
     found.twice += kills == 2
     reference.compare(place, place.run(scenario), found, "killed at " + " and ".join(said))
 
@@ -388,7 +334,7 @@ def kill(reference: Reference, place: Place, drawn: random.Random, found: Found)
 def check_clear(scenario: Scenario, ended: Ended, found: Found, what: str) -> None:
     if ended.code == 0:
         return
-    if NO_LIBRARY in ended.err:
+    if any(end in ended.err for end in NO_LIBRARY):
         return
     if ended.code not in (1, 2) or not CLEAR.search(ended.err) or any(sign in ended.err for sign in NOT_CLEAR):
         found.failed.append(f"{scenario.name}, {what}: exit code {ended.code}, {ended.err.strip()[-300:]}")
@@ -396,10 +342,16 @@ def check_clear(scenario: Scenario, ended: Ended, found: Found, what: str) -> No
 
 def fill(reference: Reference, place: Place, drawn: random.Random, found: Found) -> None:
     """Run the command on a disk with too little room; then with enough."""
+    with small_disk(place.folder) as disk:
+        assert disk is not None, "it could be mounted before"
+        _fill(reference, Place(disk / "place", place.seconds), drawn, found)
+
+
+def _fill(reference: Reference, place: Place, drawn: random.Random, found: Found) -> None:
     shutil.copytree(reference.template, place.folder, symlinks=True)
     free = shutil.disk_usage(place.folder).free
     room = int(2 ** drawn.uniform(10, 20))  # 1 kB to 1 MB
-    filler = place.folder.parent / "filler"
+    filler = place.beside("filler")
     with open(filler, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, max(1, free - room))
     ended, what = place.run(reference.scenario), f"{room / 1000:.0f} kB free"
@@ -412,16 +364,54 @@ def fill(reference: Reference, place: Place, drawn: random.Random, found: Found)
 
 
 def squeeze(reference: Reference, place: Place, drawn: random.Random, found: Found) -> None:
-    """Run the command with too little memory; then with enough."""
+    """Run the command with too little memory; then with enough.
+
+    Of training, some have it from a step on; some can take only few rows at a time from a step on, and are killed.
+    Before the first steps and the first evaluation of a network it would be too early: without memory for its buffers,
+    a library below torch takes another way, whose sums differ in the last bits, and tells nobody.
+    """
+    scenario, notes = reference.scenario, place.beside("rows")
     shutil.copytree(reference.template, place.folder, symlinks=True)
     room = int(2 ** drawn.uniform(16, 28))  # 64 kB to 256 MB
-    ended, what = place.run(reference.scenario, MEMORY_ROOM=str(room)), f"{room / 1e6:.1f} MB more"
+    step = drawn.randrange(1 if scenario.command[0] == "hmm" else STEPS // 4 + 1, STEPS)
+    kind, noted = drawn.random() if scenario.trains else 0.0, {"NOTE_ROWS": str(notes)} if scenario.trains else {}
+    if kind < 0.3:
+        what = f"{room / 1e6:.1f} MB more"
+        ended = place.run(scenario, **noted, MEMORY_ROOM=str(room))
+    elif kind < 0.5:
+        what = f"{room / 1e6:.1f} MB more from step {step} on"
+        ended = place.run(scenario, **noted, MEMORY_ROOM=str(room), MEMORY_STEP=str(step))
+    else:
+        rows = max(1, max(reference.rows.values()) * drawn.randrange(1, 4) // 4)
+        after = drawn.uniform(0.0, reference.seconds)
+        what = f"room for {rows} rows from step {step} on, killed at {after:.3f} s"
+        limits = {"MEMORY_ROWS": str(rows), "MEMORY_STEP": str(step)}
+        ended = place.kill_after(scenario, after, "first", drawn, **noted, **limits)
     found.kills += ended.code != 0
-    check_clear(reference.scenario, ended, found, what)
-    before = len(found.differing)
-    reference.compare(place, place.run(reference.scenario), found, what)
-    if reference.scenario.name.startswith(("train", "hmm fit")):
-        del found.differing[before:]  # steps that had little memory were taken in smaller parts, whose sums differ
+    if not ended.killed:
+        check_clear(scenario, ended, found, what)
+    ended = place.run(scenario, **noted)
+    expected = None
+    if kill_process.read_rows(notes) != reference.rows:
+        found.smaller += 1
+        expected = same_rows(reference, place, notes)
+    reference.compare(place, ended, found, what, expected)
+    notes.unlink(missing_ok=True)
+
+
+def same_rows(reference: Reference, place: Place, notes: Path) -> dict[str, str]:
+    """The files of a run that nothing stops, with the micro-batches that are noted."""
+    other = Place(place.beside("same"), place.seconds)
+    shutil.copytree(reference.template, other.folder, symlinks=True)
+    again = other.beside("rows")
+    try:
+        ended = other.run(reference.scenario, TAKE_ROWS=str(notes), NOTE_ROWS=str(again))
+        assert ended.code == 0, f"{reference.scenario.name}: {ended.err[-2000:]}"
+        assert kill_process.read_rows(again) == kill_process.read_rows(notes), "it takes the rows that are noted"
+        return other.comparable(reference.scenario)
+    finally:
+        again.unlink(missing_ok=True)
+        shutil.rmtree(other.folder)
 
 
 @contextlib.contextmanager
@@ -443,15 +433,29 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 Trial = Callable[[Reference, Place, random.Random, Found], None]
 
 
-def templates(work: Path) -> tuple[Path, Path]:
-    """A folder with recipes, and one with finished runs too."""
-    inputs, ready = write_template(work), work / "ready"
-    shutil.copytree(inputs, ready)
-    for words in (("train", "llama.toml"), ("hmm", "fit", "hmm-online.toml")):
-        ended = Place(ready).run(Scenario(words[0], words))
-        assert ended.code == 0, ended.err
-    write_profile(ready)
-    return inputs, ready
+class Templates:
+    """Folders in which commands begin: one with recipes, and one with finished runs too."""
+
+    def __init__(self, work: Path):
+        self._work = work
+        self.inputs = write_template(work)
+
+    def of(self, scenario: Scenario) -> Path:
+        return self.ready if scenario.ready else self.inputs
+
+    @cached_property
+    def ready(self) -> Path:
+        import profiles
+
+        ready = self._work / "ready"
+        shutil.copytree(self.inputs, ready)
+        with contextlib.chdir(ready):
+            for recipe, *settings in (("llama.toml",), ("perceiver.toml",), ("llama.toml", "run.name=planned")):
+                profiles.write_profile(Path(recipe), *settings)
+        for words in (("train", "llama.toml"), ("train", "perceiver.toml"), ("hmm", "fit", "hmm-online.toml")):
+            ended = Place(ready).run(Scenario(words[0], words))
+            assert ended.code == 0, ended.err
+        return ready
 
 
 def write_template(work: Path) -> Path:
@@ -464,22 +468,32 @@ def write_template(work: Path) -> Path:
     return inputs
 
 
-def write_profile(ready: Path) -> None:
-    import profiles
+class Journal:
+    """The trials that have ended, by their part, command and number; kept in a file for another call, if one is given.
 
-    with contextlib.chdir(ready):
-        profiles.write_profile(Path("llama.toml"), "run.name=planned")
+    Only trials of this commit and seed count.
+    """
 
+    def __init__(self, path: Path | None, seed: int):
+        self._path, self._key, self._lock = path, [record.commit(), seed], threading.Lock()
+        self._known: dict[tuple[str, str, int], Found] = {}
+        for line in path.read_text().splitlines() if path is not None and path.is_file() else ():
+            values = json.loads(line)
+            if values["key"] == self._key:
+                self._known[tuple(values["trial"])] = Found(**values["found"])
 
-def refer(chosen: Sequence[Scenario], inputs: Path, ready: Path, work: Path, jobs: int) -> dict[str, Reference]:
-    """What every command does that nobody kills."""
+    def get(self, *trial: Any) -> Found | None:
+        return self._known.get(trial)
 
-    def one(scenario: Scenario) -> Reference:
-        place = Place(work / f"reference-{re.sub(r'[^a-z0-9]+', '-', scenario.name)}")
-        return Reference(scenario, ready if scenario.ready else inputs, place)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip((scenario.name for scenario in chosen), pool.map(one, chosen), strict=True))
+    def add(self, found: Found, *trial: Any) -> None:
+        with self._lock:
+            self._known[trial] = found
+            for kind in PROBLEMS:
+                for line in getattr(found, kind):
+                    print(f"{kind}: {line}", flush=True)
+            if self._path is not None:
+                with open(self._path, "a") as file:
+                    file.write(json.dumps({"key": self._key, "trial": trial, "found": asdict(found)}) + "\n")
 
 
 def counts(total: int, chosen: Sequence[Scenario]) -> dict[str, int]:
@@ -488,78 +502,101 @@ def counts(total: int, chosen: Sequence[Scenario]) -> dict[str, int]:
     return {scenario.name: max(1, round(total * scenario.weight / weight)) for scenario in chosen} if total else {}
 
 
-def run_all(
-    trial: Trial, references: dict[str, Reference], many: dict[str, int], work: Path, seed: int, jobs: int
-) -> dict[str, Found]:
-    found = {name: Found() for name in many}
+@dataclass
+class Bench:
+    """Trials of commands, each in a folder of its own."""
 
-    def one(name: str, number: int) -> None:
-        place = Place(work / f"{re.sub(r'[^a-z0-9]+', '-', name)}-{number}")
+    chosen: Sequence[Scenario]
+    work: Path
+    seed: int
+    jobs: int
+    journal: Journal
+
+    def __post_init__(self) -> None:
+        forks()  # before there are threads
+        self._templates = Templates(self.work)
+        Place(self._templates.inputs).run(Scenario("warm", ("--version",)))  # it waits until all is loaded
+        self._references: dict[str, Reference] = {}
+
+    def run(self, part: str, trial: Trial, total: int) -> dict[str, Found]:
+        """Trials of a part, about `total` of them in all; what came of them, by command."""
+        chosen = [each for each in self.chosen if part not in each.left_out]
+        trials = [(name, number) for name, count in counts(total, chosen).items() for number in range(count)]
+        missing = [each for each in trials if self.journal.get(part, *each) is None]
+        self._refer({name for name, _ in missing})
+        print(f"{part}: {len(trials)} trials, {len(trials) - len(missing)} were made before", flush=True)
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for future in [pool.submit(self._one, part, trial, *each) for each in missing]:
+                future.result()
+        found = {scenario.name: Found() for scenario in chosen}
+        for each in trials:
+            found[each[0]].add(self.journal.get(part, *each) or Found())
+        return found
+
+    def _one(self, part: str, trial: Trial, name: str, number: int) -> None:
+        found, reference = Found(), self._references[name]
+        place = Place(self.work / f"{re.sub(r'[^a-z0-9]+', '-', name)}-{number}", reference.patience)
         try:
-            trial(references[name], place, random.Random(f"{seed} {name} {number}"), found[name])
+            trial(reference, place, random.Random(f"{self.seed} {name} {number}"), found)
         except (AssertionError, subprocess.TimeoutExpired, OSError) as cause:
-            found[name].failed.append(f"{name}: {cause!r}"[:500])
+            found.failed.append(f"{name}: {cause!r}"[:500])
         finally:
             shutil.rmtree(place.folder, ignore_errors=True)
-            show(found[name])
+        self.journal.add(found, part, name, number)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(one, name, number) for name, count in many.items() for number in range(count)]:
-            future.result()
-    return found
+    def _refer(self, names: set[str]) -> None:
+        """Find what these commands do that nobody kills."""
+        wanted = [each for each in self.chosen if each.name in names and each.name not in self._references]
+        starts = [self._templates.of(scenario) for scenario in wanted]
 
+        def one(scenario: Scenario, template: Path) -> Reference:
+            place = Place(self.work / f"reference-{re.sub(r'[^a-z0-9]+', '-', scenario.name)}")
+            return Reference(scenario, template, place)
 
-def show(found: Found) -> None:
-    """Print what went wrong, once."""
-    for kind in ("differing", "left", "failed"):
-        for line in getattr(found, kind):
-            if line not in _SHOWN:
-                _SHOWN.add(line)
-                print(f"{kind}: {line}", flush=True)
-
-
-_SHOWN = set[str]()
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for reference in pool.map(one, wanted, starts):
+                self._references[reference.scenario.name] = reference
+                print(f"{reference.scenario.name}: {reference.seconds:.1f} s, {reference.calls} calls", flush=True)
 
 
 def summary(found: dict[str, Found]) -> dict[str, Any]:
-    every = Counter[str]()
+    total = Found()
     for each in found.values():
-        every.update(kills=each.kills, at_calls=each.at_calls, twice=each.twice)
-    problems = {
-        kind: [line for each in found.values() for line in getattr(each, kind)]
-        for kind in ("differing", "left", "failed")
+        total.add(each)
+    values = asdict(total)
+    return {
+        **{name: value for name, value in values.items() if name not in PROBLEMS},
+        **{name: len(values[name]) for name in PROBLEMS},
+        "commands": {name: each.kills for name, each in found.items()},
+        "problems": [line for name in PROBLEMS for line in values[name]],
     }
-    return {**every, **{kind: len(lines) for kind, lines in problems.items()}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=170, help="commands that are killed, some of them twice")
     parser.add_argument("--limits", type=int, default=30, help="runs on a full disk, and as many with little memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="commands whose name begins so")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--resume", type=Path, help="file of the trials so far; they are not made again")
     parser.add_argument("--out", type=Path, help="folder of the record; default: none is written with --only")
     given = parser.parse_args()
     chosen = [scenario for scenario in scenarios() if scenario.name.startswith(given.only)]
     with tempfile.TemporaryDirectory(prefix="kill-") as name:
         work = Path(name)
-        inputs, ready = templates(work)
-        references = refer(chosen, inputs, ready, work, given.jobs)
-        print(f"{len(references)} commands; {sum(each.calls for each in references.values())} calls", flush=True)
-        many = counts(given.kills, chosen)
-        killed = run_all(kill, references, many, work, given.seed, given.jobs)
-        values: dict[str, Any] = {
-            "seed": given.seed,
-            "kills": summary(killed),
-            "by_command": {name: each.kills for name, each in killed.items()},
-        }
-        limited = [each for each in chosen if not each.name.startswith(("measure", "train hf"))]
-        few = counts(given.limits, limited)
+        bench = Bench(chosen, work, given.seed, given.jobs, Journal(given.resume, given.seed))
+        killed = bench.run("kills", kill, given.kills)
         with small_disk(work / "disk") as disk:
-            full = None if disk is None else run_all(fill, references, few, disk, given.seed, jobs=1)
-        values["full_disk"] = None if full is None else summary(full)
-        values["little_memory"] = summary(run_all(squeeze, references, few, work, given.seed, given.jobs))
+            mounted = disk is not None
+        full = bench.run("full disk", fill, given.limits) if mounted else None
+        little = bench.run("little memory", squeeze, given.limits)
+    values: dict[str, Any] = {
+        "seed": given.seed,
+        "kills": summary(killed),
+        "full_disk": None if full is None else {"size": DISK} | summary(full),
+        "little_memory": summary(little),
+    }
     print(json.dumps(values, indent=1))
     if given.out or not given.only:
         record.write("kill", values, given.out)

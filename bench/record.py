@@ -52,10 +52,11 @@ def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path
 
 
 def _told(arguments: list[str]) -> list[str]:
-    """The command without where its record went."""
-    if "--out" in arguments:
-        at = arguments.index("--out")
-        arguments = arguments[:at] + arguments[at + 2 :]
+    """The command without where its record went, and what it was resumed from."""
+    for option in ("--out", "--resume"):
+        if option in arguments:
+            at = arguments.index(option)
+            arguments = arguments[:at] + arguments[at + 2 :]
     return list(map(_relative, arguments))
 
 

@@ -380,6 +380,31 @@ def startup_table() -> str:
     return "".join(lines)
 
 
+def kill_table() -> str:
+    """Kills, full disks and little memory, and what came of them; problems by name."""
+    lines = []
+    for r in results("kill"):
+        head = ["trials", "commands", "interrupted", "files that differ", "files left", "other faults"]
+        lines += [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
+        parts = {"kills": "`kill -9`", "full_disk": "a full disk", "little_memory": "too little memory"}
+        for part, label in parts.items():
+            if (found := r[part]) is not None:
+                label = f"{label} of {found['size']}" if "size" in found else label
+                cells = [label, *(f"{n:,}" for n in (len(found["commands"]), found["kills"]))]
+                cells += [f"{found[kind]:,}" for kind in ("differing", "left", "failed")]
+                lines.append(f"| {' | '.join(cells)} |\n")
+        kills, memory = r["kills"], r["little_memory"]
+        lines.append(
+            f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}. Of the kills, {kills['at_calls']:,} "
+            f"fell at a call that changes files, the others at a random time; {kills['others']:,} took another process "
+            f"than the first one, and {kills['twice']:,} commands were killed twice. For want of memory "
+            f"{memory['smaller']:,} runs took smaller micro-batches.\n"
+        )
+        for part, label in parts.items():
+            lines += [f"- {label}: {problem}\n" for problem in (r[part] or {}).get("problems", ())]
+    return "".join(lines)
+
+
 def measure_table() -> str:
     """The largest batches that were found; then plans against runs, each by the worst of its runs."""
     return "".join(_searches(r) + _plans_against_runs(r) for r in results("measure"))
@@ -464,6 +489,7 @@ PARTS = {
     "law-coverage-table": law_coverage_table,
     "memory-table": memory_table,
     "measure-table": measure_table,
+    "kill-table": kill_table,
 }
 
 

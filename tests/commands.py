@@ -66,6 +66,10 @@ class Started:
         self._process.start()
 
     @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         """Minus the number of the signal that ended it; None while it runs."""
         return self._process.exitcode

@@ -1109,3 +1109,17 @@ def test_the_sockets_of_a_killed_pool_are_swept(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.rglob("listener")] == ["listener"]
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_is_whole_leaves_no_sockets_of_a_pool_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    left = tmp_path / "tmp" / ".shoestring-0123456789ab.tmp"
+    data = data_of(write_corpus(tmp_path, ["a tree", "the sun", "a moon", "the sea"] * 5), tmp_path / "stores")
+    for _ in ("made", "whole"):
+        left.with_name(f"{left.name}.d").mkdir(parents=True)
+        (left.with_name(f"{left.name}.d") / "listener").touch()
+        left.touch()
+        make(data)
+        assert not list((tmp_path / "tmp").iterdir())

@@ -18,6 +18,8 @@ from shoestring.core.files import (
     folder_bytes,
     free_bytes,
     locked,
+    sweep,
+    temporary_files,
 )
 from shoestring.core.recipe import Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
@@ -93,6 +95,7 @@ def prepare(
         )
     paths = StorePaths(store_folder(data, seed, documents, source))
     wanted = Wanted(share, heldout_tokens)
+    sweep(temporary_files())  # sockets of a pool that was killed
     if wanted.is_in(paths):
         drop_lock(paths.lock(part))
         clear(paths)
