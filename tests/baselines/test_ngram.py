@@ -126,3 +126,13 @@ def test_a_regular_stream_is_learned_by_pairs() -> None:
     stream = [0, 1, 2, 3, 4, 5] * 400
     found = baseline_losses(np.array([stream[:50], stream[3:53]]), count(arrays([stream]), SMALL))
     assert found["bigram"] < 0.01 < found["unigram"] < found["uniform"]
+
+
+@pytest.mark.parametrize("vocab_size", [20, 3000])
+def test_no_more_is_counted_than_was_asked_for(vocab_size: int) -> None:
+    """With a table of pairs, and by sorting; the last token is counted with the one that follows it."""
+    stream = np.arange(100) % 20
+    found = count([stream], vocab_size, most=10)
+    assert found.tokens[:12].tolist() == [1] * 10 + [0] * 2
+    assert (found.pair_keys % vocab_size).tolist() == list(range(1, 11)) and found.pair_counts.sum() == 10
+    assert count([stream], vocab_size).tokens.sum() == 100

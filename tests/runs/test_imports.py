@@ -64,3 +64,19 @@ def test_a_small_corpus_of_words_is_sampled_and_prepared_without_compiled_loops(
     (tmp_path / "corpus.txt").write_text("one two three\n" * 100)
     data = Data(tokenizer="words:50", folder=str(tmp_path), source=f"text:{tmp_path}/corpus.txt")
     assert measure_density(open_source(data, 0), data).tokens == 400
+
+
+def test_what_prepares_rows_beside_a_run_loads_no_torch(tiny: Path) -> None:
+    """The child that extends a store, and the processes of a pool; both with a small corpus."""
+    code = f"""
+import sys
+from shoestring.core import recipe_file
+from shoestring.core.records import Plan
+from shoestring.data.store import map_stage, pool
+from shoestring.runs import extend, runner
+recipe = recipe_file.load({str(tiny)!r}, [])
+extend.extend(recipe, Plan(binding="steps", share=0.5), 0.5)
+print(*(name for name in ("torch", *{HEAVY!r}) if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tiny.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")

@@ -117,7 +117,7 @@ def test_baselines_are_timed_by_the_first_tokens(tiny: Path, monkeypatch: pytest
     for part, seconds in ((2 * corpus.training_size, 8.0), (corpus.training_size // 4, 11.0)):
         times = iter([100.0, 108.0, 109.0])
         with monkeypatch.context() as patch:
-            patch.setattr(of_corpus, "PART_TOKENS", part)
+            patch.setattr(of_corpus, "timed_tokens", lambda _, part=part: part)
             patch.setattr(of_corpus, "time", SimpleNamespace(perf_counter=lambda times=times: next(times)))
             assert baseline_seconds(corpus) == pytest.approx(seconds, rel=0.01)
 

@@ -16,8 +16,10 @@ Ids = NDArray[np.integer]
 
 MOST_TOKENS = 1 << 28
 """Limit on the tokens counted: more would change no probability that matters."""
-PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
+_PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
 """Tokens counted at a time."""
+_TIMED_TOKENS = 1 << 20
+"""Tokens that tell how fast pairs are sorted."""
 _DENSE_VOCABULARY = 2048
 PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -36,7 +38,7 @@ def count(streams: Iterable[Ids], vocab_size: int, most: int = MOST_TOKENS) -> C
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     dense = vocab_size <= _DENSE_VOCABULARY
     table = np.zeros(vocab_size * vocab_size if dense else 0, dtype=np.int64)
-    for part, own in _parts(streams, most, max(_LEAST_TOKENS, len(table)) if dense else PART_TOKENS):
+    for part, own in _parts(streams, most, min(most, max(_LEAST_TOKENS, len(table)) if dense else _PART_TOKENS)):
         tokens += np.bincount(part[:own].ravel(), minlength=vocab_size)
         pairs = part[..., :-1].ravel() * np.int64(vocab_size)
         pairs += part[..., 1:].ravel()
@@ -51,6 +53,11 @@ def count(streams: Iterable[Ids], vocab_size: int, most: int = MOST_TOKENS) -> C
         keys = np.flatnonzero(table)
         counts = table[keys]
     return Counts(tokens, keys, counts)
+
+
+def timed_tokens(vocab_size: int) -> int:
+    """The fewest tokens whose counting tells how long it takes to count more: one part, where there is a table."""
+    return max(_LEAST_TOKENS, vocab_size * vocab_size) if vocab_size <= _DENSE_VOCABULARY else _TIMED_TOKENS
 
 
 def _parts(streams: Iterable[Ids], most: int, size: int) -> Iterator[tuple[Ids, int]]:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoestring.baselines.ngram import MOST_TOKENS, PART_TOKENS, baseline_losses, count
+from shoestring.baselines.ngram import MOST_TOKENS, baseline_losses, count, timed_tokens
 from shoestring.baselines.streams import COUNTED_ROWS, WATCHED_ROWS, Baselines, stream_baselines
 from shoestring.data.tokenize.special_tokens import SpecialTokens
 from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus
@@ -81,11 +81,12 @@ def baseline_seconds(corpus: Corpus) -> float | None:
     corpus = corpus.base if isinstance(corpus, OtherText) else corpus
     if not isinstance(corpus, StoreCorpus):
         return None
+    sample = timed_tokens(corpus.vocab_size)
     times = [time.perf_counter()]
     for _ in range(2):
-        count(corpus.training_tokens(), corpus.vocab_size, PART_TOKENS)
+        count(corpus.training_tokens(), corpus.vocab_size, sample)
         times.append(time.perf_counter())
-    more = min(MOST_TOKENS, corpus.training_size) / PART_TOKENS - 1
+    more = min(MOST_TOKENS, corpus.training_size) / sample - 1
     return times[1] - times[0] + max(0.0, more) * (times[2] - times[1])
 
 
