@@ -239,9 +239,11 @@ def without_times(values: Any) -> Any:
 
 @dataclass
 class Found:
-    """What came of the kills of one scenario."""
+    """What came of trials of one scenario."""
 
+    trials: int = 0
     kills: int = 0
+    """Or runs that ended for want of disk or memory."""
     at_calls: int = 0
     twice: int = 0
     others: int = 0
@@ -469,35 +471,35 @@ def write_template(work: Path) -> Path:
 
 
 class Journal:
-    """The trials that have ended, by their part, command and number; kept in a file for another call, if one is given.
+    """The trials that have ended, by their number, part and command; kept in a file for another call, if one is given.
 
     Only trials of this commit and seed count.
     """
 
     def __init__(self, path: Path | None, seed: int):
         self._path, self._key, self._lock = path, [record.commit(), seed], threading.Lock()
-        self._known: dict[tuple[str, str, int], Found] = {}
+        self.known: dict[tuple[int, str, str], Found] = {}
         for line in path.read_text().splitlines() if path is not None and path.is_file() else ():
             values = json.loads(line)
             if values["key"] == self._key:
-                self._known[tuple(values["trial"])] = Found(**values["found"])
+                number, part, name = values["trial"]
+                self.known[number, part, name] = Found(**values["found"])
 
-    def get(self, *trial: Any) -> Found | None:
-        return self._known.get(trial)
-
-    def add(self, found: Found, *trial: Any) -> None:
+    def add(self, found: Found, number: int, part: str, name: str) -> None:
         with self._lock:
-            self._known[trial] = found
+            self.known[number, part, name] = found
             for kind in PROBLEMS:
                 for line in getattr(found, kind):
                     print(f"{kind}: {line}", flush=True)
             if self._path is not None:
                 with open(self._path, "a") as file:
-                    file.write(json.dumps({"key": self._key, "trial": trial, "found": asdict(found)}) + "\n")
+                    file.write(
+                        json.dumps({"key": self._key, "trial": [number, part, name], "found": asdict(found)}) + "\n"
+                    )
 
 
 def counts(total: int, chosen: Sequence[Scenario]) -> dict[str, int]:
-    """The kills of each scenario: by its weight, at least one."""
+    """The trials of each scenario: by its weight, at least one."""
     weight = sum(scenario.weight for scenario in chosen)
     return {scenario.name: max(1, round(total * scenario.weight / weight)) for scenario in chosen} if total else {}
 
@@ -518,31 +520,40 @@ class Bench:
         Place(self._templates.inputs).run(Scenario("warm", ("--version",)))  # it waits until all is loaded
         self._references: dict[str, Reference] = {}
 
-    def run(self, part: str, trial: Trial, total: int) -> dict[str, Found]:
-        """Trials of a part, about `total` of them in all; what came of them, by command."""
-        chosen = [each for each in self.chosen if part not in each.left_out]
-        trials = [(name, number) for name, count in counts(total, chosen).items() for number in range(count)]
-        missing = [each for each in trials if self.journal.get(part, *each) is None]
-        self._refer({name for name, _ in missing})
-        print(f"{part}: {len(trials)} trials, {len(trials) - len(missing)} were made before", flush=True)
+    def run(self, parts: dict[str, tuple[Trial, int]]) -> dict[str, dict[str, Found]]:
+        """About so many trials of each part, the first ones of all commands first; what came of them, by command."""
+        trials = sorted(
+            (number, part, name)
+            for part, (_, total) in parts.items()
+            for name, count in counts(total, self._chosen(part)).items()
+            for number in range(count)
+        )
+        missing = [each for each in trials if each not in self.journal.known]
+        self._refer({name for _, _, name in missing})
+        print(f"{len(trials)} trials, {len(trials) - len(missing)} were made before", flush=True)
         with ThreadPoolExecutor(self.jobs) as pool:
-            for future in [pool.submit(self._one, part, trial, *each) for each in missing]:
+            for future in [
+                pool.submit(self._one, parts[part][0], number, part, name) for number, part, name in missing
+            ]:
                 future.result()
-        found = {scenario.name: Found() for scenario in chosen}
-        for each in trials:
-            found[each[0]].add(self.journal.get(part, *each) or Found())
+        found = {part: {scenario.name: Found() for scenario in self._chosen(part)} for part in parts}
+        for number, part, name in trials:
+            found[part][name].add(self.journal.known[number, part, name])
         return found
 
-    def _one(self, part: str, trial: Trial, name: str, number: int) -> None:
-        found, reference = Found(), self._references[name]
-        place = Place(self.work / f"{re.sub(r'[^a-z0-9]+', '-', name)}-{number}", reference.patience)
+    def _chosen(self, part: str) -> list[Scenario]:
+        return [each for each in self.chosen if part not in each.left_out]
+
+    def _one(self, trial: Trial, number: int, part: str, name: str) -> None:
+        found, reference = Found(trials=1), self._references[name]
+        place = Place(self.work / re.sub(r"[^a-z0-9]+", "-", f"{part} {name} {number}"), reference.patience)
         try:
             trial(reference, place, random.Random(f"{self.seed} {name} {number}"), found)
         except (AssertionError, subprocess.TimeoutExpired, OSError) as cause:
             found.failed.append(f"{name}: {cause!r}"[:500])
         finally:
             shutil.rmtree(place.folder, ignore_errors=True)
-        self.journal.add(found, part, name, number)
+        self.journal.add(found, number, part, name)
 
     def _refer(self, names: set[str]) -> None:
         """Find what these commands do that nobody kills."""
@@ -586,16 +597,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kill-") as name:
         work = Path(name)
         bench = Bench(chosen, work, given.seed, given.jobs, Journal(given.resume, given.seed))
-        killed = bench.run("kills", kill, given.kills)
+        parts: dict[str, tuple[Trial, int]] = {"kills": (kill, given.kills), "little memory": (squeeze, given.limits)}
         with small_disk(work / "disk") as disk:
-            mounted = disk is not None
-        full = bench.run("full disk", fill, given.limits) if mounted else None
-        little = bench.run("little memory", squeeze, given.limits)
+            if disk is not None:
+                parts["full disk"] = fill, given.limits
+        found = bench.run(parts)
     values: dict[str, Any] = {
         "seed": given.seed,
-        "kills": summary(killed),
-        "full_disk": None if full is None else {"size": DISK} | summary(full),
-        "little_memory": summary(little),
+        "kills": summary(found["kills"]),
+        "full_disk": {"size": DISK} | summary(found["full disk"]) if "full disk" in found else None,
+        "little_memory": summary(found["little memory"]),
     }
     print(json.dumps(values, indent=1))
     if given.out or not given.only:

@@ -384,13 +384,13 @@ def kill_table() -> str:
     """Kills, full disks and little memory, and what came of them; problems by name."""
     lines = []
     for r in results("kill"):
-        head = ["trials", "commands", "interrupted", "files that differ", "files left", "other faults"]
+        head = ["by", "commands", "trials", "interruptions", "files that differ", "files left", "other faults"]
         lines += [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
         parts = {"kills": "`kill -9`", "full_disk": "a full disk", "little_memory": "too little memory"}
         for part, label in parts.items():
             if (found := r[part]) is not None:
                 label = f"{label} of {found['size']}" if "size" in found else label
-                cells = [label, *(f"{n:,}" for n in (len(found["commands"]), found["kills"]))]
+                cells = [label, *(f"{n:,}" for n in (len(found["commands"]), found["trials"], found["kills"]))]
                 cells += [f"{found[kind]:,}" for kind in ("differing", "left", "failed")]
                 lines.append(f"| {' | '.join(cells)} |\n")
         kills, memory = r["kills"], r["little_memory"]
