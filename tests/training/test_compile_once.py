@@ -60,15 +60,18 @@ def test_layers_training_and_scoring_share_one_graph(tmp_path: Path) -> None:
 CACHED = """
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 import torch
 import torch._inductor.compile_fx  # once for both processes
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from shoestring.core.sections import Train
 from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.blocks import Block, run
+from shoestring.training.compiling import start_compiler
 from shoestring.training.learner import Learner
 
 class Product(Block):
@@ -100,12 +103,17 @@ class Products(LanguageModel):
 
 def check(compiled, read):
     cache_dir()  # writes torch's own choice into the environment, as some of its modules do when they are loaded
+    readers, read_files = set(), codecache.build_code_hash
+    codecache.build_code_hash = lambda *given: readers.add(threading.current_thread()) or read_files(*given)
+    start_compiler(torch.device("cpu"))
     learner = Learner(Products(), Train(batch=4, compile=True), torch.device("cpu"))
     for _ in range(2):
         learner.update(learner.accumulate(torch.zeros(4, 5, dtype=torch.int64), 2), 0.01)
     learner.score(torch.zeros(3, 5, dtype=torch.int64), 2)
     found = counters["inductor"]
     assert (found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]) == (compiled, read), found
+    if hasattr(codecache.torch_key, "prefetch"):
+        assert readers and threading.main_thread() not in readers, "torch reads its own files beside the rest"
     kept = Path(os.environ["SHOESTRING_CACHE"], "compiled")
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(kept)
     assert len(list(kept.glob("*/inductor/fxgraph/*/*/*"))) == 2

@@ -20,11 +20,18 @@ def is_compiled(settings: Train, device: torch.device) -> bool:
 
 
 def start_compiler(device: torch.device) -> None:
-    """Load the compiler, and start the processes in which it compiles kernels of a GPU.
+    """Load the compiler, and begin what takes it seconds and needs nothing of the network.
 
-    They take seconds to load. So the earlier this is called, the less the first step waits for them.
+    It reads its own files, of which the keys of its cache are made, and starts processes that compile a GPU's kernels.
+    The earlier this is called, the less the first step waits.
     """
     keep_compiled_code(torch.__version__)
+    from torch._inductor import codecache
+    from torch._inductor.runtime import triton_compat  # noqa: F401 (loaded here, and not in two threads at once)
+
+    for name in ("torch_key", "triton_key"):
+        if prefetch := getattr(getattr(codecache, name, None), "prefetch", None):  # torch 2.13 has it
+            prefetch()
     if device.type == "cuda":
         with contextlib.suppress(ImportError):  # of a torch that starts them itself
             from torch._inductor.async_compile import maybe_warm_pool
