@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError
 from shoestring.core.sections import Data
+from shoestring.data import pack as pack_package
 from shoestring.data.pack import packing as packings
 from shoestring.data.pack.order import RowIndex
 from shoestring.data.pack.packed import PAD, PackedSource
@@ -304,3 +306,18 @@ def test_a_new_segment_begins_behind_every_end_token(store: Store) -> None:
     for ids, segments in windows_of(store, 30):
         ends = [int(token == store.manifest.end) for token in ids]
         assert segments == [1, *(1 + before for before in itertools.accumulate(ends[:-1]))]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_rows_that_were_packed_before_need_no_compiled_loops(
+    store: Store, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    first = PackedSource(store, "train", 20, packing)
+    monkeypatch.delattr(pack_package, "packing")
+    monkeypatch.setitem(sys.modules, "shoestring.data.pack.packing", None)  # importing it is an error
+    again = PackedSource(store, "train", 20, packing)
+    every = np.arange(len(first))
+    assert again.ledger == first.ledger
+    assert all(np.array_equal(one, two) for one, two in zip(first.rows(every), again.rows(every), strict=True))
+    with pytest.raises(ImportError):
+        PackedSource(store, "train", 21, packing)

@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from shoestring.core.errors import DataError
 from shoestring.core.files import whole_file, write_whole
 from shoestring.data.pack.order import Index, Pool, RowIndex, step_rows
+from shoestring.data.pack.pieces import Ledger, Packing
 from shoestring.data.store.shards import Shard
 from shoestring.data.store.store import SplitEntry, Store
 
-if TYPE_CHECKING:
-    from shoestring.data.pack.packing import Packing
-
-Pack = Callable[[NDArray[np.int64], int], "Packing"]
+Pack = Callable[[NDArray[np.int64], int], Packing]
 
 PAD = 0
 """The id in places without a token; its segment is 0, so it is never predicted, whatever it means."""
@@ -44,15 +42,12 @@ class PackedSource:
 
     def __init__(self, store: Store, split: str, length: int, packing: str, entry: SplitEntry | None = None):
         """`entry` is what is read of the split; default: all."""
-        from shoestring.data.pack import packing as packings  # imports Numba
-
         rows = store.split(split, length, entry=entry)
         if store.manifest.row is not None:
             raise DataError(f"{store.paths.folder} holds rows of a fixed length, which cannot be packed")
         self.length, self._shards = length, rows.shards
-        pack = {"best_fit": packings.best_fit, "pad": packings.pad}[packing]
         folder = store.paths.folder / f"{packing}-{length + 1}"
-        self._packings = [_load(folder / shard.path.stem, shard, length + 1, pack) for shard in rows.shards]
+        self._packings = [_load(folder / shard.path.stem, shard, length + 1, packing) for shard in rows.shards]
         ledgers = [dataclasses.asdict(packing.ledger) for packing in self._packings]
         self.ledger: dict[str, int] = {name: sum(ledger[name] for ledger in ledgers) for name in ledgers[0]}
         """Tokens, and how many are used, cropped, padded and repeated."""
@@ -87,13 +82,16 @@ class PackedSource:
         return PackedRows(ids, segments)
 
 
-def _load(base: Path, shard: Shard, capacity: int, pack: Pack) -> Packing:
+def _load(base: Path, shard: Shard, capacity: int, packing: str) -> Packing:
     """The packing of a shard; made if its files are missing, damaged or of another shard."""
     paths = [base.with_name(f"{base.name}.{part}.npy") for part in ("rows", "at", "size")]
     about = base.with_name(f"{base.name}.json")
     known = _read(about, paths, shard.seal)
     if known is not None:
         return known
+    from shoestring.data.pack import packing as packings  # imports Numba
+
+    pack: Pack = {"best_fit": packings.best_fit, "pad": packings.pad}[packing]
     ends = shard.document_ends().astype(np.int64)
     made = pack(np.diff(ends, prepend=0), capacity)
     arrays: list[NDArray[Any]] = [made.row_starts, made.piece_at, made.piece_size]
@@ -107,8 +105,6 @@ def _load(base: Path, shard: Shard, capacity: int, pack: Pack) -> Packing:
 
 
 def _read(about: Path, paths: list[Path], seal: int) -> Packing | None:
-    from shoestring.data.pack.packing import Ledger, Packing  # imports Numba
-
     try:
         content, check = json.loads(about.read_bytes())
         known = json.loads(content)
