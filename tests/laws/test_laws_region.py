@@ -7,9 +7,10 @@ from scipy import stats
 from scipy.optimize import brentq, least_squares
 
 from shoestring.laws.form import Surface
+from shoestring.laws.isoflop import _minima
 from shoestring.laws.noise import Noise, draw_noise, estimate_noise
 from shoestring.laws.points import Points
-from shoestring.laws.region import inefficiency, shortfall, student_quantile
+from shoestring.laws.region import _reweighted, inefficiency, shortfall, student_quantile
 from shoestring.laws.surface import fit_surface, spread_surface
 
 LAW = Surface(*TRUTH)
@@ -126,3 +127,31 @@ def test_the_inefficiency_of_huber_s_penalty_is_that_of_its_fits() -> None:
     drawn = draw_noise(Noise(deviation, 0.0), groups, None, 400, 1)
     ratio = np.var(np.median(drawn, axis=1)) / np.var(drawn.mean(axis=1))
     assert inefficiency(noise, groups, 0.0, 0) == pytest.approx([ratio], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("directions", "noise", "delta"),
+    [
+        (np.eye(3)[:, :2], 1e300, 1e-30),  # all weights are zero
+        (np.eye(3)[:, [0, 0]], 1.0, 0.1),  # one direction twice
+        (np.zeros((3, 2)), 1.0, 0.1),
+    ],
+)
+def test_a_singular_fit_with_huber_s_penalty_is_finite(directions: np.ndarray, noise: float, delta: float) -> None:
+    drawn = noise * np.array([[1.0, -2.0, 3.0], [-1.0, 0.5, 2.0]])
+    found = _reweighted(directions, drawn, np.zeros((2, 2)), delta)
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() <= 3 * noise
+
+
+def test_one_singular_fit_does_not_move_the_others() -> None:
+    directions, regular = np.eye(3)[:, :2], np.array([[1.0, -2.0, 3.0]])
+    alone = _reweighted(directions, regular, np.zeros((1, 2)), 1e-30)
+    both = _reweighted(directions, np.concatenate([regular, 1e300 * regular]), np.zeros((2, 2)), 1e-30)
+    assert both[0] == pytest.approx(alone[0], rel=1e-4)
+
+
+def test_sizes_that_differ_by_rounding_make_no_parabola() -> None:
+    logs = np.array([13.0, np.nextafter(13.0, 14), np.nextafter(13.0, 12), 14.0])
+    best, height = _minima(logs, np.array([3.0, 3.1, 2.9, 2.5]), np.ones((1, 4)), inside=False)
+    assert np.isnan(best).all() and np.isnan(height).all()

@@ -11,6 +11,7 @@ point on the boundary that is reached exactly.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -279,17 +280,23 @@ def _within(rows: Floats, gradient: Floats, hessian: Floats, lower: Floats) -> t
 
 
 _RIDGES = (0.0, 1e-10, 1e-5, 1.0)
-"""Added to the diagonals in turn, until no matrix is singular."""
+"""Added to the diagonal of a singular matrix in turn, relative to its mean, until it is one no more."""
 
 
-def _solved(matrices: Floats, right: Floats) -> Floats:
-    """Solutions [R, 5] of R systems; those of a singular one by a matrix near it."""
+def solved(matrices: Floats, right: Floats) -> Floats:
+    """Solutions [R, k] of R systems; that of a singular one by a matrix near it."""
+    try:
+        return np.asarray(np.linalg.solve(matrices, right[:, :, None])[:, :, 0], np.float64)
+    except np.linalg.LinAlgError:
+        return np.stack([_solved_one(matrix, side) for matrix, side in zip(matrices, right)])
+
+
+def _solved_one(matrix: Floats, right: Floats) -> Floats:
+    scale = np.abs(np.diagonal(matrix)).mean()
+    unit = (scale if scale > 0 else 1.0) * np.eye(len(right))
     for ridge in _RIDGES:
-        try:
-            found = np.linalg.solve(matrices + ridge * np.eye(5), right[:, :, None])
-        except np.linalg.LinAlgError:
-            continue
-        return np.asarray(found[:, :, 0], np.float64)
+        with contextlib.suppress(np.linalg.LinAlgError):
+            return np.asarray(np.linalg.solve(matrix + ridge * unit, right), np.float64)
     return right  # along the gradient
 
 
@@ -300,7 +307,7 @@ def _solve(gradient: Floats, hessian: Floats, held: Flags) -> tuple[Floats, Floa
     hessian /= scale[:, :, None] * scale[:, None, :]
     diagonal = np.einsum("rii->ri", hessian)
     diagonal += np.where(held, 1, 1e-13)
-    step = -_solved(hessian, gradient / scale) / scale
+    step = -solved(hessian, gradient / scale) / scale
     promise = -np.einsum("ri,ri->r", gradient, step)
     uphill = promise < 0  # an indefinite Hessian: follow the gradient; damping rises if that is too far
     step[uphill] = -(gradient / scale**2)[uphill]

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoestring.core.errors import UserError
 from shoestring.core.units import counted
-from shoestring.laws.descent import Floats
+from shoestring.laws.descent import Floats, solved
 from shoestring.laws.noise import draw_noise, estimate_noise
 from shoestring.laws.points import Points
 from shoestring.laws.power import PowerBootstrap, PowerLaw, fit_power, fit_rows, rest
@@ -189,9 +189,10 @@ def _minima(logs: Floats, loss: Floats, weights: Floats, inside: bool = True) ->
     right = (weights * loss) @ powers[:, :3]
     sizes = np.unique(logs)
     present = np.stack([weights[:, logs == size].sum(1) > 0 for size in sizes], 1)
-    solvable = present.sum(1) >= 3
+    places = np.round(x, 9)  # sizes that differ by rounding are one
+    solvable = np.stack([weights[:, places == place].sum(1) > 0 for place in np.unique(places)], 1).sum(1) >= 3
     gram[~solvable] = np.eye(3)
-    c, b, a = np.linalg.solve(gram, right[:, :, None])[:, :, 0].T
+    c, b, a = solved(gram, right).T
     upward = solvable & (a > 1e-12 * np.abs(loss).max())
     place = np.where(upward, -b / np.where(upward, 2 * a, 1), np.nan)
     height = c - b * b / np.where(upward, 4 * a, np.nan)

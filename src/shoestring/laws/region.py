@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoestring.core.seeds import derive
-from shoestring.laws.descent import Centred, Flags, Floats, descend, evaluate, reweighting
+from shoestring.laws.descent import Centred, Flags, Floats, descend, evaluate, reweighting, solved
 from shoestring.laws.noise import FittedNoise, draw_noise
 from shoestring.laws.points import Groups
 
@@ -131,5 +131,5 @@ def _reweighted(directions: Floats, drawn: Floats, found: Floats, delta: float) 
     for _ in range(_REWEIGHTED):
         weights = reweighting(np.abs(drawn - found @ directions.T), delta)
         right = (weights * drawn) @ directions
-        found = np.asarray(np.linalg.solve((weights @ pairs).reshape(-1, count, count), right[:, :, None])[:, :, 0])
+        found = solved((weights @ pairs).reshape(-1, count, count), right)
     return found
