@@ -313,8 +313,10 @@ def show(value: Any) -> str:
         return f'"{one_line(value)}"'
     try:
         return one_line(repr(value))
-    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
-        return f"a {type(value).__name__} too large to show"
+    except ValueError:
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "values nested too deep to show"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,10 +95,20 @@ def documents(records: Records, where: str, reading: Reading, skipped: Skipped |
             yield new(Document, (text, where, number))
 
 
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "a table",
+}
+
+
 def text_of(value: object, column: str) -> str:
     """The value of the text column; raises Broken where it is not usable text."""
     if not isinstance(value, str):
-        raise Broken(f'the field "{column}" holds {"null" if value is None else type(value).__name__}, not text')
+        raise Broken(f'the field "{column}" holds {_KINDS.get(type(value), type(value).__name__)}, not text')
     return usable(value)
 
 
