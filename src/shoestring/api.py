@@ -237,7 +237,12 @@ class Run:
     @property
     def outcome(self) -> Outcome:
         """What happened, beside what was planned; only of a finished run."""
-        return Outcome.read(self._there(self.folder.done))
+        from shoestring.track import read_outcome
+
+        self._there(self.folder.done)
+        outcome = read_outcome(self.folder)
+        assert outcome is not None, "its file is there"
+        return outcome
 
     @property
     def evaluation(self) -> Evaluation:

@@ -55,6 +55,13 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("runs/net/DONE", {"seconds": -3.0}, REPORT, "seconds = -3.0: must not be negative"),
     ("runs/net/DONE", {"predictions": 10**6}, COMPARE, "predictions = 1000000: there"),
     ("runs/net/DONE", {"skipped": 99}, TRAIN, "skipped = 99: there are only 6 steps"),
+    ("runs/net/DONE", {"steps": 7}, REPORT, "steps = 7: the last step of metrics.jsonl is 6"),
+    ("runs/net/DONE", {"steps": 5}, TRAIN, "steps = 5: the last step of metrics.jsonl is 6"),
+    ("runs/net/DONE", {"tokens": 193}, COMPARE, "tokens = 193: steps × effective batch × data.length is 192"),
+    ("runs/net/DONE", {"loss": 1.0}, REPORT, "loss = 1.0: the last held-out loss of metrics.jsonl is 2."),
+    ("runs/hmm/evaluation.json", {"loss": 0.0, "perplexity": 1.0}, ("report", "runs/hmm"), "loss = 0.0: that of DONE"),
+    ("runs/net/evaluation.json", {"step": 7}, REPORT, "step = 7: the last step of the run is 6"),
+    ("runs/net/evaluation.json", {"loss": 0.0, "perplexity": 1.0}, TRAIN, "loss = 0.0: that of DONE for this step is"),
     ("runs/net/evaluation.json", {"loss": 0.1}, REPORT, "perplexity = "),
     ("runs/net/evaluation.json", {"rows": -1}, REPORT, "rows = -1: must not be negative"),
     ("runs/net/profile.json", {"points__0__batch": 0}, COMPARE, "points[0].batch = 0"),
@@ -70,11 +77,24 @@ def test_values_that_contradict_each_other_are_found(
     """In a run of a version that did not seal its records."""
     for seal in copy.glob("runs/*/seal.json"):
         seal.unlink()
-    if arguments[0] == "train" and not name.endswith("DONE"):
+    if arguments[0] == "train" and name.endswith("plan.json"):
         (copy / "runs/net/DONE").unlink()
     _edit(copy / name, **values)
     error = command(copy, arguments).error
     assert error is not None and name in error and line in error, error
+
+
+def test_records_of_an_earlier_step_or_without_metrics_are_read(copy: Path) -> None:
+    """An evaluation that was forced, metrics that were removed, an outcome of before predictions were counted."""
+    (copy / "runs/net/seal.json").unlink()
+    _edit(copy / "runs/net/evaluation.json", step=3, loss=2.0, perplexity=7.38905609893065)
+    outcome = json.loads((copy / "runs/net/DONE").read_text())
+    for name in ("predictions", "timeline", "skipped", "lengthened"):
+        del outcome[name]
+    (copy / "runs/net/DONE").write_text(json.dumps(outcome))
+    assert command(copy, REPORT).error is None
+    (copy / "runs/net/metrics.jsonl").unlink()
+    assert command(copy, REPORT).error is None
 
 
 @pytest.mark.parametrize("what", ["tokens", "documents"])

@@ -17,12 +17,12 @@ def report(run: Path, terminal: options.Terminal) -> options.Result:
 
     The run may be finished or still going.
     """
-    from shoestring.core.results import Outcome
     from shoestring.core.run_folder import RunFolder
     from shoestring.report.page import draw, write_page
+    from shoestring.track import read_outcome
 
     folder = RunFolder.open(run)
-    outcome = Outcome.read_if_there(folder.done)
+    outcome = read_outcome(folder)
     write_page(folder, draw(folder), outcome)
     for line in folder.changes():
         terminal.say(f"note: {line}")

@@ -21,6 +21,7 @@ from shoestring.runs.measure import ensure_profile, measure_together, measuring_
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task, task_of
+from shoestring.track import read_outcome
 
 if TYPE_CHECKING:
     from shoestring.parallel.process_group import ProcessGroup
@@ -83,7 +84,7 @@ def _run(
             with folder.claiming(task.recipe):
                 if folder.has_begun:  # its plan is made, and needs no profile
                     folder.check_records(*(path for path in folder.records if path != folder.profile))
-                if Outcome.read_if_there(folder.done) is not None:
+                if read_outcome(folder) is not None:
                     return None
                 plan = ensure_plan(task, folder, reporter, clock, given, devices, measured)
             reporter.planned(plan)

@@ -18,10 +18,10 @@ from shoestring.core.family import family_of
 from shoestring.core.numeric import interpolate
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
-from shoestring.core.results import Evaluation, Outcome
+from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.cost.transformer import Transformer
-from shoestring.track import read_lines
+from shoestring.track import read_lines, read_outcome
 
 Count = Literal["total", "no-embeddings"]
 COUNTS: dict[Count, str] = {
@@ -122,7 +122,8 @@ def read_trained(path: Path, count: Count) -> Trained:
     if not folder.profile.is_file():
         raise UserError(f"{path} has no profile.json, which counts its parameters; run: shoestring measure RECIPE")
     folder.check_records()
-    outcome, evaluation = Outcome.read(folder.done), Evaluation.read(folder.evaluation)
+    outcome, evaluation = read_outcome(folder), Evaluation.read(folder.evaluation)
+    assert outcome is not None, "its file is there"
     if evaluation.step != outcome.steps:
         raise UserError(
             f"{folder.evaluation} is of step {evaluation.step:,}, and the run ended after step {outcome.steps:,}; "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shoestring.core.registry import Registry
+from shoestring.track.finished import read_outcome
 from shoestring.track.lines import LineFile, NoLines, read_lines
 
 TRACKERS: Registry[Any] = Registry({"tensorboard": "shoestring.track.tensorboard:TensorBoard"})
 """Each makes a `trackers.Tracker` from the run's folder and the step after which the run continues."""
 
-__all__ = ["TRACKERS", "LineFile", "NoLines", "read_lines"]
+__all__ = ["TRACKERS", "LineFile", "NoLines", "read_lines", "read_outcome"]
