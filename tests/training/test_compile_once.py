@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
+import torch
 from scripts import run_script
+from torch import Tensor
+
+from shoestring.core.compiled_code import keep_compiled_code
+from shoestring.core.sections import Model, Train
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
+from shoestring.training.learner import Learner
 
 FAMILIES = """
 import torch
@@ -133,3 +143,38 @@ def test_another_process_finds_what_was_compiled(tmp_path: Path, monkeypatch: py
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     run_script(tmp_path, CACHED)
+
+
+def test_a_run_leaves_a_cache_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass is repeated, and torch keeps the code where it would by itself; other errors are raised."""
+    monkeypatch.setenv("SHOESTRING_CACHE", str(tmp_path))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    model, rows = Model(width=8, layers=1, heads=2), torch.arange(21).reshape(3, 7) % 20
+    learner, plain = (Learner(build(model, 20, 6, 0), Train(batch=3), torch.device("cpu")) for _ in range(2))
+    learner.compiled = True
+    hidden, failing = learner.model.hidden, [errno.EPERM]
+
+    def fail(inputs: Batch) -> Tensor:
+        found = hidden(inputs)
+        if not failing:
+            return found
+        try:
+            raise OSError(failing.pop(0), "cannot write")
+        except OSError:
+            raise RuntimeError("compiling failed") from None
+
+    monkeypatch.setattr(learner.model, "hidden", fail)
+    assert keep_compiled_code(torch.__version__) is not None
+    with pytest.raises(RuntimeError, match="compiling failed"):
+        learner.accumulate(rows, 2)
+    learner.forget()
+    failing.append(errno.ENOSPC)
+    assert learner.accumulate(rows, 2).nats == plain.accumulate(rows, 2).nats
+    for one, two in zip(learner.model.parameters(), plain.model.parameters(), strict=True):
+        assert one.grad is not None and two.grad is not None and torch.equal(one.grad, two.grad)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ and "TRITON_CACHE_DIR" not in os.environ
+    assert keep_compiled_code(torch.__version__) is not None
+    failing.append(errno.EDQUOT)
+    assert torch.equal(learner.score(rows, 3), plain.score(rows, 3))
+    assert not failing and "TORCHINDUCTOR_CACHE_DIR" not in os.environ

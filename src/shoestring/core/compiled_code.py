@@ -11,6 +11,7 @@ compiler left, and once a day what was not used for long.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -35,6 +36,7 @@ LEAST_FREE = 256 << 20
 _TRIAL_BYTES = 32 << 20
 """Written and removed: a quota shows only so."""
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _LOCK, _PRUNED = "in-use", "pruned"
 _BUILDING = "_CxxBuild"
 """Ending of the folder that torch has beside a C++ library while it builds it in place."""
@@ -64,6 +66,24 @@ def keep_compiled_code(torch_version: str) -> Path | None:
         return None
     os.environ.update({variable: str(folder / name) for variable, name in wanted.items()})
     return folder
+
+
+def leave_if_full(error: BaseException) -> bool:
+    """Whether compiling failed because nothing more can be written to the cache; then torch and Triton leave it."""
+    ours = {str(folder / name) for folder in _held for name in ("inductor", "triton")}
+    used = [variable for variable in (_INDUCTOR, _TRITON) if os.environ.get(variable) in ours]
+    if not used or not any(isinstance(each, OSError) and each.errno in _FULL for each in _chain(error)):
+        return False
+    for variable in used:
+        del os.environ[variable]
+    return True
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those it was raised from; torch's own are raised in place of others, and hide them."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _is_default(folder: str | None) -> bool:

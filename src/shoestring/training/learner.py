@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shoestring.core.compiled_code import leave_if_full
 from shoestring.core.errors import Fault
 from shoestring.core.host import give_back, is_out_of_memory
 from shoestring.core.sections import Train
@@ -170,8 +171,9 @@ class Learner:
                     nats += loss.detach()
                 self._fresh = False
             return Tally(nats, predictions)
-        except (RuntimeError, MemoryError) as cause:
-            if not is_out_of_memory(cause):
+        except (RuntimeError, MemoryError, OSError) as cause:
+            full = self.compiled and not self.sharded and leave_if_full(cause)
+            if not full and not is_out_of_memory(cause):
                 raise
             if self.sharded:
                 # The others wait in the middle of this pass for collectives of this process, which are matched by
@@ -179,7 +181,7 @@ class Learner:
                 # cannot agree to repeat the step: this one ends, torchrun ends the others, and all start again.
                 raise OutOfMemory(per_device) from cause
         self.forget()
-        return Tally(torch.zeros_like(nats), predictions, fitted=False)
+        return self.accumulate(batch, per_device) if full else Tally(torch.zeros_like(nats), predictions, fitted=False)
 
     def _prepare(self) -> None:
         """Allocate what is kept before the first pass: between tensors that are freed, it would fragment memory."""
@@ -314,7 +316,9 @@ class Learner:
                         numbers = numbers.clamp(max=count - 1) if self.compiled else numbers[numbers < count]
                         found.append(score(batch.take(numbers).to(self.device)))
                 return torch.cat(found)[:count]
-            except (RuntimeError, MemoryError) as cause:
+            except (RuntimeError, MemoryError, OSError) as cause:
+                if self.compiled and not self.sharded and leave_if_full(cause):
+                    continue
                 if not is_out_of_memory(cause):
                     raise
                 if self.sharded:
