@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -1097,6 +1098,7 @@ def test_a_small_corpus_is_prepared_by_one_process_as_planned(monkeypatch: pytes
 
 def test_the_sockets_of_a_killed_pool_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(pool, "SOCKET_BYTES", 4096)
     pid = os.fork()
     if pid == 0:
         try:
@@ -1115,6 +1117,7 @@ def test_a_store_that_is_whole_leaves_no_sockets_of_a_pool_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(pool, "SOCKET_BYTES", 4096)
     left = tmp_path / "tmp" / ".shoestring-0123456789ab.tmp"
     data = data_of(write_corpus(tmp_path, ["a tree", "the sun", "a moon", "the sea"] * 5), tmp_path / "stores")
     for _ in ("made", "whole"):
@@ -1123,3 +1126,19 @@ def test_a_store_that_is_whole_leaves_no_sockets_of_a_pool_that_was_killed(
         left.touch()
         make(data)
         assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("length", [58, 59, 300])
+def test_sockets_of_a_pool_have_paths_that_the_system_takes(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Slurm job's TMPDIR may be long."""
+    given = Path("/" + "t" * (length - 1))
+    monkeypatch.setenv("TMPDIR", str(given))
+    chosen = pool.socket_folder()
+    assert chosen == (given if length == 58 else Path("/tmp"))  # noqa: S108
+    longest = tmp_path / "x"
+    path = chosen / ".shoestring-0123456789ab.tmp.d" / "listener-01234567"
+    named = str(longest) + "y" * (len(str(path)) - len(str(longest)))
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(named)  # of the same length, in a folder that is there

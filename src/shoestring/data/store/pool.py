@@ -8,8 +8,21 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 from shoestring.core.files import temporary_files, temporary_folder
+
+SOCKET_BYTES = 107
+"""The longest path of a socket (Linux)."""
+_NAMES = "/.shoestring-0123456789ab.tmp.d/listener-01234567"
+"""What is added to the folder of sockets."""
+
+
+def socket_folder() -> Path:
+    """Where sockets of pools lie: with other temporary files, unless their paths would be too long."""
+    folder = temporary_files()
+    fits = len(os.fsencode(folder)) + len(_NAMES) <= SOCKET_BYTES
+    return folder if fits else Path("/tmp")  # noqa: S108 - names in it are random, and locked
 
 
 def start_pool(processes: int) -> ProcessPoolExecutor:
@@ -25,7 +38,7 @@ def _sweepable_sockets() -> None:
     """Have the sockets of pools in a folder that is swept after a kill; multiprocessing's own would stay for ever."""
     config = getattr(multiprocessing.current_process(), "_config", {})
     if config.get("tempdir") is None:
-        folder = temporary_folder(temporary_files())
+        folder = temporary_folder(socket_folder())
         config["tempdir"] = str(folder.__enter__())
         atexit.register(folder.__exit__, None, None, None)
 

@@ -19,7 +19,6 @@ from shoestring.core.files import (
     free_bytes,
     locked,
     sweep,
-    temporary_files,
 )
 from shoestring.core.recipe import Recipe, fingerprint
 from shoestring.core.records import START_SECONDS, Density, Plan
@@ -29,6 +28,7 @@ from shoestring.data.read.corpora import open_source
 from shoestring.data.read.density import estimate_density
 from shoestring.data.read.documents import Corpus
 from shoestring.data.store.maker import Maker, Progress, Wanted, clear
+from shoestring.data.store.pool import socket_folder
 from shoestring.data.store.sizes import estimate_bytes
 from shoestring.data.store.store import (
     Store,
@@ -95,7 +95,7 @@ def prepare(
         )
     paths = StorePaths(store_folder(data, seed, documents, source))
     wanted = Wanted(share, heldout_tokens)
-    sweep(temporary_files())  # sockets of a pool that was killed
+    sweep(socket_folder())  # of a pool that was killed
     if wanted.is_in(paths):
         drop_lock(paths.lock(part))
         clear(paths)
