@@ -183,14 +183,14 @@ class Place:
 def _kill(first: int, victim: str, drawn: random.Random) -> bool:
     """Kill a command's first process, another one, or all; returns whether it was another one, so that it may live."""
     others = _others(first)
-    if victim == "all":
-        os.killpg(first, signal.SIGKILL)
-    elif victim == "other" and others:
-        with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        if victim == "all":
+            os.killpg(first, signal.SIGKILL)
+        elif victim == "other" and others:
             os.kill(drawn.choice(others), signal.SIGKILL)
-        return True
-    else:
-        os.kill(first, signal.SIGKILL)
+            return True
+        else:
+            os.kill(first, signal.SIGKILL)
     return False
 
 
