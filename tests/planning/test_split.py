@@ -78,7 +78,7 @@ def test_a_given_batch_that_does_not_divide_the_rows_of_a_device_is_an_error_wit
 def test_an_estimate_without_a_faster_batch_takes_the_largest_that_fits() -> None:
     counted = replace(profile(*(point(rows, 0.1 * rows, 100 * rows) for rows in (1, 2, 4, 8))), estimated=True)
     assert choose_split(counted, 8, None, None).per_device == 8
-    assert choose_split(counted, 8, None, None).reason == "the fastest estimated, 100ms per row"
+    assert choose_split(counted, 8, None, None).reason == "the largest that fits, by counting: 100ms per row"
     assert choose_split(counted, 8, None, 500).per_device == 4
     assert choose_split(counted, 8, None, None, devices=4).per_device == 2
     scaled = replace(profile(point(4, 4.0), point(8, 7.9)), estimated=True)

@@ -35,6 +35,7 @@ from shoestring.hmm.parameters import HmmMemoryError, Parameters
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.make import RESERVE_SECONDS
 from shoestring.runs import hmm_trainee, runner, session
+from shoestring.runs.corpus_work import CorpusWork
 from shoestring.runs.evaluate import evaluate_run
 from shoestring.runs.finish import FINISH_MARGIN, LEAST_IDLE
 from shoestring.runs.hmm_task import HmmTask
@@ -442,7 +443,8 @@ def test_updates_and_tokens_are_counted_before_the_first_epoch_ends(corpus: Path
     recipe = recipe_of(corpus)
     task = task_of(recipe)
     assert isinstance(task, HmmTask)
-    plan = runner.ensure_plan(task, RunFolder.of(recipe), Reporter(), Clock(0.0))
+    work = CorpusWork(task, Reporter())
+    plan = runner.ensure_plan(task, RunFolder.of(recipe), Reporter(), Clock(0.0), work)
     trainee = task.open(plan, ProcessGroup.of(torch.device("cpu")))
     trainee.build(fresh=True)
     state = State(recipe="", data="", schedule=Schedule(total=trainee.planned_steps))

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.clock import Clock
@@ -22,6 +22,7 @@ class Hand(Clock):
         return self.now
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 999), st.integers(0, 999))))
 def test_the_parts_of_a_clock_add_up(turns: list[tuple[str, int, int]]) -> None:
     clock, expected = Hand(0.0), {"start": 0.0}

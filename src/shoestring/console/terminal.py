@@ -92,6 +92,12 @@ class Terminal(Reporter):
         rows = [(line.quantity, line.value, line.reason) for line in plan.lines]
         self.table("Plan", ("", "value", "reason"), rows)
 
+    def settled(self, plan: Plan) -> None:
+        steps, each = f"{plan.steps or 0:,} steps", Seconds(plan.step_seconds or 0.0).short()
+        memory = "" if plan.peak_bytes is None else f", {Bytes(plan.peak_bytes).short()} of memory"
+        whole = Seconds(plan.seconds or 0.0).short()
+        self.say(f"the first steps make the plan final: {steps} of {each}{memory}, {whole} in all")
+
     def preparing(self, documents: int, total: int | None) -> None:
         self._show(documents, total, f"prepared {documents:,}{f' of {total:,}' if total else ''} documents")
 

@@ -286,7 +286,14 @@ class Plan(Record):
     """Factor for the measured seconds per step, learned from past runs; None: there were none."""
     measured_on: str | None = None
     """Fingerprint of the machine of its profile; None: no profile, or not recorded."""
+    estimated: bool = False
+    """Whether no pass was timed for it; the first steps of the run make it final."""
     lines: tuple[Line, ...] = ()
+
+    def is_final_of(self, other: Plan) -> bool:
+        """Whether the first steps made this plan of the other one."""
+        same = ("recipe", "binding", "effective_batch", "per_device", "devices", "entries", "share")
+        return other.estimated and all(getattr(self, name) == getattr(other, name) for name in same)
 
     def contradictions(self) -> list[str]:
         lines = negatives(self, signed=("intervals",))

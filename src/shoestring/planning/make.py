@@ -163,6 +163,7 @@ def make_plan(
         intervals=_intervals(profile, split, corpus, steps, parts, correction.spread) | (wanted.ends if wanted else {}),
         correction=correction.factor if correction.runs else None,
         measured_on=profile.machine.fingerprint,
+        estimated=profile.estimated,
     )
     reserve = None if recipe.budget.time is None else reserve_seconds(float(recipe.budget.time))
     return replace(plan, lines=(*plan_lines(recipe, profile, split, corpus, plan, reserve), *correction.lines()))

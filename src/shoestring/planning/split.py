@@ -215,5 +215,7 @@ def _reason(profile: Profile, point: Point, fitting: list[Point], per_device: in
         for p in fitting
         if p is not point and is_measured(profile, p) and not _are_from_flops(profile)
     )
+    if _are_from_flops(profile):
+        return f"the largest that fits, by counting: {per_row} per row"
     choice = f"the fastest {profile.how}" if not how else "the fastest that divides the batch and fits"
     return f"{choice}, {per_row} per row{how}" + (f" ({others})" if others else "")

@@ -10,7 +10,7 @@ from shoestring.core.records import Point, Profile
 from shoestring.core.units import Seconds
 from shoestring.planning.make import evaluation_count
 from shoestring.probe.trials import Overheads, Trial, Usage
-from shoestring.runs.estimate import STATE_BYTES, WRITTEN_BYTES_PER_SECOND
+from shoestring.runs.estimate import WRITTEN_BYTES_PER_SECOND, saved_bytes
 from shoestring.runs.task import Task
 
 _STEPS = 100
@@ -35,7 +35,7 @@ def assumed_overheads(task: Task, facts: dict[str, Any], points: Sequence[Point]
     """What a run does besides passes, by what passes take: scoring is a third of one."""
     seconds = {point.batch: point.seconds for point in points}
     update = max(0.0, facts["step_seconds"] - seconds.get(task.trial_rows(2)[0], math.inf))
-    saved = _saved_bytes(task)
+    saved = saved_bytes(task.recipe, task.cost())
     return Overheads(
         update_seconds=update,
         step_seconds=passes * seconds[batch] + update,
@@ -48,10 +48,6 @@ def assumed_overheads(task: Task, facts: dict[str, Any], points: Sequence[Point]
     )
 
 
-def _saved_bytes(task: Task) -> int:
-    return STATE_BYTES * task.cost().total_parameters
-
-
 def assumed_profile(task: Task, most: float, share: float) -> Profile:
     """The profile where `most` seconds, this share of the time, were over before the first steps were measured.
 
@@ -60,7 +56,7 @@ def assumed_profile(task: Task, most: float, share: float) -> Profile:
     from shoestring.probe.machine import available_bytes, describe_machine, pick_device  # loads torch
 
     recipe, rows, device = task.recipe, task.trial_rows(2)[0], pick_device()
-    time_budget, saved = most / share, _saved_bytes(task)
+    time_budget, saved = most / share, saved_bytes(task.recipe, task.cost())
     seconds = time_budget / _STEPS * rows / max(rows, task.most_rows)
     scored = (1 + evaluation_count(recipe)) * max(1, len(recipe.data.scored)) * recipe.evaluate.rows
     return Profile(

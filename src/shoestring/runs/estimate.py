@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Density, Line, Machine, Plan, Point, Profile
+from shoestring.core.records import Cost, Density, Line, Machine, Plan, Point, Profile
 from shoestring.core.units import Bytes, Interval, Seconds
 from shoestring.cost.gpus import GPUS, Gpu, find_gpu
 from shoestring.cost.memory import estimate_memory
@@ -27,6 +27,11 @@ WRITTEN_BYTES_PER_SECOND = 1e9
 """For a checkpoint; assumed."""
 STATE_BYTES = 12
 """Per parameter in a checkpoint: the weight and two moments."""
+
+
+def saved_bytes(recipe: Recipe, cost: Cost) -> int:
+    """Bytes of a checkpoint, by its parameters."""
+    return cost.total_parameters * (STATE_BYTES + (0 if recipe.train.ema is None else 4))
 
 
 def known_gpu(name: str) -> Gpu:
@@ -65,7 +70,7 @@ def estimate_profile(recipe: Recipe, vocabulary: int, gpu: str, density: Density
         )
     row = pass_seconds(recipe, vocabulary, gpu, 1)
     cost = network_cost(recipe.model, vocabulary, recipe.data.length, recipe.data.masked)
-    saved = cost.total_parameters * (STATE_BYTES + (0 if recipe.train.ema is None else 4))
+    saved = saved_bytes(recipe, cost)
     share = f"{UTILISATION.expected:.0%} ({UTILISATION.low:.0%} to {UTILISATION.high:.0%})"
     size, unknown = known_gpu(gpu).memory_bytes, {"system": "unknown", "python": "unknown"}
     return Profile(

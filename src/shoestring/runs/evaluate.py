@@ -218,10 +218,11 @@ def evaluate_run(
     plan = read_plan(recipe, folder.plan)
     if text is not None:
         recipe.need_network("--data: an HMM is scored on held-out sentences of its source")
-    trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
-    trainee.build(fresh=False)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
     found = checkpoints.find(checkpoint, folder.path, say)
+    trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
+    trainee.build(fresh=False)
+    trainee.open_rows()
     state = checkpoints.restore(found.state.step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.put_values(state.task)
     if not replaces:

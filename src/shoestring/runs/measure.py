@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
 from shoestring.core.files import sweep
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Machine, MemoryModel, Point, Profile
+from shoestring.core.records import Density, Machine, MemoryModel, Point, Profile
 from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
@@ -44,6 +45,8 @@ from shoestring.runs.task import Task
 from shoestring.runs.telling import Telling
 
 if TYPE_CHECKING:
+    import torch
+
     from shoestring.parallel.process_group import ProcessGroup
 
 _TIMEOUT = 900.0
@@ -84,12 +87,14 @@ class Measuring:
     """Refuse a profile of another machine or other versions."""
     most: float = math.inf
     """Seconds of the whole measurement; a question that is not answered then is ended."""
+    count: bool = False
+    """Count instead where that can be done, because the first steps of the run will tell."""
 
 
 def measuring_of(recipe: Recipe) -> Measuring:
     """How a run measures: within a share of its time."""
     most = math.inf if recipe.budget.time is None else _MOST_SHARE * float(recipe.budget.time)
-    return Measuring(seconds=measuring_seconds(recipe), most=most)
+    return Measuring(seconds=measuring_seconds(recipe), most=most, count=True)
 
 
 def measuring_seconds(recipe: Recipe) -> float:
@@ -98,12 +103,19 @@ def measuring_seconds(recipe: Recipe) -> float:
 
 
 def ensure_profile(
-    task: Task, folder: RunFolder, reporter: Reporter, how: Measuring, measured: Profile | None = None
+    task: Task,
+    folder: RunFolder,
+    reporter: Reporter,
+    how: Measuring,
+    measured: Profile | None = None,
+    density: Callable[[], Density | None] | None = None,
 ) -> Profile:
     """The profile of the run folder; else that of the user's cache or a new one, written to the run folder.
 
-    `measured` is a profile that several processes have just agreed on.
+    `measured` is a profile that several processes have just agreed on; `density` samples the corpus.
     """
+    if how.count and measured is None and own_profile(task, folder, how) is None:
+        measured = at_once(task, how, reporter)
     with _open_trials(task.recipe, how) as trials:
         own = None if how.fresh else own_profile(task, folder, how)
         if own is not None and how.here:
@@ -114,7 +126,7 @@ def ensure_profile(
         if own is not None:
             return with_own_density(task.recipe, own)
         profile = measured or measure_task(trials, task, how, reporter)
-    profile = replace(profile, density=recipe_density(task.recipe))
+    profile = replace(profile, density=(density or partial(recipe_density, task.recipe))())
     folder.write(folder.profile, profile)
     if profile.date is not None or not profile.estimated:  # else there is nothing to show
         reporter.measured(profile)
@@ -130,7 +142,44 @@ def own_profile(task: Task, folder: RunFolder, how: Measuring) -> Profile | None
     except RecordError:
         return None
     same = profile.workload == task.workload and profile.busy is None and (profile.thorough or not how.thorough)
-    return profile if same and (profile.real or not how.real) else None
+    counted = profile.estimated and not how.count
+    return profile if same and not counted and (profile.real or not how.real) else None
+
+
+def at_once(task: Task, how: Measuring, reporter: Reporter) -> Profile | None:
+    """The profile of this machine without a trial: from the cache, or counted; None: it must be measured."""
+    from shoestring.probe.machine import pick_device
+    from shoestring.runs.counted import counted_profile
+
+    device = pick_device()
+    cached, file = _kept_here(task, how, device, 1)
+    if cached is not None:
+        reporter.say(_where_kept(cached, file))
+    return cached or counted_profile(task, device)
+
+
+def at_once_together(task: Task, how: Measuring, group: ProcessGroup) -> Profile | None:
+    """As `at_once`, called by all processes of a group."""
+    from shoestring.runs.counted import counted_profile
+
+    cached, _ = group.on_first(_kept_here, task, how, group.device, group.world)
+    if cached is not None:
+        return cached
+    everyone = group.all_gather(group.on_all(counted_profile, task, group.device, group.world))
+    known = [profile for profile in everyone if profile is not None]
+    return agree(known) if len(known) == group.world else None
+
+
+def _kept_here(task: Task, how: Measuring, device: torch.device, devices: int) -> tuple[Profile | None, Path]:
+    """The valid profile in the cache, if there is one, and its path, as this process sees the machine."""
+    from shoestring.probe.machine import available_bytes, describe_machine
+
+    file = cache_file(task, describe_machine(device), devices, how.real)
+    return read_cached(file, how.thorough, available_bytes(device)), file
+
+
+def _where_kept(profile: Profile, file: Path) -> str:
+    return f"measured on {profile.date}, kept in {file}; shoestring measure RECIPE --fresh measures again"
 
 
 def measure_task(trials: RemoteTrials, task: Task, how: Measuring, reporter: Reporter) -> Profile:
@@ -138,8 +187,8 @@ def measure_task(trials: RemoteTrials, task: Task, how: Measuring, reporter: Rep
     with Telling(reporter.say) as telling:
         telling("starting a process")
         cached, file = _kept(trials, task, how, 1)
-        if cached is not None:
-            reporter.say(f"measured on {cached.date}, kept in {file}; shoestring measure RECIPE --fresh measures again")
+        if cached is not None and file is not None:
+            reporter.say(_where_kept(cached, file))
             return cached
         profile = _measure(trials, task, how, telling)
     if profile.busy is None and file is not None:
@@ -151,6 +200,8 @@ def measure_task(trials: RemoteTrials, task: Task, how: Measuring, reporter: Rep
 
 def measure_together(task: Task, how: Measuring, group: ProcessGroup) -> Profile:
     """As `measure_task`, called by all processes of a group: each measures its own device, and they agree."""
+    if how.count and (found := at_once_together(task, how, group)) is not None:
+        return found
     with _open_trials(task.recipe, how, group.device.index or 0) as trials:
         cached, file = group.on_first(_kept, trials, task, how, group.world)
         if cached is not None:

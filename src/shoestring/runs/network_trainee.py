@@ -44,6 +44,7 @@ class NetworkTrainee(Trainee):
 
     looks_ahead = True
 
+    corpus: Corpus
     learner: Learner
     _stepper: Stepper
     _watch: Watch
@@ -53,8 +54,6 @@ class NetworkTrainee(Trainee):
     def __init__(self, recipe: Recipe, plan: Plan, group: ProcessGroup):
         assert plan.steps and plan.per_device and plan.effective_batch, "a network's plan has them"
         self.recipe, self.plan, self.group = recipe, plan, group
-        self.corpus = group.on_all(open_corpus, recipe, plan)
-        self.data, self.data_bytes = self.corpus.fingerprint, self.corpus.bytes
         self._split = plan.effective_batch, plan.per_device
         self.scored_rows = recipe.evaluate.per_device or plan.per_device
         self.planned_steps = plan.steps
@@ -71,6 +70,11 @@ class NetworkTrainee(Trainee):
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
         self.learner = make_learner(recipe, group.device, group, init=fresh, say=say)
+
+    def open_rows(self) -> None:
+        recipe, group = self.recipe, self.group
+        self.corpus = group.on_all(open_corpus, recipe, self.plan)
+        self.data, self.data_bytes = self.corpus.fingerprint, self.corpus.bytes
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
         self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)

@@ -23,6 +23,8 @@ from shoestring.runs.task import Task
 
 _FASTER = (2, 4, 8, 16, 32, 64)
 """How many times as fast a machine may be when it is not busy."""
+_COUNTED_FASTER = (2, 4)
+"""How many times as fast it may be as was counted."""
 LEARNED_RUNS = 20
 """How many finished runs a plan learns from, the latest first."""
 
@@ -46,13 +48,14 @@ def plan_task(
     try:
         return task.make_plan(profile, spent, devices, correction)
     except Refusal as refusal:
-        if profile.busy is None or refusal.limit != "time":
+        why = profile.busy or (profile.stopped if profile.estimated and not estimate_error else None)
+        if why is None or refusal.limit != "time":
             raise
-        for factor in _FASTER:
+        for factor in _FASTER if profile.busy else _COUNTED_FASTER:
             with contextlib.suppress(Refusal):
                 plan = task.make_plan(_faster(profile, factor), spent, devices, correction)
-                reason = f"nothing would fit the measured pace, but {profile.busy}; the run adapts to its real pace"
-                pace = Line(quantity="pace", value=f"{factor} times as fast as measured", reason=reason)
+                reason = f"nothing would fit the {profile.how} pace, but {why}; the run adapts to its real pace"
+                pace = Line(quantity="pace", value=f"{factor} times as fast as {profile.how}", reason=reason)
                 return replace(plan, lines=(*plan.lines, pace))
         raise
 

@@ -32,6 +32,9 @@ class Reporter:
 
     def planned(self, plan: Plan) -> None: ...
 
+    def settled(self, plan: Plan) -> None:
+        """The first steps made the plan final."""
+
     def preparing(self, documents: int, total: int | None) -> None: ...
 
     def training(self, progress: TrainingProgress) -> None: ...

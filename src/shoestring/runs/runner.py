@@ -17,6 +17,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.runs.corpus_work import CorpusWork
 from shoestring.runs.measure import ensure_profile, measure_together, measuring_of, own_profile
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.reporter import Reporter
@@ -74,9 +75,10 @@ def _run(
     with clock.during("measure"):
         measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
     with contextlib.ExitStack() as stack:
+        work = stack.enter_context(CorpusWork(task, reporter))
 
         def begin() -> Plan | None:
-            """Lock the run, plan it and prepare its data; None where the run is finished."""
+            """Lock the run, plan it and begin to prepare its data; None where the run is finished."""
             clock.begin("plan")
             task.check(devices)
             given = read_plan(task.recipe, plan_file) if plan_file else None
@@ -86,12 +88,18 @@ def _run(
                     folder.check_records(*(path for path in folder.records if path != folder.profile))
                 if read_outcome(folder) is not None:
                     return None
-                plan = ensure_plan(task, folder, reporter, clock, given, devices, measured)
+                plan = ensure_plan(task, folder, reporter, clock, work, given, devices, measured)
             reporter.planned(plan)
-            with clock.during("prepare"):
-                task.prepare(plan, reporter)
-            folder.check()
+            work.begin_preparing(plan)
+            if group is not None:
+                prepared()
             return plan
+
+        def prepared() -> None:
+            """Return when the rows are there."""
+            with clock.during("prepare"):
+                work.wait()
+            folder.check()
 
         plan = begin() if group is None else group.on_first(begin)
         clock.begin("set-up")
@@ -111,8 +119,9 @@ def _run(
         allocated = allocation_end(clock)
         ends = [limit, None if allocated is None else allocated - SLURM_RESERVE]
         end = min((end for end in ends if end is not None), default=None)
-        results = train(task, folder, plan, group or ProcessGroup.of(pick_device()), reporter, clock, end)
-        return None if results is None else Finished(folder, plan, *results)
+        one = group or ProcessGroup.of(pick_device())
+        results = train(task, folder, plan, one, reporter, clock, end, prepared)
+        return None if results is None else Finished(folder, Plan.read(folder.plan), *results)  # it may be final now
 
 
 def _measured_by_all(task: Task, folder: RunFolder, plan_file: Path | None, group: ProcessGroup) -> Profile | None:
@@ -134,6 +143,7 @@ def ensure_plan(
     folder: RunFolder,
     reporter: Reporter,
     clock: Clock,
+    work: CorpusWork,
     given: Plan | None = None,
     devices: int = 1,
     measured: Profile | None = None,
@@ -141,14 +151,15 @@ def ensure_plan(
     """The run's plan: made once, before the first step, and kept, because two runs of one plan are the same run."""
     if folder.plan.is_file():
         plan = read_plan(task.recipe, folder.plan)
-        if given is not None and given != plan:
+        if given is not None and given != plan and not plan.is_final_of(given):
             raise RunError(f"{folder.path} already has another plan than the one given; choose another run.name")
         return plan
     if given is None:
         with clock.during("prepare"):
             task.before_measuring()
+        work.begin_sampling()
         with clock.during("measure"):
-            profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured)
+            profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured, work.density)
         given = plan_task(task, profile, clock.elapsed(), devices)
     folder.write(folder.plan, given)
     return given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
 from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.runs.finish import Finish, deadline_of
+from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
@@ -49,13 +50,23 @@ class _Session:
     metrics: LineFile
     timings: LineFile
     deadline: Deadline
-    finish: Finish
+    baseline_seconds: float | None
+    """As timed here; None: as planned."""
     reporter: Reporter
     clock: Clock
     limit: float | None
     """When the session must end, on its clock."""
     folder: RunFolder
     requests: loop.Requests
+
+    @property
+    def finish(self) -> Finish:
+        """What follows the last step, by the plan as it is."""
+        return finish_of(self.trainee, self.baseline_seconds)
+
+    def keep_finish(self) -> None:
+        """Leave time for the finish, by what checkpoints took so far."""
+        self.deadline.finish_takes(self.finish.seconds(self.checkpoints.slowest, self.checkpoints.written))
 
     def seal_lines(self) -> None:
         """Bring the lines to disk, and seal them; only the first process has any."""
@@ -77,11 +88,12 @@ def train(
     reporter: Reporter,
     clock: Clock,
     limit: float | None = None,
+    prepared: Callable[[], None] = lambda: None,
 ) -> tuple[Outcome, Evaluation] | None:
     """Restore, train to the end of the plan or of the time, evaluate, write the page, and mark the run DONE.
 
     All processes of a group call this; the first one writes, and the others return None. The session saves and ends
-    when its clock reaches `limit`.
+    when its clock reaches `limit`. `prepared` returns when the rows are there.
     """
     recipe, writes = task.recipe, group.rank == 0
     trainee = task.open(plan, group)
@@ -91,6 +103,8 @@ def train(
         reporter.say(f"left out: {line}")
     meter = Meter(group.device)
     trainee.build(fresh=step is None, say=reporter.say)
+    prepared()
+    trainee.open_rows()
     state = _restore(recipe, checkpoints, step, trainee, reporter)
     trainee.continue_rows()
     if writes:
@@ -99,8 +113,8 @@ def train(
         if folder.profile.is_file() and (elsewhere := Profile.read(folder.profile).elsewhere(machine)):
             reporter.say(f"{elsewhere}; the speed is watched")
         trainee.write_inputs(folder)
-    beside = group.device.type == "cuda"
-    finish = Finish.of(plan, trainee.baseline_seconds() if writes and beside else None, beside)
+    baselines = trainee.baseline_seconds() if writes and group.device.type == "cuda" else None
+    finish = finish_of(trainee, baselines)
     label = trainee.label(state)
     trackers = open_trackers(recipe.track.to, folder.path, label) if writes and recipe.track else {}
     lines = LineFile.rewound(folder.metrics, label, state.lines or 0, folder.write) if writes else NoLines()
@@ -112,7 +126,7 @@ def train(
         metrics=metrics,
         timings=LineFile(folder.timings) if writes else NoLines(),
         deadline=deadline_of(recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings))),
-        finish=finish,
+        baseline_seconds=baselines,
         reporter=reporter,
         clock=clock,
         limit=limit,
@@ -159,6 +173,10 @@ def train(
     write_page(folder, figures, outcome)
     session.note(trainee.label(state), "exit")
     return outcome, evaluation
+
+
+def finish_of(trainee: Trainee, baselines: float | None) -> Finish:
+    return Finish.of(trainee.plan, baselines, trainee.group.device.type == "cuda")
 
 
 def _reached(folder: RunFolder, first: int) -> int:
@@ -273,7 +291,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
     def save(state: State, wait: bool) -> None:
         session.folder.check()
         session.seal_lines()
-        deadline.finish_takes(session.finish.seconds(session.checkpoints.slowest, session.checkpoints.written))
+        session.keep_finish()
         last = state.step >= state.schedule.total
         state = replace(state, lines=metrics.lines, task=trainee.saved_values())
         session.checkpoints.save(trainee.saveable, state, wait and not (last and session.finish.beside))
@@ -291,9 +309,10 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         session.reporter.training(_progress(session, state, report))
         return state
 
+    keep = _keep_deadline(session)
     return (
         began,
-        _keep_deadline(session),
+        keep,
         more,
         *logged,
         hooks.Evaluate(score, metrics, deadline, trainee.evaluates(state), trainee.label),
@@ -305,6 +324,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             partial(_out_of_time, session),
             trainee.recipe.train.is_saved,
         ),
+        *_first_steps(session, keep),
         show,
     )
 
@@ -322,6 +342,26 @@ def _keep_deadline(session: _Session) -> hooks.KeepDeadline:
         decays=trainee.decays,
         unit=trainee.step_unit,
     )
+
+
+def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHook]:
+    """What makes the plan final, if it was counted."""
+    trainee, first = session.trainee, session.trainee.group.rank == 0
+    if not trainee.plan.estimated or trainee.recipe.kind == "hmm":
+        return []
+
+    def write(plan: Plan, settled: bool) -> None:
+        trainee.plan, trainee.planned_steps = plan, plan.steps or trainee.planned_steps
+        session.keep_finish()
+        folder = session.folder
+        if first:
+            folder.write(folder.plan, plan)
+        if first and folder.profile.is_file():
+            folder.write(folder.profile, final_profile(Profile.read(folder.profile), plan, trainee.recipe))
+        if first and settled:
+            session.reporter.settled(plan)
+
+    return [FirstSteps(trainee.plan, trainee.recipe, session.deadline, keep, session.meter, session.clock, write)]
 
 
 def _progress(session: _Session, state: State, report: loop.Report) -> TrainingProgress:

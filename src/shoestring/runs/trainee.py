@@ -53,6 +53,10 @@ class Trainee(ABC):
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         """Make the model on its device; `fresh` where no checkpoint will replace its first weights."""
 
+    def open_rows(self) -> None:
+        """Open the rows, which were prepared meanwhile; `data` is known from then on."""
+        return
+
     @abstractmethod
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep: ...
 

@@ -52,13 +52,14 @@ class _Stops:
     planned: float
     count: int = 0
     seconds: float = 0.0
-    begun: bool = False
+    first: float | None = None
 
     def took(self, seconds: float) -> None:
-        if self.begun:
-            self.count += 1
-            self.seconds += seconds
-        self.begun = True
+        if self.first is None:
+            self.first = seconds
+            return
+        self.count += 1
+        self.seconds += seconds
 
     @property
     def each(self) -> float:
@@ -206,15 +207,33 @@ class Deadline:
 
         Where no evaluation was seen, the least mean of a step counts: a slow moment is not the speed of a machine.
         """
-        if not self.planned_step_seconds or not self._settled:
+        if not self.planned_step_seconds or not self.settled:
             return 1.0
         (fast, slow), evaluations = self._means(), self._stops["evaluation"].slower
         if evaluations is None:
             return max(1.0, min(fast / self.planned_step_seconds, _MOST_SLOWER))
         return max(1.0, min(slow / self.planned_step_seconds, evaluations))
 
+    def replan(self, step_seconds: float | None, evaluation_seconds: float) -> None:
+        """Compare with these seconds from now on, which the steps so far have shown."""
+        self.planned_step_seconds, self.planned_start = step_seconds, self._started
+        self.evaluation_seconds = self._stops["evaluation"].planned = evaluation_seconds
+
     @property
-    def _settled(self) -> bool:
+    def evaluation_seen(self) -> float | None:
+        """Seconds of an evaluation after the first, or else of that one; None: there was none."""
+        stops = self._stops["evaluation"]
+        return stops.seconds / stops.count if stops.count else stops.first
+
+    @property
+    def differing(self) -> float:
+        """The share by which the means of the last steps, of the later half and of all differ."""
+        fast, slow = self._means()
+        return slow / max(1e-9, fast) - 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether the steps so far show a speed."""
         return self._steps >= _SETTLED_STEPS and self.step_seconds >= _SETTLED_SECONDS
 
     def steps_to_take(self, left: int, progress: float, grow: bool = True) -> int | None:
@@ -247,7 +266,7 @@ class Deadline:
         enough = self._steps >= _FEW_STEPS and self.step_seconds >= _SETTLED_SHARE * time_left
         fits = self._fitting(time_left, progress, step)
         slack = self._early_slack() if progress < _EARLY else _SLACK
-        if left <= fits * (1 + slack) or not (self._settled or enough):
+        if left <= fits * (1 + slack) or not (self.settled or enough):
             return None
         return min(left - 1, int(fits * (1 - _SLACK)))
 

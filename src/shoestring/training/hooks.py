@@ -140,6 +140,8 @@ class KeepDeadline:
     decays: bool = True
     """Whether there is a learning rate."""
     unit: str = "step"
+    quiet: bool = False
+    """Whether changes are no news."""
     _said: int | None = field(default=None, init=False)
     """The total in the last line, or at the start of the session."""
     _lines: int = field(default=0, init=False)
@@ -168,7 +170,9 @@ class KeepDeadline:
         more = total > next_step
         schedule = state.schedule.ending(next_step, total) if more else replace(state.schedule, total=total)
         why = f"{self.unit} {state.step:,}: {self.deadline.why(self.unit)}"
-        if abs(math.log(total / (self._said or total))) > _NOTABLE * (1 + self._lines):
+        if self.quiet:
+            self._said = total
+        elif abs(math.log(total / (self._said or total))) > _NOTABLE * (1 + self._lines):
             self._said, self._lines = total, self._lines + 1
             effect = "; the learning rate decays over them" if self.decays and more else ""
             self.say(f"{why}; so {self._fitting(total)}{effect}")

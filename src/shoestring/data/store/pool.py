@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -40,7 +40,8 @@ def _sweepable_sockets() -> None:
     if config.get("tempdir") is None:
         folder = temporary_folder(socket_folder())
         config["tempdir"] = str(folder.__enter__())
-        atexit.register(folder.__exit__, None, None, None)
+        # not atexit, which a forked process does not run
+        multiprocessing.util.Finalize(None, folder.__exit__, args=(None, None, None), exitpriority=-200)
 
 
 def _begin() -> None:

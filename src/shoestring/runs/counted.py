@@ -1,0 +1,128 @@
+"""The profile of a network on this machine by counting: only one product is timed, so that a run begins at once.
+
+Bytes are counted from the recipe. Seconds are FLOPs by the speed of that product, and may be off by a factor; the first
+steps of the run replace them (`runs/first_steps.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import torch
+
+from shoestring.core.errors import ShoestringError
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Machine, Point, Profile
+from shoestring.cost.memory import CONTEXT_BYTES, HELD_SHARE, PROCESS_BYTES, estimate_memory
+from shoestring.cost.seconds import training_flops
+from shoestring.planning.split import divisors_of
+from shoestring.probe.machine import available_bytes, describe_machine
+from shoestring.runs.estimate import saved_bytes
+from shoestring.runs.prepare import vocabulary_of
+from shoestring.runs.task import Task
+from shoestring.training.learner import DTYPES, has_bf16
+
+ROOM_SHARE = 0.8
+"""Of the free memory: what is counted to take more is measured."""
+CPU_POSITIONS = 4096
+"""Of a micro-batch on a CPU: more do not fit its caches, and are no faster."""
+PASS_SHARE = {"cpu": 0.5, "cuda": 0.6}
+"""Of the speed of a large product, what whole passes reach; with batches that fill the device."""
+SPREAD = 2.0
+"""The factor by which seconds may be off, either way."""
+PRODUCT = {"cpu": 512, "cuda": 4096}
+"""Rows and columns of the timed matrices."""
+PRODUCT_SECONDS = 0.05
+SETUP_SECONDS = {("cpu", False): 2.0, ("cpu", True): 40.0, ("cuda", False): 4.0, ("cuda", True): 20.0}
+"""From a plan to the first step at full speed, by device and whether it is compiled."""
+BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 1.5e12}
+"""That an update moves."""
+UPDATE_BYTES = 28
+"""Per parameter: weight, gradient and two moments read, three of them written."""
+WRITTEN_BYTES_PER_SECOND = 5e8
+WAITED_SHARE = {"cpu": 1.0, "cuda": 0.2}
+"""Of a checkpoint's writing, what a run waits for."""
+
+
+def counted_profile(task: Task, device: torch.device, devices: int = 1) -> Profile | None:
+    """The profile for a device's share of the batch; None where memory cannot be counted, or may be too small."""
+    recipe = task.recipe
+    if recipe.kind == "hmm" or (recipe.parallel is not None and recipe.parallel.shard and devices > 1):
+        return None
+    try:
+        peaks = counted_peaks(recipe, vocabulary_of(recipe), device, task.batch // devices)
+    except ShoestringError:  # of a network that is measured, or files that say more clearly what is wrong
+        return None
+    free = available_bytes(device)
+    most = free if recipe.budget.memory is None else min(int(recipe.budget.memory), free or int(recipe.budget.memory))
+    fitting = {rows: peak for rows, peak in peaks.items() if most is None or peak <= ROOM_SHARE * most}
+    if not fitting:
+        return None
+    return _profile(task, device, describe_machine(device), fitting, free)
+
+
+def counted_peaks(recipe: Recipe, vocabulary: int, device: torch.device, share: int) -> dict[int, int]:
+    """Bytes of a step above what an idle process has, by micro-batch: those worth trying for `share` rows."""
+    kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+    given = recipe.train.per_device
+    candidates = divisors_of(share) if given is None else [given]
+    if kind == "cpu" and given is None:
+        candidates = [rows for rows in candidates if rows * recipe.data.length <= CPU_POSITIONS] or candidates[:1]
+    idle = CONTEXT_BYTES if kind == "cuda" else int(PROCESS_BYTES * (1 + HELD_SHARE))
+    estimates = {adds: estimate_memory(recipe, vocabulary, kind, accumulate=adds) for adds in (False, True)}
+    return {rows: estimates[rows < share].device_bytes(rows) - idle for rows in candidates}
+
+
+def _profile(task: Task, device: torch.device, machine: Machine, peaks: dict[int, int], free: int | None) -> Profile:
+    recipe, kind, cost = task.recipe, device.type, task.cost()
+    speed = PASS_SHARE[kind] * product_flops(device, recipe)
+    row = training_flops(recipe, vocabulary_of(recipe)) / speed
+    saved = saved_bytes(recipe, cost)
+    written = saved / WRITTEN_BYTES_PER_SECOND
+    compiled = kind == "cuda" if recipe.train.compile is None else recipe.train.compile
+    return Profile(
+        machine=machine,
+        workload=task.workload,
+        length=recipe.data.length,
+        points=tuple(
+            Point(
+                batch=rows,
+                seconds=rows * row,
+                slowest_seconds=rows * row * SPREAD,
+                fastest_seconds=rows * row / SPREAD,
+                peak_bytes=peak,
+            )
+            for rows, peak in peaks.items()
+        ),
+        setup_seconds=SETUP_SECONDS[kind, compiled],
+        update_seconds=cost.total_parameters * UPDATE_BYTES / BYTES_PER_SECOND[kind],
+        validate_seconds_per_row=row / 3,  # a forward pass alone
+        checkpoint_seconds=WAITED_SHARE[kind] * written,
+        checkpoint_bytes=saved,
+        available_bytes=free,
+        stopped=f"no pass was timed: seconds are FLOPs at {speed:.3g} a second, until the first steps are taken",
+        cost=cost,
+        write_seconds=written,
+        estimated=True,
+    )
+
+
+def product_flops(device: torch.device, recipe: Recipe) -> float:
+    """FLOPs per second of a large product in the recipe's precision."""
+    size, dtype = PRODUCT[device.type], DTYPES[recipe.train.products(device.type, has_bf16(device))]
+    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+
+    def once() -> float:
+        started = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    once()  # loads the library
+    best, spent = float("inf"), 0.0
+    while spent < PRODUCT_SECONDS:
+        took = once()
+        best, spent = min(best, took), spent + took
+    return 2.0 * size**3 / best

@@ -1,0 +1,175 @@
+"""The first steps of a run make its plan final, if it was made by counting."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from shoestring.core.clock import Clock
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Line, Plan, Point, Profile
+from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
+from shoestring.planning.lines import parts_reason
+from shoestring.planning.make import REPORT_SECONDS
+from shoestring.probe.meter import Meter
+from shoestring.training.checkpoint import State
+from shoestring.training.deadline import Deadline
+from shoestring.training.hooks import KeepDeadline
+from shoestring.training.loop import Report
+
+BEFORE = ("start", "measure", "plan")
+"""Parts of a session that a plan calls "spent so far"."""
+_ALIKE = 0.05
+"""Steps show their speed where the last ones, the later half and all differ by no more than this share."""
+_LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
+"""Or after this share of the time budget; without one, after so many seconds."""
+
+
+@dataclass
+class FirstSteps:
+    """Makes the plan final as soon as the steps show their speed, and again after the first evaluation, which shows its
+    own seconds and the whole memory. Before that no change of the schedule is news."""
+
+    plan: Plan
+    recipe: Recipe
+    deadline: Deadline
+    keep: KeepDeadline
+    meter: Meter
+    clock: Clock
+    write: Callable[[Plan, bool], None]
+    """Takes the final plan, and whether it is the first."""
+    _paced: bool = field(default=False, init=False)
+    _done: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.keep.quiet = True
+
+    def __call__(self, state: State, report: Report) -> State:
+        evaluation = self.deadline.evaluation_seen
+        if self._done or report.finished or not (self._known() if not self._paced else evaluation is not None):
+            return state
+        first, self._done = not self._paced, evaluation is not None
+        self._paced, self.keep.quiet = True, False
+        seconds, usage = self.deadline.seconds_per_step, self.meter.usage()
+        assert seconds is not None, "there were steps"
+        if not first:
+            seconds = self.plan.step_seconds or seconds
+        took = Took(seconds, evaluation, None if usage is None else usage.reserved, self.clock.parts(), state.step)
+        total = state.schedule.total if first else self.plan.steps or state.schedule.total
+        self.plan = final_plan(self.plan, self.recipe, total, took)
+        self.keep.planned = total
+        self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))
+        self.write(self.plan, first)
+        return replace(state, shortened=None, lengthened=None) if first else state
+
+    def _known(self) -> bool:
+        time = self.recipe.budget.time
+        long = _LONG_SECONDS if time is None else _LONG_SHARE * float(time)
+        alike = self.deadline.differing < _ALIKE or self.deadline.step_seconds >= long
+        return self.deadline.settled and alike
+
+
+class Took(NamedTuple):
+    """What the first steps showed."""
+
+    step: float
+    """Seconds."""
+    evaluation: float | None
+    """Seconds of one; None: there was none yet."""
+    peak: int | None
+    """Bytes; None: unknown."""
+    parts: Mapping[str, float]
+    """Seconds of the parts of the session so far."""
+    steps: int
+    """That were taken."""
+
+
+def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
+    """The plan with the measured seconds of a step, the steps that fit, the memory, and the parts that are over."""
+    assert plan.steps and plan.effective_batch, "a network's plan has them"
+    rows, length = plan.effective_batch, recipe.data.length
+    scored = max(1, len(recipe.data.scored)) * recipe.evaluate.rows
+    evaluation = scored * took.step / rows / 3 if took.evaluation is None else took.evaluation  # a forward pass alone
+    more = steps / plan.steps
+    parts = dict(plan.parts)
+    if plan.estimated:
+        slow = max(0.0, took.parts.get("train", 0.0) - took.steps * took.step)  # the first ones
+        parts |= {
+            "spent so far": sum(took.parts.get(name, 0.0) for name in BEFORE),
+            "prepare": took.parts.get("prepare", 0.0),
+            "set-up": took.parts.get("set-up", 0.0) + took.parts.get("first step", 0.0) + slow,
+        }
+    parts |= {
+        "train": steps * took.step,
+        "evaluations": (plan.evaluations or 0) * evaluation,
+        "finish": evaluation + REPORT_SECONDS,
+    }
+    during = sum(parts.get(name, 0.0) for name in ("train", "evaluations", "checkpoints"))
+    seconds, tokens = sum(parts.values()), steps * rows * length
+    final = replace(
+        plan,
+        estimated=False,
+        steps=steps,
+        tokens=tokens,
+        predictions=None if plan.predictions is None else round(plan.predictions * more),
+        samples=steps * rows,
+        epochs=plan.epochs if plan.epochs is None or plan.share is not None else plan.epochs * more,
+        flops=None if plan.flops is None else plan.flops * more,
+        seconds=seconds,
+        parts=parts,
+        step_seconds=took.step,
+        tokens_per_second=rows * length / took.step,
+        overall_tokens_per_second=tokens / during,
+        peak_bytes=plan.peak_bytes if took.peak is None else took.peak,
+        intervals={name: ends for name, ends in plan.intervals.items() if name != "seconds"},
+    )
+    return replace(final, lines=_lines(final, took.step, rows * length))
+
+
+def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
+    """The profile with what the steps of a final plan took, in place of what was counted."""
+    assert plan.step_seconds and plan.per_device and plan.accumulate, "a final plan of a network has them"
+    update = min(profile.update_seconds, plan.step_seconds / 2)
+    each = (plan.step_seconds - update) / plan.accumulate
+    scored = max(1, len(recipe.data.scored)) * recipe.evaluate.rows
+    point = Point(
+        batch=plan.per_device,
+        seconds=each,
+        slowest_seconds=each,
+        fastest_seconds=each,
+        peak_bytes=plan.peak_bytes,
+    )
+    return replace(
+        profile,
+        points=(point,),
+        update_seconds=update,
+        setup_seconds=plan.parts["set-up"],
+        validate_seconds_per_row=(plan.parts["finish"] - REPORT_SECONDS) / scored,
+        stopped="taken from the first steps of the run",
+        date=datetime.date.today().isoformat(),
+        estimated=False,
+    )
+
+
+def _lines(plan: Plan, step_seconds: float, positions: int) -> tuple[Line, ...]:
+    """The lines of a plan, with those of measured numbers in place of counted ones."""
+    measured = f"measured in the first steps: {Seconds(step_seconds).short()} each"
+    steps, tokens = plan.steps or 0, plan.tokens or 0
+    new = {
+        "steps": (Count(steps).short(), None),
+        "positions": (Count(tokens).short(), f"{counted(steps, 'step')} × {positions:,} positions"),
+        "predictions": (None if plan.predictions is None else Count(plan.predictions).short(), None),
+        "speed": (rate(plan.tokens_per_second or 0.0, "positions/s"), measured),
+        "overall speed": (rate(plan.overall_tokens_per_second or 0.0, "positions/s"), None),
+        "computation": (None if plan.flops is None else Flops(plan.flops).short(), None),
+        "epochs": (None if plan.epochs is None else f"{plan.epochs:.2f}", None),
+        "seconds": (Seconds(plan.seconds or 0.0).short(), parts_reason(plan.parts)),
+        "memory": (None if plan.peak_bytes is None else Bytes(plan.peak_bytes).short(), "the peak of the first steps"),
+    }
+    lines = []
+    for line in plan.lines:
+        value, reason = new.get(line.quantity, (None, None))
+        lines.append(replace(line, value=value or line.value, reason=reason or line.reason))
+    return tuple(lines)

@@ -1,0 +1,176 @@
+"""A plan without a trial: what is counted, when it is not, and that the first steps make it final."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoestring.core.clock import Clock
+from shoestring.core.errors import Refusal
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import build
+from shoestring.core.records import Density, Plan, Profile
+from shoestring.core.run_folder import RunFolder
+from shoestring.planning.make import REPORT_SECONDS
+from shoestring.runs import counted, measure
+from shoestring.runs.counted import CPU_POSITIONS, ROOM_SHARE, counted_peaks, counted_profile
+from shoestring.runs.first_steps import Took, final_plan
+from shoestring.runs.measure import Measuring, ensure_profile, measuring_of
+from shoestring.runs.plan import plan_task
+from shoestring.runs.prepare import vocabulary_of
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
+from shoestring.runs.task import task_of
+
+CPU = torch.device("cpu")
+DENSITY = Density(documents=100, text_bytes=10_000, tokens=3_000, seconds=0.1, total_documents=None)
+
+
+def recipe_in(folder: Path, **sections: dict[str, Any]) -> Recipe:
+    values: dict[str, dict[str, Any]] = {
+        "run": {"folder": str(folder)},
+        "budget": {"steps": 8},
+        "data": {"source": "stories", "tokenizer": "words:100", "length": 32, "folder": str(folder / "data")},
+        "model": {"width": 16, "layers": 1, "heads": 2},
+        "train": {"batch": 4},
+        "evaluate": {"rows": 8, "every": 0.5},
+    }
+    for section, fields in sections.items():
+        values[section] = values.get(section, {}) | fields
+    return build(values, "test")
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "product_flops", lambda *_: 1e9)
+
+
+def test_the_largest_micro_batch_that_fits_is_taken_and_the_batch_is_kept(tmp_path: Path) -> None:
+    task = task_of(recipe_in(tmp_path, train={"batch": 12}))
+    profile = counted_profile(task, CPU)
+    assert profile is not None and profile.estimated
+    plan = plan_task(task, replace(profile, density=DENSITY))
+    assert (plan.per_device, plan.accumulate, plan.estimated) == (12, 1, True)
+
+
+def test_a_micro_batch_beyond_the_caches_of_a_cpu_is_not_taken(tmp_path: Path) -> None:
+    rows = CPU_POSITIONS // 512
+    recipe = recipe_in(tmp_path, train={"batch": 8 * rows}, data={"length": 512})
+    assert max(counted_peaks(recipe, 100, CPU, 8 * rows)) == rows
+    assert list(counted_peaks(recipe_in(tmp_path, train={"batch": 8, "per_device": 2}), 100, CPU, 8)) == [2]
+
+
+def test_what_may_be_too_large_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(recipe_in(tmp_path))
+    peaks = counted_peaks(task.recipe, vocabulary_of(task.recipe), CPU, 4)
+    monkeypatch.setattr(counted, "available_bytes", lambda _: int(max(peaks.values()) / ROOM_SHARE) + 1)
+    found = counted_profile(task, CPU)
+    assert found is not None and max(point.batch for point in found.points) == 4
+    monkeypatch.setattr(counted, "available_bytes", lambda _: int(peaks[1] / ROOM_SHARE) - 1)
+    assert counted_profile(task, CPU) is None
+
+
+def test_a_budget_of_memory_bounds_what_is_counted(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path)
+    peaks = counted_peaks(recipe, vocabulary_of(recipe), CPU, 4)
+    memory = {"memory": f"{int(peaks[2] / ROOM_SHARE) + 1}B"}
+    found = counted_profile(task_of(recipe_in(tmp_path, budget={"steps": 8, **memory})), CPU)
+    assert found is not None and max(point.batch for point in found.points) == 2
+
+
+def test_several_devices_share_the_batch(tmp_path: Path) -> None:
+    found = counted_profile(task_of(recipe_in(tmp_path)), CPU, devices=2)
+    assert found is not None and {point.batch for point in found.points} == {1, 2}
+
+
+def test_an_hmm_and_a_sharded_model_are_measured(tmp_path: Path) -> None:
+    data = {"source": "stories", "tokenizer": "words:50", "length": 8, "documents": 20, "folder": str(tmp_path)}
+    hmm = build({"hmm": {"states": 3}, "budget": {"epochs": 1}, "data": data}, "test")
+    assert counted_profile(task_of(hmm), CPU) is None
+    assert counted_profile(task_of(recipe_in(tmp_path, parallel={"shard": True})), CPU, devices=2) is None
+
+
+def test_only_a_run_counts_and_what_it_counted_is_not_taken_for_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "measure_task", lambda *_: pytest.fail("no trial is needed"))
+    recipe = recipe_in(tmp_path)
+    task, folder = task_of(recipe), RunFolder.of(recipe)
+    folder.path.mkdir(parents=True)
+    assert ensure_profile(task, folder, Reporter(), measuring_of(recipe)).estimated
+    assert measure.own_profile(task, folder, measuring_of(recipe)) is not None
+    assert measure.own_profile(task, folder, Measuring(seconds=1.0)) is None
+
+
+def test_a_guess_refuses_no_budget_that_a_faster_machine_may_keep(tmp_path: Path) -> None:
+    task = task_of(recipe_in(tmp_path, budget={"steps": None, "time": "12s"}))
+    profile = counted_profile(task, CPU)
+    assert profile is not None
+    slow = replace(profile, density=DENSITY, setup_seconds=12.0)
+    plan = plan_task(task, slow)
+    (line,) = [line for line in plan.lines if line.quantity == "pace"]
+    assert "4 times as fast as estimated" in line.value or "2 times" in line.value
+    with pytest.raises(Refusal):
+        plan_task(task, replace(slow, setup_seconds=60.0))
+
+
+def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, budget={"steps": None, "time": "60s"})
+    task = task_of(recipe)
+    profile = counted_profile(task, CPU)
+    assert profile is not None
+    plan = plan_task(task, replace(profile, density=DENSITY))
+    parts = {"start": 1.0, "measure": 2.0, "plan": 0.5, "prepare": 3.0, "set-up": 4.0, "first step": 1.0, "train": 7.0}
+    final = final_plan(plan, recipe, 50, Took(0.5, None, 12345, parts, 10))
+    assert not final.estimated and final.is_final_of(plan) and not plan.is_final_of(final)
+    assert (final.steps, final.samples, final.tokens) == (50, 200, 50 * 4 * 32)
+    assert final.parts["spent so far"] == 3.5 and final.parts["prepare"] == 3.0
+    assert final.parts["set-up"] == 4.0 + 1.0 + (7.0 - 10 * 0.5), "slow first steps are part of the set-up"
+    assert final.parts["train"] == 25.0 and final.peak_bytes == 12345
+    assert final.seconds == pytest.approx(sum(final.parts.values()))
+    assert final.predictions is not None and plan.predictions is not None and plan.steps is not None
+    assert final.predictions == round(plan.predictions * 50 / plan.steps)
+    again = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts | {"train": 20.0}, 30))
+    assert again.parts["finish"] == 2.0 + REPORT_SECONDS and again.parts["evaluations"] == 2 * 2.0
+    assert again.parts["set-up"] == final.parts["set-up"] and again.peak_bytes == 23456
+    lines = {line.quantity: line for line in again.lines}
+    assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
+
+
+class Told(Reporter):
+    """Keeps the plans that a person reads."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    def planned(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    def settled(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+
+def test_the_first_steps_of_a_run_make_its_plan_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.training.deadline._SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr("shoestring.runs.first_steps._LONG_SECONDS", 0.0)
+    recipe, told = recipe_in(tmp_path, budget={"steps": 40}), Told()
+    finished = run(recipe, told, Clock(0.0))
+    assert finished is not None
+    before, after = told.plans
+    assert before.estimated and not after.estimated
+    assert (before.steps, after.steps, finished.outcome.steps) == (40, 40, 40), "only the time changes steps"
+    written = Plan.read(finished.folder.plan)
+    assert finished.plan == written and written.steps == after.steps and not written.estimated
+    assert written.step_seconds == after.step_seconds != before.step_seconds
+    assert written.parts["evaluations"] != after.parts["evaluations"], "the first evaluation told its seconds"
+    finished.folder.check_records(*finished.folder.records)  # what was rewritten is sealed
+    profile = Profile.read(finished.folder.profile)
+    assert not profile.estimated and [point.batch for point in profile.points] == [4]
+    assert profile.points[0].seconds + profile.update_seconds == pytest.approx(written.step_seconds)
+    replanned = task_of(recipe).make_plan(profile)
+    assert replanned.step_seconds == pytest.approx(written.step_seconds) and replanned.peak_bytes == written.peak_bytes
+    assert run(recipe, told, Clock(0.0)) is not None, "a finished run is read again"
