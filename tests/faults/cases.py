@@ -274,9 +274,7 @@ FILES: tuple[tuple[str, str, Mapping[str, Act], tuple[str, ...]], ...] = (
     ("machine", "runs/net/machine.json", JSON, ("report runs/net",)),
     ("outcome", "runs/net/DONE", JSON, ("report runs/net", "train net.toml")),
     ("evaluation", "runs/net/evaluation.json", JSON, ("report runs/net", "train net.toml")),
-    ("metrics", "runs/net/metrics.jsonl", JSON, (
-        "report runs/net", "law fit runs/net", "law compare runs/net runs/net",
-    )),
+    ("metrics", "runs/net/metrics.jsonl", JSON, ("law fit runs/net", "law compare runs/net runs/net")),
     ("states", "runs/hmm/states.json", JSON, ("report runs/hmm",)),
     ("tokenizer of a run", "runs/net/tokenizer.json", JSON, ("generate runs/net", "export runs/net elsewhere")),
     ("checkpoint", "runs/net/checkpoints", BYTES, (
@@ -327,11 +325,10 @@ def of_files() -> Iterator[Case]:
 NAMES = {"manifest": "manifest", "sentences": "sentences", "checkpoint": "step-0"}
 """How a message names a file, if not by its name."""
 HARMLESS_FILES: set[tuple[str, str]] = {
-    *(("metrics", way) for way in ("empty", "deep", "two values", "UTF-16", "cut", "object", "other object")),
     ("table", "cut"),
     ("curve", "cut"),
 }
-"""Files that are still what they should be."""
+"""Tables of the user's own have no sum, and many whole ones end without a newline: fewer rows are a table too."""
 
 
 def on_each(path: str, act: Act) -> Act:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spoiled
 from small_home import STORE, command, copy_home, make_home
 
 from shoestring.data.store.store import Manifest
@@ -150,6 +151,28 @@ def test_an_edit_that_contradicts_nothing_is_found_by_the_seal(copy: Path, name:
         assert line in (command(copy, ("law", "compare", "runs/net", "runs/net")).error or "")
     (run / "seal.json").unlink()
     assert command(copy, ("train", "net.toml")).error is None
+
+
+METRICS = (
+    spoiled.JSON
+    | spoiled.IN_PLACE
+    | {
+        "a line more": lambda path: path.write_text(path.read_text() + '{"step": 6, "note": 1}\n') and None,
+        "an unfinished line": lambda path: path.write_text(path.read_text() + '{"st') and None,
+        "a line less": lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1])) and None,
+    }
+)
+
+
+@pytest.mark.parametrize("way", METRICS)
+def test_metrics_of_a_finished_run_that_were_changed_are_named(copy: Path, way: str) -> None:
+    """Refused by what would go on with them; the page is drawn, where it can be, with a note."""
+    METRICS[way](copy / "runs/net/metrics.jsonl")
+    for arguments in (COMPARE, TRAIN):
+        error = command(copy, arguments).error
+        assert error is not None and "runs/net/metrics.jsonl" in error, error
+    shown = command(copy, REPORT)
+    assert "metrics.jsonl" in (shown.error or shown.said)
 
 
 def test_a_run_that_was_interrupted_resumes_under_its_seal(home: Path, tmp_path: Path) -> None:

@@ -88,11 +88,16 @@ class RunFolder:
 
     def changes(self) -> list[str]:
         """A line for each record that is not as the run has written it."""
-        return broken(self.path)
+        return broken(self.path, ended=self._ended)
 
     def check_records(self, *paths: Path) -> None:
         """Raise RunError where a record, or one of `paths`, is not as the run has written it."""
-        check(self.path, [path.name for path in paths] or None)
+        check(self.path, [path.name for path in paths] or None, self._ended)
+
+    @property
+    def _ended(self) -> tuple[str, ...]:
+        """Files of lines to which nothing is added any more."""
+        return (self.metrics.name,) if self.done.is_file() else ()
 
     @property
     def has_begun(self) -> bool:

@@ -3,6 +3,7 @@
 A record has its own form, which shows most damage; the seal shows the rest, and edits. It is written before the record,
 with the sums of the new content and of the one before, so that a run that is killed between the two is still whole.
 Lines are appended to metrics and timings: of these the seal knows a beginning, up to the last checkpoint or the end.
+The metrics of a finished run are sealed whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import tomllib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -70,8 +71,11 @@ def adopt(folder: Path, paths: Iterable[Path]) -> None:
         _update(folder, {path.name: _sum_of(path, None) for path in paths if path.is_file()}, ())
 
 
-def broken(folder: Path, names: Sequence[str] | None = None) -> list[str]:
-    """A line for each record, or each of `names`, that is not as it was written; a run without a seal has none."""
+def broken(folder: Path, names: Sequence[str] | None = None, ended: Collection[str] = ()) -> list[str]:
+    """A line for each record, or each of `names`, that is not as it was written; a run without a seal has none.
+
+    The files of lines `ended` must not have grown.
+    """
     try:
         seal = _read(folder)
     except (RecordError, StorageError) as cause:
@@ -79,7 +83,7 @@ def broken(folder: Path, names: Sequence[str] | None = None) -> list[str]:
     found = []
     for name, sums in {} if seal is None else seal.records.items():
         path = folder / name
-        if (names is None or name in names) and path.is_file() and not _matches(path, sums):
+        if (names is None or name in names) and path.is_file() and not _matches(path, sums, name not in ended):
             what = "was changed after the run had written it" if _parses(path) else "is damaged"
             found.append(f"{path} {what}")
     return found
@@ -90,9 +94,9 @@ def unseal(folder: Path) -> None:
     (folder / SEAL).unlink(missing_ok=True)
 
 
-def check(folder: Path, names: Sequence[str] | None = None) -> None:
+def check(folder: Path, names: Sequence[str] | None = None, ended: Collection[str] = ()) -> None:
     """Raise RunError where `broken` finds something."""
-    if lines := broken(folder, names):
+    if lines := broken(folder, names, ended):
         raise RunError(
             "\n  ".join([*lines, f"restore it from a copy; to use the run as it is, remove {folder / SEAL} first"])
         )
@@ -124,10 +128,10 @@ def _read(folder: Path) -> Seal | None:
     return seal
 
 
-def _matches(path: Path, sums: Sequence[Sum]) -> bool:
+def _matches(path: Path, sums: Sequence[Sum], may_grow: bool = True) -> bool:
     if not path.is_file():
         return True
-    size, grows = path.stat().st_size, path.suffix == _LINES
+    size, grows = path.stat().st_size, may_grow and path.suffix == _LINES
     return any(
         (size == each.bytes or (grows and size > each.bytes)) and _sum_of(path, each.bytes) == each for each in sums
     )
