@@ -14,14 +14,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 NO_FIGURES = "NO_FIGURES"
 """Environment variable: pages have no figures, whose library takes seconds to begin in every process."""
@@ -122,6 +124,35 @@ def _run(
     begin()
 
 
+def alone_in_its_group(pid: int | None) -> int:
+    """The number of a process as soon as it has a group of its own: a signal to its group is for no other."""
+    assert pid is not None
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while os.getpgid(pid) != pid:
+            time.sleep(0.001)
+    return pid
+
+
+def _be_module(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """In a new process: `python -m MODULE …`."""
+    code: object = 1
+    try:
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv, sys.stdin, sys.stdout, sys.stderr = [*arguments], open(0), open(1, "w"), open(2, "w")
+        runpy.run_module(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
 class _Child:
     """`python -m MODULE …` by a fork of this process: as much of `subprocess.Popen` as `probe.child` needs."""
 
@@ -133,29 +164,10 @@ class _Child:
             for number, end in enumerate((asked, answered, stderr.fileno())):
                 os.dup2(end, number)
             os.closerange(3, max(asked, ask, answer, answered) + 1)
-            self._run(command[2:], env)
+            _be_module(command[2:], env)
         os.close(asked)
         os.close(answered)
         self.stdin, self.stdout = open(ask, "w"), open(answer)
-
-    def _run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-        """In the child."""
-        code: object = 1
-        try:
-            os.setsid()
-            os.environ.clear()
-            os.environ.update(environment)
-            sys.argv, sys.stdin, sys.stdout = [*arguments], open(0), open(1, "w")
-            runpy.run_module(arguments[0], run_name="__main__")
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code if isinstance(code, int) else 1)
 
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -166,3 +178,47 @@ class _Child:
                 end.close()
         with contextlib.suppress(ChildProcessError):  # it was waited for
             self.wait()
+
+
+class Measuring(_Child):
+    """As `_Child`, forked from the process that has loaded what tests need: this one has threads, and trained."""
+
+    def __init__(self, command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **_pipes: object):
+        asked, ask = forks().Pipe(duplex=False)
+        answer, answered = forks().Pipe(duplex=False)
+        said = Connection(os.dup(stderr.fileno()), readable=False)
+        given = (asked, answered, said, os.getcwd(), command[2:], dict(env))
+        self._process = forks().Process(target=_serve, args=given)
+        self._process.start()
+        self.pid = alone_in_its_group(self._process.pid)
+        self.stdin, self.stdout = open(os.dup(ask.fileno()), "w"), open(os.dup(answer.fileno()))
+        for end in (asked, ask, answer, answered, said):
+            end.close()
+
+    def wait(self) -> int:
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
+def _serve(
+    asked: Connection, answered: Connection, said: Connection, cwd: str, arguments: Sequence[str], env: dict[str, str]
+) -> NoReturn:
+    """In the child of `Measuring`."""
+    os.chdir(cwd)
+    for number, end in enumerate((asked, answered, said)):
+        os.dup2(end.fileno(), number)
+        end.close()
+    _be_module(arguments, env)
+
+
+def measure_in_forks() -> None:
+    """Let `probe.child` start the server of measurements, and nothing else, as `Measuring`."""
+    from shoestring.probe import child
+
+    def start(command: Sequence[str], **how: Any) -> Any:
+        is_server = "shoestring.runs.probe_server" in command
+        is_forked = multiprocessing.parent_process() is not None  # and may have no children of this kind
+        return Measuring(command, **how) if is_server and not is_forked else subprocess.Popen(command, **how)
+
+    child.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]

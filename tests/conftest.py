@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import NO_FIGURES, Started
+from commands import NO_FIGURES, Started, measure_in_forks
 from jaxtyping import install_import_hook
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
@@ -39,6 +40,9 @@ def _has_gpu() -> bool:
 # shapes are checked wherever the checker is installed, except on a GPU: models are compiled there, and so would it be
 if importlib.util.find_spec("beartype") and not _has_gpu():
     install_import_hook(_with_shapes("models", "hmm"), "beartype.beartype")
+
+if not _has_gpu():  # a process that has looked for a GPU must not be forked
+    measure_in_forks()
 
 TINY = """
 [run]
@@ -74,6 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _keep_what_is_loaded() -> None:
+    """A run collects garbage several times; it need not look at all modules and tests, which takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

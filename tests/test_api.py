@@ -106,13 +106,13 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_session_stops_at_its_time_and_is_resumed(tmp_path: Path) -> None:
-    places = {"run.folder": str(tmp_path / "runs"), "data.folder": str(tmp_path / "stores"), "budget.steps": 400}
+    places = {"run.folder": str(tmp_path / "runs"), "data.folder": str(tmp_path / "stores"), "budget.steps": 60}
     recipe = ss.load(VALUES, places)
     with pytest.raises(Fault, match=r"stopped by the time limit after step .* continues from there"):
         ss.train(recipe, time=0.01, show=False)
     assert not ss.open_run(tmp_path / "runs/api").is_done
     finished = ss.train(recipe, show=False)
-    assert finished.outcome.steps == 400 and finished.outcome.segments == 2
+    assert finished.outcome.steps == 60 and finished.outcome.segments == 2
 
 
 def test_the_age_of_the_process_is_not_charged(run: ss.Run) -> None:
