@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import pytest
+import torch.distributed.run
 from commands import Started
 from conftest import TINY
 from conftest import start as start_one
@@ -46,18 +46,9 @@ pytestmark = pytest.mark.slow
 
 
 def torchrun(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`shoestring …` in two processes, by the real torchrun; one that hangs is killed, and fails."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, "shoestring", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    """`shoestring …` in two new processes, by the real torchrun, which need not load torch for itself."""
+    options = ("--standalone", "--nproc-per-node", "2", "-m", "shoestring")
+    return end(start_one(*options, *arguments, cwd=cwd, begin=torch.distributed.run.main, OMP_NUM_THREADS="1"))
 
 
 def start(*arguments: str | Path, cwd: Path, script: str = "") -> Started:

@@ -1,14 +1,15 @@
 """What is kept for the backward pass, against the tensors that autograd and torch's partitioner really keep."""
 
 import json
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Started
 from kept import LATENTS, LENGTH, VOCABULARY, of_a_row, small
 
 from shoestring.core.sections import Model
@@ -116,14 +117,16 @@ def test_a_masked_model_keeps_its_head_for_predictions_alone(predicted: float) -
 
 
 @pytest.mark.slow
-def test_a_compiled_row_keeps_what_the_partitioner_leaves() -> None:
+def test_a_compiled_row_keeps_what_the_partitioner_leaves(tmp_path: Path) -> None:
     """In a process of its own: here shapes are checked in every call, and the compiler would look into that."""
     families = ["llama", "gpt2", "perceiver_ar", "masked_lm"]
-    command = [sys.executable, str(Path(__file__).with_name("kept.py")), *families]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    script = str(Path(__file__).with_name("kept.py"))
+    process = Started(families, tmp_path, {}, partial(runpy.run_path, script, run_name="__main__"))
+    said, wrong = process.communicate(300)
+    assert process.returncode == 0, wrong
     setting = Setting(number=2, compiled=True, gpu=False)
     found = {family: sum(saved_bytes(small(family), LENGTH, setting).values()) for family in families}
-    assert found == json.loads(done.stdout)
+    assert found == json.loads(said)
 
 
 def test_llamas_kernels_keep_what_they_say() -> None:
