@@ -232,9 +232,9 @@ def test_a_signal_stops_after_the_update_and_the_run_resumes_to_the_same_bits(
 @pytest.mark.parametrize(
     ("hmm", "total", "kills"),
     [
-        ({"update": "all"}, 6, (1, 3, 5)),
-        ({"update": "every"}, 6 * EPOCH, (2, 5, 12, 24)),
-        ({"restarts": 2}, 9 * EPOCH, (5, 12, 20)),
+        ({"update": "all"}, 6, (1, 5)),
+        ({"update": "every"}, 6 * EPOCH, (2, 5, 24)),
+        ({"restarts": 2}, 9 * EPOCH, (12, 20)),
     ],
 )
 def test_killed_in_any_update_it_resumes_to_the_same_bits(
