@@ -1,6 +1,7 @@
 """kill -9 at random instants of every command: the same command then ends with the same bytes, and leaves no file.
 
-    python bench/kill.py [--kills 170] [--limits 30] [--seed 0] [--only train] [--jobs 2] [--resume FILE] [--out FOLDER]
+    python bench/kill.py [--kills 170] [--limits 30] [--seed 0] [--only train] [--part kills] [--jobs 2]
+                         [--resume FILE] [--out FOLDER]
 
 Half of the kills fall at a random time, half at a random call that opens, locks, renames or removes a file; one in five
 commands is killed twice. Where a command has several processes (torchrun, the pool of `prepare`), the first, one of the
@@ -427,7 +428,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
         yield folder if made.returncode == 0 else None
     finally:
         if made.returncode == 0:
-            subprocess.run(["umount", folder], check=True)
+            subprocess.run(["umount", "--lazy", folder], check=True)  # a process of it may not have ended yet
 
 
 # --- all of them
@@ -583,10 +584,18 @@ def summary(found: dict[str, Found]) -> dict[str, Any]:
     }
 
 
+def earlier(folder: Path | None) -> dict[str, Any]:
+    """The parts of the record that is there, each with the commit that it was made of."""
+    paths = sorted((folder or record.ROOT / "results").glob("kill-*.json"))
+    parts: dict[str, Any] = json.loads(paths[0].read_text())["parts"] if paths else {}
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=170, help="commands that are killed, some of them twice")
     parser.add_argument("--limits", type=int, default=30, help="runs on a full disk, and as many with little memory")
+    parser.add_argument("--part", action="append", help='"kills", "full disk" or "little memory"; default: all')
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="commands whose name begins so")
     parser.add_argument("--jobs", type=int, default=2)
@@ -597,20 +606,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kill-") as name:
         work = Path(name)
         bench = Bench(chosen, work, given.seed, given.jobs, Journal(given.resume, given.seed))
-        parts: dict[str, tuple[Trial, int]] = {"kills": (kill, given.kills), "little memory": (squeeze, given.limits)}
+        parts: dict[str, tuple[Trial, int]] = {
+            "kills": (kill, given.kills), "full disk": (fill, given.limits), "little memory": (squeeze, given.limits),
+        }  # fmt: skip
         with small_disk(work / "disk") as disk:
-            if disk is not None:
-                parts["full disk"] = fill, given.limits
-        found = bench.run(parts)
-    values: dict[str, Any] = {
-        "seed": given.seed,
-        "kills": summary(found["kills"]),
-        "full_disk": {"size": DISK} | summary(found["full disk"]) if "full disk" in found else None,
-        "little_memory": summary(found["little memory"]),
-    }
+            chosen_parts = [part for part in given.part or parts if disk is not None or part != "full disk"]
+        found = bench.run({part: parts[part] for part in chosen_parts})
+    made = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "seed": given.seed}
+    values = {part: made | summary(of_part) for part, of_part in found.items()}
     print(json.dumps(values, indent=1))
     if given.out or not given.only:
-        record.write("kill", values, given.out)
+        record.write("kill", {"disk": DISK, "parts": earlier(given.out) | values}, given.out)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class _Rows:
         self.take: dict[str, int] = read_rows(Path(self.file)) if self.file else {}
         self.scoring = ""
         self.scored = self.step = 0
-        self.first, self.most = int(os.environ.get("MEMORY_STEP", "0")), os.environ.get("MEMORY_ROWS")
+        self.first, self.most = int(os.environ.get("MEMORY_STEP", "-1")), os.environ.get("MEMORY_ROWS")
 
     def check(self, rows: int) -> None:
         """Raise torch's error where so many rows shall not fit."""

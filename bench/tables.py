@@ -383,25 +383,24 @@ def startup_table() -> str:
 def kill_table() -> str:
     """Kills, full disks and little memory, and what came of them; problems by name."""
     lines = []
+    labels = {"kills": "`kill -9`", "full disk": "a full disk", "little memory": "too little memory"}
     for r in results("kill"):
         head = ["by", "commands", "trials", "interruptions", "files that differ", "files left", "other faults"]
-        lines += [f"| {' | '.join(head)} |\n", "|" + "---|" * len(head) + "\n"]
-        parts = {"kills": "`kill -9`", "full_disk": "a full disk", "little_memory": "too little memory"}
-        for part, label in parts.items():
-            if (found := r[part]) is not None:
-                label = f"{label} of {found['size']}" if "size" in found else label
-                cells = [label, *(f"{n:,}" for n in (len(found["commands"]), found["trials"], found["kills"]))]
-                cells += [f"{found[kind]:,}" for kind in ("differing", "left", "failed")]
-                lines.append(f"| {' | '.join(cells)} |\n")
-        kills, memory = r["kills"], r["little_memory"]
+        lines += [f"| {' | '.join([*head, 'commit, date'])} |\n", "|" + "---|" * (len(head) + 1) + "\n"]
+        for part, found in r["parts"].items():
+            numbers = [len(found["commands"]), *(found[name] for name in ("trials", "kills"))]
+            numbers += [found[name] for name in ("differing", "left", "failed")]
+            cells = [labels[part], *(f"{n:,}" for n in numbers), f"{found['commit']}, {found['date']}"]
+            lines.append(f"| {' | '.join(cells)} |\n")
+        kills, memory = r["parts"]["kills"], r["parts"]["little memory"]
         lines.append(
-            f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}. Of the kills, {kills['at_calls']:,} "
-            f"fell at a call that changes files, the others at a random time; {kills['others']:,} took another process "
-            f"than the first one, and {kills['twice']:,} commands were killed twice. For want of memory "
-            f"{memory['smaller']:,} runs took smaller micro-batches.\n"
+            f"\nBy `python bench/kill.py` on {_machine(r)}; the disk has {r['disk']}. Of the kills "
+            f"{kills['at_calls']:,} fell at a call that changes files, the others at a random time; "
+            f"{kills['others']:,} took another process than the first one, and {kills['twice']:,} commands were killed "
+            f"twice. For want of memory {memory['smaller']:,} runs took smaller micro-batches.\n"
         )
-        for part, label in parts.items():
-            lines += [f"- {label}: {problem}\n" for problem in (r[part] or {}).get("problems", ())]
+        for part, found in r["parts"].items():
+            lines += [f"- {labels[part]}: {problem}\n" for problem in found["problems"]]
     return "".join(lines)
 
 
