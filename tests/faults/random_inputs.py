@@ -203,7 +203,7 @@ def _file_case(read: tuple[str, str, str], way: tuple[str, Any]) -> Case:
     return Case(
         f"{what}: {kind}: {line[:24]}",
         tuple(line.split()),
-        (f"{shown}|{Path(path).parent.name or path}",),
+        (f"{shown}|{Path(path).parent.name or path}|stores/",),
         on_each(path, spoil),
     )
 
