@@ -1142,3 +1142,25 @@ def test_sockets_of_a_pool_have_paths_that_the_system_takes(
     named = str(longest) + "y" * (len(str(path)) - len(str(longest)))
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(named)  # of the same length, in a folder that is there
+
+
+@pytest.mark.parametrize(
+    "cause", [EOFError(), ConnectionResetError(), BrokenPipeError()], ids=lambda each: type(each).__name__
+)
+def test_a_server_of_processes_that_dies_is_noticed(
+    cause: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An EOFError would be taken for the end of a person's input."""
+
+    class Dead:
+        def submit(self, *_: object) -> None:
+            raise cause
+
+        def shutdown(self, **_: object) -> None:
+            pass
+
+    monkeypatch.setattr(units, "UNIT_BYTES", 16)
+    monkeypatch.setattr(maker, "start_pool", lambda _: Dead())
+    data = data_of(write_corpus(tmp_path, ["a tree", "the sun", "a moon", "the sea"] * 5), tmp_path / "stores")
+    with pytest.raises(Fault, match=r"a process that prepared .* died; run the same command again"):
+        make(data, processes=2)

@@ -219,7 +219,7 @@ class Maker:
         try:
             for future in as_completed([self.pool.submit(run_pass, name, self.job, unit) for unit in units]):
                 finished(future.result())
-        except BrokenProcessPool as cause:
+        except (BrokenProcessPool, EOFError, ConnectionError) as cause:  # the last two where the pool's server died
             raise Fault(f"a process that prepared {self.paths.folder} died; run the same command again") from cause
 
     def _count_words(self, words: int, units: Sequence[Unit]) -> Tokenizer:
