@@ -1,7 +1,7 @@
 """kill -9 at random instants of every command: the same command then ends with the same bytes, and leaves no file.
 
     python bench/kill.py [--kills 170] [--limits 30] [--seed 0] [--only train] [--part kills] [--jobs 2]
-                         [--resume FILE] [--out FOLDER]
+                         [--minutes M] [--resume FILE] [--out FOLDER]
 
 Half of the kills fall at a random time, half at a random call that opens, locks, renames or removes a file; one in five
 commands is killed twice. Where a command has several processes (torchrun, the pool of `prepare`), the first, one of the
@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -514,6 +515,8 @@ class Bench:
     seed: int
     jobs: int
     journal: Journal
+    until: float
+    """When no other trial is begun, on the monotonic clock."""
 
     def __post_init__(self) -> None:
         forks()  # before there are threads
@@ -529,7 +532,7 @@ class Bench:
             for name, count in counts(total, self._chosen(part)).items()
             for number in range(count)
         )
-        missing = [each for each in trials if each not in self.journal.known]
+        missing = [each for each in trials if each not in self.journal.known and time.monotonic() < self.until]
         self._refer({name for _, _, name in missing})
         print(f"{len(trials)} trials, {len(trials) - len(missing)} were made before", flush=True)
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -538,7 +541,7 @@ class Bench:
             ]:
                 future.result()
         found = {part: {scenario.name: Found() for scenario in self._chosen(part)} for part in parts}
-        for number, part, name in trials:
+        for number, part, name in self.journal.known.keys() & set(trials):
             found[part][name].add(self.journal.known[number, part, name])
         return found
 
@@ -546,6 +549,8 @@ class Bench:
         return [each for each in self.chosen if part not in each.left_out]
 
     def _one(self, trial: Trial, number: int, part: str, name: str) -> None:
+        if time.monotonic() >= self.until:
+            return
         found, reference = Found(trials=1), self._references[name]
         place = Place(self.work / re.sub(r"[^a-z0-9]+", "-", f"{part} {name} {number}"), reference.patience)
         try:
@@ -599,13 +604,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="commands whose name begins so")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no trial after so long, and record those"
+    )
     parser.add_argument("--resume", type=Path, help="file of the trials so far; they are not made again")
     parser.add_argument("--out", type=Path, help="folder of the record; default: none is written with --only")
     given = parser.parse_args()
     chosen = [scenario for scenario in scenarios() if scenario.name.startswith(given.only)]
     with tempfile.TemporaryDirectory(prefix="kill-") as name:
         work = Path(name)
-        bench = Bench(chosen, work, given.seed, given.jobs, Journal(given.resume, given.seed))
+        journal, until = Journal(given.resume, given.seed), time.monotonic() + 60 * given.minutes
+        bench = Bench(chosen, work, given.seed, given.jobs, journal, until)
         parts: dict[str, tuple[Trial, int]] = {
             "kills": (kill, given.kills), "full disk": (fill, given.limits), "little memory": (squeeze, given.limits),
         }  # fmt: skip

@@ -53,7 +53,7 @@ def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path
 
 def _told(arguments: list[str]) -> list[str]:
     """The command without where its record went, and what it was resumed from."""
-    for option in ("--out", "--resume"):
+    for option in ("--out", "--resume", "--minutes"):
         if option in arguments:
             at = arguments.index(option)
             arguments = arguments[:at] + arguments[at + 2 :]
