@@ -397,7 +397,7 @@ def kill_table() -> str:
             f"\nBy `python bench/kill.py` on {_machine(r)}; the disk has {r['disk']}. Of the kills "
             f"{kills['at_calls']:,} fell at a call that changes files, the others at a random time; "
             f"{kills['others']:,} took another process than the first one, and {kills['twice']:,} commands were killed "
-            f"twice. For want of memory {memory['smaller']:,} runs took smaller micro-batches.\n"
+            f"twice. For want of memory {memory['smaller']:,} runs took smaller micro-batches.\n\n"
         )
         for part, found in r["parts"].items():
             lines += [f"- {labels[part]}: {problem}\n" for problem in found["problems"]]
