@@ -57,8 +57,6 @@ UNIT_BYTES = 4000
 DISK = "50m"
 LEARNED = ("steps", "tokens", "predictions", "loss", "skipped")
 """Fields of DONE that are compared; the others say what it cost."""
-PLANNED = ("binding", "recipe", "steps", "effective_batch", "per_device", "accumulate", "entries", "evaluations")
-"""Fields of plan.json that are compared where the command makes it; others say what it will cost on this machine."""
 PRESENT = re.compile(r"timings\.jsonl|machine\.json|profile\.json|.*seal.*|[0-9a-f]{16}(\.json)?")
 """Files whose content differs from run to run."""
 CLEAR = re.compile(r"^error: \S.*", re.MULTILINE)
@@ -217,9 +215,6 @@ def comparable(path: Path, scenario: Scenario) -> bytes:
     if path.name == "DONE":
         done = json.loads(path.read_text())
         return json.dumps([done[name] for name in LEARNED]).encode()
-    if path.name == "plan.json" and scenario.plans:
-        plan = json.loads(path.read_text())
-        return json.dumps([plan[name] for name in PLANNED]).encode()
     if "checkpoints" in path.parts and path.suffix == ".safetensors":
         arrays, note = read_tensors(path)
         tensors = {name: [str(array.dtype), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
