@@ -262,6 +262,29 @@ def test_killed_in_any_update_it_resumes_to_the_same_bits(
         assert results(ended.folder) == straight(**hmm), f"killed in update {update}"
 
 
+def test_killed_before_it_removes_older_checkpoints_it_resumes_and_leaves_none(
+    corpus: Path, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last checkpoint no other one is written that would remove them."""
+    monkeypatch.setattr(session, "checkpoint_interval", lambda _: 2.5)
+    prune = Checkpoints._prune
+
+    def killed(checkpoints: Checkpoints, path: Path, state: Any) -> None:
+        if state.step == 6 * EPOCH:
+            raise Killed
+        prune(checkpoints, path, state)
+
+    recipe, whole = recipe_of(corpus), fitted(recipe_of(corpus, "whole")).folder
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_prune", killed)
+        with pytest.raises(Killed):
+            fitted(recipe)
+    folder = RunFolder.of(recipe)
+    assert len(saved_steps(folder)) > len(saved_steps(whole))
+    fitted(recipe)
+    assert saved_steps(folder) == saved_steps(whole)
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before_it(
     corpus: Path, time: FakeTime, straight: Callable[..., dict[str, bytes]]
 ) -> None:

@@ -270,6 +270,7 @@ def _restore(recipe: Recipe, checkpoints: Checkpoints, step: int | None, trainee
         schedule = Schedule(total=trainee.planned_steps)
         return State(recipe=recipe.fingerprint, data=trainee.data, schedule=schedule, predictions=0)
     state = checkpoints.restore(step, trainee.saveable, recipe.fingerprint, trainee.data)
+    trainee.group.on_first(checkpoints.drop_older, state)
     trainee.put_values(state.task)
     reporter.say(f"resuming after step {state.step:,} of {state.schedule.total:,}")
     return state

@@ -168,12 +168,25 @@ class Checkpoints:
         for other in {self.path(state.step), self.parts(state.step)} - {path}:
             remove(other)
         self.peak_bytes = max(self.peak_bytes, folder_bytes(self.folder))
-        steps = [step for step in self._steps() if step <= state.step]  # later ones were damaged, and passed over
-        kept = {*steps[: self.keep], state.best_step, *filter(self._always, steps)}
+        kept = self._kept(state)
         for step in self._steps():
-            if step not in kept:
-                remove(self.path(step))
-                remove(self.parts(step))
+            if step not in kept:  # later ones were damaged, and passed over
+                self._remove(step)
+
+    def drop_older(self, state: State) -> None:
+        """Remove what a process that was killed after it wrote the checkpoint of this state would have removed."""
+        kept = self._kept(state)
+        for step in self.steps():
+            if step < state.step and step not in kept:
+                self._remove(step)
+
+    def _kept(self, state: State) -> set[int | None]:
+        steps = [step for step in self._steps() if step <= state.step]
+        return {*steps[: self.keep], state.best_step, *filter(self._always, steps)}
+
+    def _remove(self, step: int) -> None:
+        remove(self.path(step))
+        remove(self.parts(step))
 
     def latest(self, keep: bool = False) -> tuple[int | None, list[str]]:
         """The step of the newest intact checkpoint, and a line for every newer one that is damaged.
