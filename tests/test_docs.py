@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 import shlex
 import subprocess
@@ -48,6 +49,12 @@ def test_links_lead_somewhere(document: Path) -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", document.read_text())]
     there = [link for link in links if link and "://" not in link]
     assert [link for link in there if not (document.parent / link).exists()] == []
+
+
+def test_what_the_reference_of_python_shows_exists() -> None:
+    shown = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
+    assert len(shown) > 3
+    assert [name for name in shown if pydoc.locate(name) is None] == []
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=_name)
