@@ -36,6 +36,7 @@ def test_the_whole_way_verb_by_verb(tiny: Path, tmp_path: Path, shoestring: Comm
     assert trained["plan"] == plan
     assert trained["outcome"]["steps"] == 40
     assert trained["evaluation"]["bits_per_byte"] > 0
+    assert "noise" in {verdict["kind"] for verdict in trained["verdicts"]}
     run = tmp_path / "runs/tiny"
     assert told("evaluate", run) == trained["evaluation"]
     best = told("evaluate", run, "--checkpoint", "best")

@@ -12,7 +12,7 @@ import pytest
 
 from shoestring.core import recipe_file
 from shoestring.core.records import Line, Machine, Plan
-from shoestring.core.results import ClassScore, Evaluation, Outcome, StateRow, StateTable
+from shoestring.core.results import ClassScore, Evaluation, Outcome, StateRow, StateTable, Verdict
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, plan_against_actual, write_page
 
@@ -119,6 +119,19 @@ def finished(path: Path, name: str = "a run") -> RunFolder:
 def page_of(folder: RunFolder, outcome: Outcome | None) -> str:
     write_page(folder, draw(folder), outcome)
     return folder.report.read_text(encoding="utf-8")
+
+
+def test_verdicts_come_first_as_recorded_or_by_the_curve(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    told = (Verdict(kind="unstable", text="Unstable: loss < 5 & rising."),)
+    page = Page(page_of(folder, replace(OUTCOME, verdicts=told)))
+    assert page.titles[0] == "Verdicts"
+    assert "Unstable: loss < 5 & rising." in page.plain
+    lines = [{"step": step, "tokens": step, "loss": 3.0 - step / 1000} for step in (300, 600, 900)]
+    lines += [{"step": step, "heldout_loss": 1 + step / 900} for step in (300, 600, 900)]
+    folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "Overfitting since step 300" in Page(page_of(folder, None)).plain, "of a run that is not finished"
+    assert "Overfitting since step 300" in Page(page_of(folder, OUTCOME)).plain, "of an older version"
 
 
 def test_a_finished_run_shows_everything(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ def report(run: Path, terminal: options.Terminal) -> options.Result:
     The run may be finished or still going.
     """
     from shoestring.core.run_folder import RunFolder
+    from shoestring.core.schema import encode
     from shoestring.report.page import draw, write_page
+    from shoestring.report.verdicts import verdicts_of
     from shoestring.track import read_outcome
 
     folder = RunFolder.open(run)
@@ -26,5 +28,7 @@ def report(run: Path, terminal: options.Terminal) -> options.Result:
     write_page(folder, draw(folder), outcome)
     for line in folder.changes():
         terminal.say(f"note: {line}")
+    found = verdicts_of(folder, outcome)
+    terminal.verdicts(found)
     terminal.say(f"page: {folder.report}")
-    return {"page": str(folder.report)}
+    return {"page": str(folder.report), "verdicts": encode(found)}

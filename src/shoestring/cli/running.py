@@ -9,6 +9,7 @@ from shoestring.console.terminal import Terminal
 from shoestring.core.clock import Clock
 from shoestring.core.errors import ShoestringError
 from shoestring.core.recipe import Recipe
+from shoestring.core.schema import encode
 from shoestring.runs.runner import run
 
 
@@ -31,12 +32,14 @@ def run_in_terminal(
     if finished is None:
         return None
     terminal.finished(finished.plan, finished.outcome)
+    terminal.verdicts(finished.outcome.verdicts)
     terminal.say(f"page: {finished.folder.report}")
     return {
         "run": str(finished.folder.path),
         "plan": finished.plan.to_dict(),
         "outcome": finished.outcome.to_dict(),
         "evaluation": finished.evaluation.to_dict(),
+        "verdicts": encode(finished.outcome.verdicts),
     }
 
 

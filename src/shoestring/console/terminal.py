@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoestring.core.records import Density, MemoryModel, Plan, Point, Profile
-from shoestring.core.results import Evaluation, Outcome
+from shoestring.core.results import Evaluation, Outcome, Verdict
 from shoestring.core.text import printable
 from shoestring.core.throughput import fastest, knee, smallest_near
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
@@ -188,6 +188,11 @@ class Terminal(Reporter):
         for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):
             if reason:
                 self.say(f"{how}: {reason}\n")
+
+    def verdicts(self, found: Sequence[Verdict]) -> None:
+        """Print a list of what the numbers of a run say."""
+        if found:
+            self.say("\n".join(f"- {verdict.text}" for verdict in found) + "\n")
 
 
 def _plain(text: str) -> Text:

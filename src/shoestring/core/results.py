@@ -128,6 +128,15 @@ class StateTable(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the numbers of a run say, in a plain sentence."""
+
+    kind: str
+    """One word for programs, such as overfitting."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome(Record):
     """The outcome of a run; its presence as DONE means that the run is finished."""
 
@@ -155,6 +164,7 @@ class Outcome(Record):
     """Counted in training; None: part of the run was written by a version that did not count."""
     timeline: dict[str, float] = field(default_factory=dict)
     """Those seconds by what they were spent on; they add up."""
+    verdicts: tuple[Verdict, ...] = ()
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)

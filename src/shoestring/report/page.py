@@ -26,6 +26,7 @@ from shoestring.report.scores import (
     text_table,
     with_error,
 )
+from shoestring.report.verdicts import verdicts_of
 from shoestring.track import read_lines
 
 
@@ -80,6 +81,9 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     sections = []
     evaluation = Evaluation.read_if_there(folder.evaluation)
     plan = Plan.read_if_there(folder.plan)
+    if found := verdicts_of(folder, outcome):
+        listed = "".join(f"<li>{escape(verdict.text)}</li>" for verdict in found)
+        sections.append(section("Verdicts", f"<ul>{listed}</ul>"))
     if evaluation:
         sections.append(section("Held-out loss", _scores(evaluation)))
     sections += [section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]

@@ -21,6 +21,7 @@ from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
 from shoestring.report.page import draw, skipped_line, write_page
+from shoestring.report.verdicts import verdicts_of
 from shoestring.runs.finish import Finish, deadline_of
 from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
@@ -28,6 +29,7 @@ from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
 from shoestring.runs.timeline import parts_of, rate_of, seconds_of
 from shoestring.runs.trainee import Trainee
+from shoestring.runs.watch import Watch
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
@@ -244,6 +246,7 @@ def _outcome(
         shortened=state.shortened and f"{story}; last change at {state.shortened}",
         lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
         skipped=state.skipped,
+        verdicts=verdicts_of(folder),
     )
 
 
@@ -310,7 +313,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         session.reporter.training(_progress(session, state, report))
         return state
 
-    keep = _keep_deadline(session)
+    keep, watch = _keep_deadline(session), Watch(trainee.recipe, metrics.path, session.reporter.say)
     return (
         began,
         keep,
@@ -326,6 +329,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             trainee.recipe.train.is_saved,
         ),
         *_first_steps(session, keep),
+        watch,
         show,
     )
 

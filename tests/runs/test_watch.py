@@ -1,0 +1,77 @@
+"""What a run says of itself while it trains, and what it leaves in DONE."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from profiles import write_profile
+
+from shoestring.cli.root import root
+from shoestring.core.clock import Clock
+from shoestring.core.recipe_file import load
+from shoestring.core.results import Outcome
+from shoestring.core.run_folder import RunFolder
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
+from shoestring.runs.watch import Watch
+from shoestring.training.checkpoint import State
+from shoestring.training.schedule import Schedule
+
+REPORT: Any = SimpleNamespace()
+
+
+def overfits(path: Path, until: int) -> None:
+    """Write the metrics of a run whose held-out loss turns at step 40 of 100."""
+    lines: list[dict[str, float]] = []
+    for step in range(1, until + 1):
+        lines.append({"step": step, "loss": 3 - step / 100, "lr": 1e-3, "grad_norm": 1.0})
+        if step % 10 == 0:
+            lines.append({"step": step, "heldout_loss": 3 + abs(step - 40) / 100, "heldout_error": 0.02})
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def after(step: int) -> State:
+    return State(recipe="", data="", schedule=Schedule(total=100), step=step)
+
+
+def test_a_verdict_is_said_when_it_first_holds_and_not_again(tiny: Path, tmp_path: Path) -> None:
+    said: list[tuple[int, str]] = []
+    metrics, now = tmp_path / "metrics.jsonl", 0
+    watch = Watch(load(tiny), metrics, lambda text: said.append((now, text)))
+    for now in range(1, 81):
+        overfits(metrics, now)
+        assert watch(after(now), REPORT) == after(now)
+    ((when, text),) = said
+    assert 50 <= when <= 52 and "Overfitting since step 40" in text
+    resumed = Watch(load(tiny), metrics, lambda text: said.append((now, text)))
+    for now in range(81, 101):
+        overfits(metrics, now)
+        resumed(after(now), REPORT)
+    assert len(said) == 1
+
+
+class Listener(Reporter):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_done_and_json_have_the_verdicts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real run, so short that it learns nothing beyond counting."""
+    write_profile(tiny)
+    monkeypatch.chdir(tiny.parent)
+    finished = run(load(tiny, ["train.lr=1e-7"]), Listener(), Clock(0.0))
+    assert finished is not None
+    folder = RunFolder.of(load(tiny))
+    outcome = Outcome.read(folder.done)
+    assert outcome == finished.outcome
+    assert [verdict.kind for verdict in outcome.verdicts] == ["learned_nothing", "noise"]
+    done = CliRunner().invoke(root, ["report", str(folder.path), "--json"])
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert [verdict["kind"] for verdict in told["verdicts"]] == ["learned_nothing", "noise"]
+    assert "Learned nothing beyond counting" in done.stderr
