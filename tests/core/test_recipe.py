@@ -496,6 +496,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "lr": 1.0,
         "schedule": "linear",
         "warmup": 0.5,
+        "least_warmup": 7,
         "final_lr": 0.5,
         "weight_decay": 0.0,
         "beta1": 0.5,

@@ -147,7 +147,7 @@ def network(name: str, stream: dict[str, Any] | None = None) -> dict[str, Any]:
         "budget": {"steps": STEPS},
         "data": case["data"],
         "model": case["model"],
-        "train": {"batch": BATCH, "per_device": BATCH, "lr": 3e-3} | case["train"],
+        "train": {"batch": BATCH, "per_device": BATCH, "lr": 3e-3, "least_warmup": 0} | case["train"],
         "evaluate": {"rows": 8, "per_device": 4, "every": 0.25},
     }
     if stream is not None:

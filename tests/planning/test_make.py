@@ -53,6 +53,7 @@ def recipe(budget: dict[str, Any], **sections: dict[str, Any]) -> Recipe:
         "data": {"length": 100, "heldout": 0.1} | sections.get("data", {}),
         "train": {"batch": 8} | sections.get("train", {}),
         "evaluate": {"rows": 10, "every": 0.2} | sections.get("evaluate", {}),
+        "model": sections.get("model", {}),
     }
     return recipe_file.build(values, "test")
 
@@ -279,7 +280,30 @@ def test_the_plan_says_everything_in_lines_with_reasons() -> None:
     assert lines["split"].value == "4 × 2 × 1"
     assert lines["steps"].value == str(made.steps)
     assert "1m40s" in lines["steps"].reason
+    assert (lines["warm-up"].value, lines["warm-up"].reason) == (
+        "20 steps",
+        "train.warmup: 0.05 of the steps, at least 20 for llama",
+    )
     assert all(line.value and line.reason for line in made.lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "train", "value", "reason"),
+    [
+        (10_000, {}, "500 steps", "train.warmup: 0.05 of the steps"),
+        (500, {}, "100 steps", "train.warmup: 0.05 of the steps, at least 100 for masked_lm"),
+        (100, {}, "25 steps", "train.warmup: 0.05 of the steps, at least 100 for masked_lm, but at most 0.25 of all"),
+        (500, {"least_warmup": 30}, "30 steps", "train.warmup: 0.05 of the steps, at least 30 by train.least_warmup"),
+        (500, {"least_warmup": 0}, "25 steps", "train.warmup: 0.05 of the steps"),
+        (500, {"warmup": 0.0}, "0 steps", "train.warmup: 0 of the steps"),
+    ],
+)
+def test_the_plan_says_how_long_the_warm_up_is_and_why(
+    steps: int, train: dict[str, Any], value: str, reason: str
+) -> None:
+    made = make({"steps": steps}, train=train, model={"family": "masked_lm"})
+    (line,) = [line for line in made.lines if line.quantity == "warm-up"]
+    assert (line.value, line.reason) == (value, reason)
 
 
 def test_a_plan_knows_its_recipe_and_survives_being_written(tmp_path: Any) -> None:

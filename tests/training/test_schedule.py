@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.sections import Train
-from shoestring.training.schedule import Schedule, learning_rate
+from shoestring.training.schedule import Schedule, Warmup, learning_rate
 
 checked = settings(max_examples=100, deadline=None)
 
@@ -21,6 +21,10 @@ trains = st.builds(
     warmup=st.just(0.0) | st.floats(1e-3, 0.9),
     final_lr=st.floats(0, 1),
 )
+
+
+def planned(total: int, least: int, share: float = 0.05) -> Schedule:
+    return Schedule(total=total, warmup=Warmup.planned(total, share, least))
 
 
 def driven(total: int, cuts: list[tuple[float, float]]) -> tuple[list[float], list[Schedule]]:
@@ -123,3 +127,59 @@ def test_the_rate_makes_no_jump(schedule: str) -> None:
 def test_the_first_step_has_a_rate_above_zero() -> None:
     train = Train(batch=1, lr=1.0, warmup=0.5)
     assert learning_rate(train, Schedule(total=1000).progress(0.5)) > 0
+
+
+@pytest.mark.parametrize(
+    ("total", "least", "steps"), [(10_000, 100, 500), (2000, 100, 100), (500, 100, 100), (200, 100, 50), (12, 20, 3)]
+)
+def test_a_warm_up_has_its_least_steps_or_a_share_of_the_run(total: int, least: int, steps: int) -> None:
+    """5 % of the run, at least so many steps, at most a quarter; counted as the steps whose rate is below the peak."""
+    train, schedule = Train(batch=1, lr=1.0, schedule="constant"), planned(total, least)
+    rates = [learning_rate(train, schedule.progress(step + 0.5), schedule.warmup) for step in range(total)]
+    assert sum(rate < 1 for rate in rates) == steps
+    assert rates[:steps] == pytest.approx([(step + 0.5) / steps for step in range(steps)])
+
+
+@given(totals, st.integers(1, 200), st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.05, 8)), max_size=5))
+@checked
+def test_a_warm_up_makes_no_jump_when_its_run_is_changed(
+    total: int, least: int, changes: list[tuple[float, float]]
+) -> None:
+    """The rate is the same before and after a change, rises to the peak, and is through before the run is."""
+    train, schedule, step = Train(batch=1, lr=1.0, final_lr=0.1), planned(total, least), 0
+    for where, factor in changes:
+        step += int(where * (schedule.total - step))
+        left = schedule.total - step
+        if left < 2:
+            continue
+        changed = schedule.ending(step, step + max(1, round(factor * left)))
+        rates = [learning_rate(train, each.progress(step), each.warmup) for each in (schedule, changed)]
+        assert rates[1] == pytest.approx(rates[0], abs=1e-9)
+        schedule = changed
+        assert schedule.warmup is not None and schedule.warmup.end < 1
+    rest = [step + (schedule.total - step) * number / 300 for number in range(301)]
+    rates = [learning_rate(train, schedule.progress(at), schedule.warmup) for at in rest]
+    assert all(-1e-9 <= rate <= 1 + 1e-9 for rate in rates)
+    assert rates[-1] == pytest.approx(0.1)
+    peak = rates.index(max(rates))
+    assert all(after >= before - 1e-9 for before, after in pairwise(rates[: peak + 1]))
+    assert all(after <= before + 1e-9 for before, after in pairwise(rates[peak:]))
+
+
+def test_a_warm_up_keeps_its_least_steps_when_the_run_turns_out_longer_or_shorter() -> None:
+    """Of 100 steps 10 are done when the run gets another length: the peak comes where a fresh run of it has it."""
+    train = Train(batch=1, lr=1.0, schedule="constant")
+    for total, steps in ((5000, 250), (1000, 100), (60, 22.5)):
+        schedule = planned(600, 100).ending(10, total)
+        rates = [learning_rate(train, schedule.progress(step), schedule.warmup) for step in range(total)]
+        peak = rates.index(1.0)
+        assert peak == pytest.approx(steps, abs=1)
+
+
+def test_a_warm_up_of_no_share_is_none_and_a_large_share_is_kept() -> None:
+    assert Warmup.planned(100, 0.0, 20).end == 0
+    assert Warmup.planned(100, 0.5, 200).end == 0.5
+
+
+def test_a_schedule_of_an_older_checkpoint_warms_up_for_the_share_it_had() -> None:
+    assert [learning_rate(Train(batch=1, lr=1.0), share) for share in (0.025, 0.05)] == [0.5, 1.0]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shoestring.core.records import Cost
 
 Recompute = Literal["none", "selective", "full"]
+LEAST_WARMUP = 100
+"""Steps of the warm-up that a network is given at least, unless its family is known to need fewer."""
 _CUSTOM = "shoestring.models.families.custom:CustomFamily"
 
 
@@ -47,6 +49,10 @@ class Family(ABC):
     def last_predictions(self, model: Model) -> int | None:  # noqa: ARG002
         """The number of positions at the end of a row that are predicted; None: all."""
         return None
+
+    def least_warmup(self, model: Model) -> int:  # noqa: ARG002
+        """Steps that the learning rate rises at least, where a recipe does not say how long."""
+        return LEAST_WARMUP
 
     @abstractmethod
     def cost(self, model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:

@@ -208,7 +208,12 @@ class Train:
     schedule: Annotated[
         Literal["cosine", "linear", "constant"], "shape after the warm-up, by fraction of the budget"
     ] = "cosine"
-    warmup: Annotated[float, Between(0, 1, open_high=True), "fraction of the budget for the warm-up"] = 0.05
+    warmup: Annotated[float, Between(0, 1, open_high=True), "fraction of the budget for the warm-up; 0: none"] = 0.05
+    least_warmup: Annotated[
+        int | None,
+        Between(0, 10**9),
+        "steps of the warm-up at least, up to a quarter of the run; default: what the family needs",
+    ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
     weight_decay: Annotated[float, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
     beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9

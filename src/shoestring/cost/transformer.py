@@ -86,6 +86,8 @@ class Transformer(Family):
     recompute = ("none", "selective", "full")
     even_heads = False
     """Whether the channels of a head must be even, as for rotary positions."""
+    warmup = 20
+    """Steps that the learning rate rises at least: few where norms stand before each part."""
     norm_in_mlp = True
     """Whether "selective" recomputes the second norm."""
 
@@ -98,6 +100,9 @@ class Transformer(Family):
         if (model.positions or recipe.data.length) < recipe.data.length:
             found.append(f"model.positions = {model.positions}: must be at least data.length = {recipe.data.length}")
         return found
+
+    def least_warmup(self, model: Model) -> int:  # noqa: ARG002
+        return self.warmup
 
     def hidden(self, model: Model) -> int:
         """F: model.hidden, or 4 D."""

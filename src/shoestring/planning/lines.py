@@ -12,6 +12,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Line, Plan, Profile
 from shoestring.core.sections import Train
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate, with_name
+from shoestring.core.warmup import least_steps, warmup_reason, warmup_share
 from shoestring.planning.corpus import Corpus, full_passes
 from shoestring.planning.figures import show_bytes, show_count, show_seconds
 from shoestring.planning.split import Split, is_measured
@@ -47,6 +48,7 @@ def plan_lines(
         ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
         *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
         ("steps", Count(plan.steps).short(), steps_reason),
+        warmup_line(recipe, plan.steps),
         ("positions", Count(plan.tokens).short(), f"{counted(plan.steps, 'step')} × {step_tokens}"),
         ("predictions", *_predictions(recipe, plan)),
         ("speed", rate(plan.tokens_per_second, "positions/s"), f"{profile.how}{corrected}; {slowest}"),
@@ -61,6 +63,12 @@ def plan_lines(
     ]
     lines = [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
     return [*lines, *download_lines(plan), *repetition_lines(plan.epochs, full_passes(recipe))]
+
+
+def warmup_line(recipe: Recipe, total: int) -> tuple[str, str, str]:
+    """The steps until the learning rate is at its peak, and why so many."""
+    steps = total * warmup_share(total, recipe.train.warmup, least_steps(recipe))
+    return "warm-up", counted(round(steps), "step"), warmup_reason(recipe, total)
 
 
 def _overall_line(plan: Plan) -> tuple[str, str, str]:

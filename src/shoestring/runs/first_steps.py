@@ -11,7 +11,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
-from shoestring.planning.lines import parts_reason
+from shoestring.planning.lines import parts_reason, warmup_line
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.meter import Meter
 from shoestring.training.checkpoint import State
@@ -125,7 +125,7 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
         peak_bytes=plan.peak_bytes if took.peak is None else took.peak,
         intervals={name: ends for name, ends in plan.intervals.items() if name != "seconds"},
     )
-    return replace(final, lines=_lines(final, took.step, rows * length))
+    return replace(final, lines=_lines(final, recipe, took.step, rows * length))
 
 
 def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
@@ -153,11 +153,13 @@ def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
     )
 
 
-def _lines(plan: Plan, step_seconds: float, positions: int) -> tuple[Line, ...]:
+def _lines(plan: Plan, recipe: Recipe, step_seconds: float, positions: int) -> tuple[Line, ...]:
     """The lines of a plan, with those of measured numbers in place of counted ones."""
     measured = f"measured in the first steps: {Seconds(step_seconds).short()} each"
     steps, tokens = plan.steps or 0, plan.tokens or 0
+    warmup, steps_of_it, why = warmup_line(recipe, steps)
     new = {
+        warmup: (steps_of_it, why),
         "steps": (Count(steps).short(), None),
         "positions": (Count(tokens).short(), f"{counted(steps, 'step')} × {positions:,} positions"),
         "predictions": (None if plan.predictions is None else Count(plan.predictions).short(), None),

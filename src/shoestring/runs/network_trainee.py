@@ -15,6 +15,7 @@ from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes
+from shoestring.core.warmup import least_steps
 from shoestring.data.pack.order import Pool
 from shoestring.data.store.store import tokenizer_text
 from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
@@ -32,7 +33,7 @@ from shoestring.training.checkpoint import State
 from shoestring.training.hooks import Evenly
 from shoestring.training.learner import Learner
 from shoestring.training.loop import AnyHook, Requests
-from shoestring.training.schedule import Schedule
+from shoestring.training.schedule import Schedule, Warmup
 from shoestring.training.stepper import NetworkStep, Stepper
 
 METRICS_LINES = 1000
@@ -78,6 +79,9 @@ class NetworkTrainee(Trainee):
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
         self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
+
+    def warmup(self) -> Warmup:
+        return Warmup.planned(self.planned_steps, self.recipe.train.warmup, least_steps(self.recipe))
 
     @property
     def saveable(self) -> Learner:

@@ -16,7 +16,7 @@ from shoestring.track import LineFile
 from shoestring.training.checkpoint import Saveable, State
 from shoestring.training.hooks import Wanted
 from shoestring.training.loop import AnyHook, PendingStep, Requests
-from shoestring.training.schedule import Schedule
+from shoestring.training.schedule import Schedule, Warmup
 
 
 class Trainee(ABC):
@@ -56,6 +56,10 @@ class Trainee(ABC):
     def open_rows(self) -> None:
         """Open the rows, which were prepared meanwhile; `data` is known from then on."""
         return
+
+    def warmup(self) -> Warmup | None:
+        """The warm-up of the planned steps; None: there is no learning rate."""
+        return None
 
     @abstractmethod
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep: ...

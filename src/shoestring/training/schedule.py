@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoestring.core.sections import Train
+from shoestring.core.warmup import MOST, warmup_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup:
+    """A line of learning rates from 0 at progress `start` to the peak at `end`: a share of the steps, at least `least`.
+
+    `start` is 0 until the schedule changes during the warm-up. It may then be below 0.
+    """
+
+    share: float
+    least: int
+    end: float
+    start: float = 0.0
+
+    @classmethod
+    def planned(cls, total: int, share: float, least: int) -> Warmup:
+        """The warm-up of a run of `total` steps."""
+        return cls(share=share, least=least, end=warmup_share(total, share, least))
+
+    def rate(self, peak: float, progress: float) -> float:
+        """The learning rate, up to `end`."""
+        return peak * (progress - self.start) / (self.end - self.start)
+
+    def through(self, progress: float, end: float) -> Warmup:
+        """The warm-up that has the same learning rate at `progress`, and ends at `end`."""
+        reached = self.rate(1.0, progress)
+        return replace(self, end=end, start=(progress - reached * end) / (1 - reached))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +47,8 @@ class Schedule:
     total: int
     anchor_step: int = 0
     anchor_progress: float = 0.0
+    warmup: Warmup | None = None
+    """None: there is no learning rate, or a run of an older version warms up for the recipe's share of the progress."""
 
     def progress(self, step: float) -> float:
         """The fraction of the budget that is spent after `step` steps."""
@@ -30,18 +60,33 @@ class Schedule:
     def ending(self, step: int, total: int) -> Schedule:
         """The rest of the schedule from `step` on, squeezed or stretched to end at `total`.
 
-        A schedule that is through continues from the middle of its last step, which had the last learning rate.
+        A schedule that is through continues from the middle of its last step, which had the last learning rate. A
+        warm-up that is not through ends where it would in a run of `total` steps; where that is too near or passed, it
+        goes on as before, for a part of the rest at most.
         """
         done = self.progress(step) if step < self.total else self.progress(step - 0.5)
-        return Schedule(total=total, anchor_step=step, anchor_progress=done)
+        found = Schedule(total=total, anchor_step=step, anchor_progress=done, warmup=self.warmup)
+        if self.warmup is None or done >= self.warmup.end or total <= step:
+            return found
+        left = self._steps_to(self.warmup.end) - step
+        fresh = total * warmup_share(total, self.warmup.share, self.warmup.least)
+        end = max(fresh, step + min(left, MOST * (total - step)))
+        return replace(found, warmup=self.warmup.through(done, found.progress(end)))
+
+    def _steps_to(self, progress: float) -> float:
+        """The inverse of `progress`."""
+        share = (progress - self.anchor_progress) / (1 - self.anchor_progress)
+        return self.anchor_step + share * (self.total - self.anchor_step)
 
 
-def learning_rate(train: Train, progress: float) -> float:
+def learning_rate(train: Train, progress: float, warmup: Warmup | None = None) -> float:
     """The rate in the middle of a step at `progress` in [0, 1]: a linear warm-up, then the schedule."""
-    if progress < train.warmup:
-        return train.lr * progress / train.warmup
+    if warmup is None:
+        warmup = Warmup(share=train.warmup, least=0, end=train.warmup)
+    if progress < warmup.end:
+        return warmup.rate(train.lr, progress)
     if train.schedule == "constant":
         return train.lr
-    left = (1 - progress) / (1 - train.warmup)
+    left = (1 - progress) / (1 - warmup.end)
     shape = left if train.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
     return train.lr * (train.final_lr + (1 - train.final_lr) * shape)

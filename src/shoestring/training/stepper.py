@@ -84,7 +84,7 @@ class Stepper:
         index = self.source.order(self._seed, step, self._batch)
         _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
         rows = self.source.batch(index.share(group.rank, group.world))
-        lr = learning_rate(self._settings, schedule.progress(step + 0.5))
+        lr = learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
         tally = learner.accumulate(rows, self.per_device)
         numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))
         return NetworkStep(step, index, rows, lr, numbers, done, time.perf_counter() if done is None else None, self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from shoestring.core.family import LEAST_WARMUP
 from shoestring.core.recipe import Recipe
 from shoestring.core.sections import Model
 from shoestring.cost.transformer import INDEX, Setting, Transformer, Work, table_positions
@@ -24,6 +25,7 @@ class MaskedFamily(InFolder, Transformer):
     data_fields = frozenset({"masked", "whole_words", "label"})
     document_mask = False
     norm_in_mlp = False
+    warmup = LEAST_WARMUP  # norms after each part
 
     def problems(self, recipe: Recipe) -> list[str]:
         found = super().problems(recipe)
