@@ -13,7 +13,7 @@ from test_make import PROFILE, make, recipe, store_bytes
 
 from shoestring.core.recipe_file import build
 from shoestring.core.records import Plan
-from shoestring.core.results import Outcome
+from shoestring.core.results import Forecast, Outcome
 from shoestring.planning.history import DRIFT, HISTORY_HEAD, NO_HISTORY, Correction, Past, errors, history_table, learn
 from shoestring.planning.hmm import plan_hmm
 from shoestring.planning.make import make_plan
@@ -96,6 +96,7 @@ def test_errors_are_actual_by_planned() -> None:
         "step": pytest.approx(0.1),
         "memory": None,
         "disk": pytest.approx(-0.1),
+        "loss": None,
     }
 
 
@@ -107,10 +108,17 @@ def test_the_time_of_a_run_that_was_cut_is_no_error_of_its_plan(disturbed: dict[
 def test_the_table_has_a_line_a_run_and_the_mean_of_each_column() -> None:
     table = history_table([past(1.1, seconds=110.0), past(0.7, seconds=120.0)])
     assert all(len(row) == len(HISTORY_HEAD) for row in table)
-    assert table[0] == ("run", "+0.0%", "+10.0%", "+10.0%", "unknown", "-10.0%", "yes")
-    assert table[1][-1] == "no", "120 s are more than 111"
-    assert table[2] == ("mean absolute error", "0.0%", "15.0%", "20.0%", "unknown", "10.0%", "")
+    assert table[0] == ("run", "+0.0%", "+10.0%", "+10.0%", "unknown", "-10.0%", "unknown", "yes", "unknown")
+    assert table[1][-2] == "no", "120 s are more than 111"
+    assert table[2] == ("mean absolute error", "0.0%", "15.0%", "20.0%", "unknown", "10.0%", "unknown", "", "")
     assert len(history_table([past(1.0)])) == 1
+
+
+@pytest.mark.parametrize(("high", "held"), [(1.6, "yes"), (1.45, "no")])
+def test_the_forecast_stands_beside_time_and_memory(high: float, held: str) -> None:
+    run = past(1.0, loss=1.5, forecast=Forecast(step=20, loss=1.4, low=1.2, high=high))
+    assert errors(run)["loss"] == pytest.approx(1.5 / 1.4 - 1)
+    assert history_table([run])[0][-3:] == ("+7.1%", "yes", held)
 
 
 def test_a_corrected_plan_takes_longer_for_its_steps_and_says_why() -> None:

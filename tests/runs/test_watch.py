@@ -1,6 +1,7 @@
 """What a run says of itself while it trains, and what it leaves in DONE."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe_file import load
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
-from shoestring.runs.reporter import Reporter
+from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.runner import run
 from shoestring.runs.watch import Watch
 from shoestring.training.checkpoint import State
@@ -53,24 +54,47 @@ def test_a_verdict_is_said_when_it_first_holds_and_not_again(tiny: Path, tmp_pat
     assert len(said) == 1
 
 
-class Listener(Reporter):
-    def __init__(self) -> None:
-        self.said: list[str] = []
+def test_the_forecast_begins_after_a_tenth_and_is_by_the_schedule(tiny: Path, tmp_path: Path) -> None:
+    """A run at a constant rate ends lower than one that is cut, by the same lines."""
+    metrics, recipe = tmp_path / "metrics.jsonl", load(tiny, ["train.schedule=constant", "train.warmup=0"])
+    lines: list[dict[str, float]] = [
+        {"step": n, "loss": 2 + 3 * n**-0.4, "lr": recipe.train.lr, "grad_norm": 1.0} for n in range(1, 101)
+    ]
+    metrics.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"step": 100, "heldout_loss": 2.5}]))
+    found = []
+    for total in (2000, 1000, 150):
+        watch = Watch(recipe, metrics, lambda _: None)
+        watch(replace(after(100), schedule=Schedule(total=total)), REPORT)
+        found.append(watch.forecast)
+    early, long, short = found
+    assert early is None and long is not None and short is not None
+    assert long.loss < short.loss < 2.5
+    assert long.step == short.step == 100
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+
+class Listener(Reporter):
+    """Keeps the last progress."""
+
+    progress: TrainingProgress | None = None
+
+    def training(self, progress: TrainingProgress) -> None:
+        self.progress = progress
 
 
 def test_done_and_json_have_the_verdicts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run, so short that it learns nothing beyond counting."""
     write_profile(tiny)
     monkeypatch.chdir(tiny.parent)
-    finished = run(load(tiny, ["train.lr=1e-7"]), Listener(), Clock(0.0))
+    listener = Listener()
+    finished = run(load(tiny, ["train.lr=1e-7", "evaluate.every=0.1"]), listener, Clock(0.0))
     assert finished is not None
     folder = RunFolder.of(load(tiny))
     outcome = Outcome.read(folder.done)
     assert outcome == finished.outcome
     assert [verdict.kind for verdict in outcome.verdicts] == ["learned_nothing", "noise"]
+    assert outcome.forecast is not None and outcome.forecast.step == 8
+    assert outcome.forecast.low <= outcome.loss <= outcome.forecast.high, "nothing moves"
+    assert listener.progress is not None and listener.progress.forecast is not None
     done = CliRunner().invoke(root, ["report", str(folder.path), "--json"])
     told = json.loads(done.stdout.splitlines()[-1])
     assert [verdict["kind"] for verdict in told["verdicts"]] == ["learned_nothing", "noise"]

@@ -106,9 +106,8 @@ class Terminal(Reporter):
         left = "" if budget is None else f" · budget left {Seconds(max(0.0, budget)).short()}"
         count = f"{progress.unit} {Count(progress.done).short()}/{Count(progress.total).short()}"
         speed = rate(progress.tokens_per_second, "positions/s")
-        text = (
-            f"{count} · loss {progress.loss:.3f} · {speed} · time left {Seconds(progress.seconds_left).short()}{left}"
-        )
+        time_left = Seconds(progress.seconds_left).short()
+        text = f"{count} · loss {progress.loss:.3f}{_ending(progress)} · {speed} · time left {time_left}{left}"
         self._show(progress.done, progress.total, text, first=progress.done == 1)
 
     def writing(self, progress: RowsWritten) -> None:
@@ -193,6 +192,13 @@ class Terminal(Reporter):
         """Print a list of what the numbers of a run say."""
         if found:
             self.say("\n".join(f"- {verdict.text}" for verdict in found) + "\n")
+
+
+def _ending(progress: TrainingProgress) -> str:
+    """The held-out loss that is expected at the end."""
+    if (found := progress.forecast) is None:
+        return ""
+    return f" · held out at the end about {found.loss:.2f} ({found.low:.2f}–{found.high:.2f})"
 
 
 def _plain(text: str) -> Text:

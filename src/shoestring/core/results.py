@@ -137,6 +137,18 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The held-out loss that a run is expected to end with."""
+
+    step: int
+    """After which it was made."""
+    loss: float
+    low: float
+    """The ends of its 90 % interval."""
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome(Record):
     """The outcome of a run; its presence as DONE means that the run is finished."""
 
@@ -165,6 +177,9 @@ class Outcome(Record):
     timeline: dict[str, float] = field(default_factory=dict)
     """Those seconds by what they were spent on; they add up."""
     verdicts: tuple[Verdict, ...] = ()
+    forecast: Forecast | None = None
+    """Of the held-out loss, made after a fifth of the steps for the learning rates that followed; None: too little was
+    known, or there is no learning rate."""
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)

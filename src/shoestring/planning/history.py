@@ -82,7 +82,7 @@ def learn(past: Sequence[Past], machine: str, kind: str, left_out: Sequence[str]
 
 
 def errors(run: Past) -> dict[str, float | None]:
-    """Actual / planned - 1 of each quantity; None: unknown.
+    """Actual / planned - 1 of each quantity, and actual / expected - 1 of the held-out loss; None: unknown.
 
     The time of a run that was interrupted, shortened or lengthened says nothing about its plan.
     """
@@ -95,6 +95,7 @@ def errors(run: Past) -> dict[str, float | None]:
         "step": None if ratio is None else ratio / (plan.correction or 1.0) - 1,
         "memory": _error(plan.peak_bytes, outcome.peak_bytes),
         "disk": _error(plan.disk_bytes, outcome.disk_bytes),
+        "loss": None if outcome.forecast is None else _error(outcome.forecast.loss, outcome.loss),
     }
 
 
@@ -105,15 +106,16 @@ def _error(planned: float | None, actual: float | None) -> float | None:
 def history_table(past: Sequence[Past]) -> list[tuple[str, ...]]:
     """A row per run, with whether its time was within the interval, and a last row with the mean absolute errors."""
     found = [errors(run) for run in past]
-    rows = [(run.name, *map(_percent, each.values()), _held(run)) for run, each in zip(past, found)]
+    rows = [(run.name, *map(_percent, each.values()), _held(run), _loss_held(run)) for run, each in zip(past, found)]
     if len(rows) > 1:
         columns = [[abs(error) for each in found if (error := each[name]) is not None] for name in found[0]]
         means = [_percent(sum(column) / len(column) if column else None).lstrip("+") for column in columns]
-        rows.append(("mean absolute error", *means, ""))
+        rows.append(("mean absolute error", *means, "", ""))
     return rows
 
 
-HISTORY_HEAD = ("run", "positions", "seconds", "time per step", "memory", "disk", "within its interval")
+HISTORY_HEAD = ("run", "positions", "seconds", "time per step", "memory", "disk", "loss", "time held", "loss held")
+"""A time or loss is held where it was within its interval."""
 
 
 def _held(run: Past) -> str:
@@ -122,6 +124,14 @@ def _held(run: Past) -> str:
     if ends is None or errors(run)["seconds"] is None:
         return "unknown"
     return "yes" if ends[0] <= run.outcome.seconds <= ends[1] else "no"
+
+
+def _loss_held(run: Past) -> str:
+    """Whether the held-out loss was within the interval that was expected after a fifth of the run."""
+    expected = run.outcome.forecast
+    if expected is None:
+        return "unknown"
+    return "yes" if expected.low <= run.outcome.loss <= expected.high else "no"
 
 
 def _percent(error: float | None) -> str:

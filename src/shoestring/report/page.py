@@ -73,6 +73,10 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
             difference = f"{actual / planned - 1:+.1%}".replace("-0.0%", "+0.0%")
         first, second = ("unknown" if value is None else show(value) for value in (planned, actual))
         rows.append((name, first, second, difference))
+    if (expected := outcome.forecast) is not None:
+        ends = f"{expected.loss:.3f} ({expected.low:.3f}–{expected.high:.3f}) by step {expected.step:,}"
+        difference = f"{outcome.loss / expected.loss - 1:+.1%}" if expected.loss else "unknown"
+        rows.append(("held-out loss", ends, f"{outcome.loss:.3f}", difference))
     return rows
 
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, Outcome, Verdict
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import counted
+from shoestring.report.forecast import verdicts_by_law
 from shoestring.track import read_lines
 from shoestring.track.curve import Curve, HeldoutLine, TrainingLine
 
@@ -44,7 +46,9 @@ def verdicts_of(folder: RunFolder, outcome: Outcome | None = None) -> tuple[Verd
     if outcome is not None and outcome.verdicts:
         return outcome.verdicts
     recipe, curve = folder.read_recipe(), Curve.of(read_lines(folder.metrics))
-    return verdicts(curve, Evaluation.read_if_there(folder.evaluation), *clip_and_unit(recipe))
+    evaluation, plan = Evaluation.read_if_there(folder.evaluation), Plan.read_if_there(folder.plan)
+    by_law = [] if evaluation is None else verdicts_by_law(curve, None if plan is None else plan.step_seconds)
+    return verdicts(curve, evaluation, *clip_and_unit(recipe), more=by_law)
 
 
 def clip_and_unit(recipe: Recipe) -> tuple[float | None, str]:
@@ -68,7 +72,9 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """All verdicts on a finished run; `more` are those of other sources, such as a forecast."""
     scored = () if evaluation is None else (_counting(curve, evaluation), _noise(evaluation))
-    found = (*scored[:1], *live_verdicts(curve, clip, unit), *more, *scored[1:])
+    live = live_verdicts(curve, clip, unit)
+    more = [] if live else more  # a law says nothing about a run with a fault
+    found = (*scored[:1], *live, *more, *scored[1:])
     return tuple(verdict for verdict in found if verdict is not None)
 
 

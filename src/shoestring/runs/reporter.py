@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoestring.core.records import Plan, Profile
-from shoestring.core.results import Evaluation
+from shoestring.core.results import Evaluation, Forecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,8 @@ class TrainingProgress:
     budget_left: float | None
     """Until the time budget ends; None where time is not limited."""
     unit: str = "step"
+    forecast: Forecast | None = None
+    """Of the held-out loss at the end; None: not known yet."""
 
 
 class Reporter:

@@ -12,7 +12,7 @@ from shoestring.core.errors import Fault, StorageError
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
-from shoestring.core.results import Evaluation, Outcome
+from shoestring.core.results import Evaluation, Forecast, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Seconds
 from shoestring.parallel.process_group import ProcessGroup
@@ -20,6 +20,7 @@ from shoestring.planning.make import checkpoint_interval
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Usage
+from shoestring.report.forecast import recorded_forecast
 from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.report.verdicts import verdicts_of
 from shoestring.runs.finish import Finish, deadline_of
@@ -31,6 +32,7 @@ from shoestring.runs.timeline import parts_of, rate_of, seconds_of
 from shoestring.runs.trainee import Trainee
 from shoestring.runs.watch import Watch
 from shoestring.track import LineFile, NoLines, read_lines
+from shoestring.track.curve import Curve
 from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
@@ -247,6 +249,7 @@ def _outcome(
         lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
         skipped=state.skipped,
         verdicts=verdicts_of(folder),
+        forecast=recorded_forecast(Curve.of(read_lines(folder.metrics))),
     )
 
 
@@ -310,7 +313,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         session.folder.check()
         if state.step % every == 0:
             session.meter.look()
-        session.reporter.training(_progress(session, state, report))
+        session.reporter.training(_progress(session, state, report, watch.forecast))
         return state
 
     keep, watch = _keep_deadline(session), Watch(trainee.recipe, metrics.path, session.reporter.say)
@@ -369,7 +372,7 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
     return [FirstSteps(trainee.plan, trainee.recipe, session.deadline, keep, session.meter, session.clock, write)]
 
 
-def _progress(session: _Session, state: State, report: loop.Report) -> TrainingProgress:
+def _progress(session: _Session, state: State, report: loop.Report, forecast: Forecast | None) -> TrainingProgress:
     """The state of the run, for a progress display."""
     trainee, budget = session.trainee, session.trainee.recipe.budget.time
     done, total = trainee.progress(state)
@@ -382,6 +385,7 @@ def _progress(session: _Session, state: State, report: loop.Report) -> TrainingP
         seconds_left=session.deadline.seconds_left(left, state.schedule.progress(state.step)) or 0.0,
         budget_left=None if budget is None else float(budget) - session.clock.elapsed(),
         unit=trainee.unit,
+        forecast=forecast,
     )
 
 

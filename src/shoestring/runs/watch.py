@@ -1,44 +1,70 @@
-"""What a run says of itself while it trains: each verdict once."""
+"""What a run says of itself while it trains: each verdict once, and the loss that it will end with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from shoestring.core.recipe import Recipe
+from shoestring.core.results import Forecast
+from shoestring.laws.curve import Path as RatePath
+from shoestring.report.forecast import FIRST_AT, forecast
 from shoestring.report.verdicts import clip_and_unit, live_verdicts
 from shoestring.track import read_lines
 from shoestring.track.curve import Curve
 from shoestring.training.checkpoint import State
 from shoestring.training.loop import Report
+from shoestring.training.schedule import Schedule, learning_rate
 
 LOOK_EVERY = 0.02
 """Share of the schedule between two looks at the metrics."""
+FORECAST_EVERY = 0.05
+"""The same for a new forecast, which takes some milliseconds."""
+_FUTURE = 200
+"""Places of the rest of a schedule at which its learning rate is asked."""
 
 
 class Watch:
-    """A hook that reads the metrics now and then, and says a verdict when it first holds.
+    """A hook that reads the metrics now and then, says a verdict when it first holds, and keeps a forecast.
 
     What holds already when a run is resumed was said before. A process that writes no metrics says nothing.
     """
 
     def __init__(self, recipe: Recipe, metrics: Path, say: Callable[[str], None]):
-        self._settings, self._metrics, self._say = clip_and_unit(recipe), metrics, say
-        self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *self._settings)}
-        self._looked = 0.0
+        self._recipe, self._metrics, self._say = recipe, metrics, say
+        self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
+        self._looked = self._expected = 0.0
+        self.forecast: Forecast | None = None
+        """Of the held-out loss at the end, by the schedule as it is; None: not known yet, or an HMM is fitted."""
 
     def __call__(self, state: State, _: Report) -> State:
         progress = state.schedule.progress(state.step)
         if progress >= self._looked + LOOK_EVERY:
             self._looked = progress
-            self._look()
+            self._look(state, progress)
         return state
 
     def _curve(self) -> Curve:
         return Curve.of(read_lines(self._metrics))
 
-    def _look(self) -> None:
-        for verdict in live_verdicts(self._curve(), *self._settings):
+    def _look(self, state: State, progress: float) -> None:
+        curve = self._curve()
+        for verdict in live_verdicts(curve, *clip_and_unit(self._recipe)):
             if verdict.kind not in self._said:
                 self._said.add(verdict.kind)
                 self._say(verdict.text)
+        if self._recipe.kind != "hmm" and progress >= max(FIRST_AT, self._expected + FORECAST_EVERY):
+            self._expected = progress
+            self.forecast = forecast(curve, self._path(curve, state.schedule))
+
+    def _path(self, curve: Curve, schedule: Schedule) -> RatePath:
+        """The learning rates so far, and those to come."""
+        past = [(line.step, line.lr) for line in curve.training if line.lr is not None]
+        last = past[-1][0] if past else 0
+        ahead = np.linspace(last, schedule.total, _FUTURE + 1)[1:] if schedule.total > last else np.empty(0)
+        train = self._recipe.train
+        rates = [learning_rate(train, min(1.0, schedule.progress(step - 0.5)), schedule.warmup) for step in ahead]
+        steps = np.concatenate(([step for step, _ in past], ahead))
+        return RatePath(steps, np.concatenate(([rate for _, rate in past], rates)))

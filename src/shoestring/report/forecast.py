@@ -1,0 +1,128 @@
+"""The held-out loss that a run will end with, from its curve so far; and what its law says about another run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shoestring.core.results import Forecast, Verdict
+from shoestring.core.units import Seconds
+from shoestring.track.curve import Curve, HeldoutLine
+
+if TYPE_CHECKING:
+    from shoestring.laws.curve import Expected, Fit, Path
+
+RECORDED_AT = 0.2
+"""Share of a run after which the forecast is made that its outcome records."""
+FIRST_AT = 0.1
+"""Share of a run before which there is no forecast."""
+_GAPS = 3
+"""Evaluations that the difference of held-out and training loss is taken from."""
+_LEAST_SPREAD = 0.003
+"""Relative standard deviation of that difference, at least."""
+_LEAST_GAIN = 0.01
+"""Share of the loss that more steps must gain to be worth a sentence."""
+_DECAYED, _GAINLESS, _STEEP = 0.2, 0.2, 0.07
+"""A rate is too low if it came down to the first share of its peak, gained by that less than the second share of what
+twice the sum of the rates would gain, and the loss falls by the third share of itself per unit of ln S."""
+
+
+def recorded_forecast(curve: Curve) -> Forecast | None:
+    """What a finished run expected after `RECORDED_AT` of its steps, given the learning rates that followed."""
+    path, last = taken_path(curve), _last_step(curve)
+    return None if path is None else forecast(curve.until(RECORDED_AT * last), path)
+
+
+def taken_path(curve: Curve) -> Path | None:
+    """The learning rates of a run as they were; None where there are none, as in an HMM's fit."""
+    import numpy as np
+
+    from shoestring.laws.curve import Path
+
+    lines = [(line.step, line.lr) for line in curve.training if line.lr is not None]
+    if not lines:
+        return None
+    steps, rates = zip(*lines)
+    return Path(np.array(steps, float), np.array(rates, float))
+
+
+def forecast(curve: Curve, path: Path) -> Forecast | None:
+    """The held-out loss at the end of the path, from the curve so far; None: too little is known."""
+    fit, end = _fit(curve, path), float(path.steps[-1])
+    if fit is None or not curve.heldout:
+        return None
+    found = _heldout(fit, curve, path, path, end)
+    return Forecast(
+        step=curve.training[-1].step, loss=max(0.0, found.loss), low=max(0.0, found.low), high=max(0.0, found.high)
+    )
+
+
+def _fit(curve: Curve, path: Path) -> Fit | None:
+    import numpy as np
+
+    from shoestring.laws.curve import fit_curve
+
+    lines = [line for line in curve.training if line.lr is not None]
+    return fit_curve(np.array([line.step for line in lines], float), np.array([line.loss for line in lines]), path)
+
+
+def _heldout(fit: Fit, curve: Curve, known: Path, path: Path, step: float) -> Expected:
+    """The held-out loss after a step of `path`: the training loss by the law, and its distance from the held-out loss
+    in the last evaluations, which is taken to go on as it changed there, or not at all."""
+    last = curve.heldout[-_GAPS:]
+    gaps = [line.loss - fit.center(known, line.step) for line in last]
+    shift = gaps[-1] if len(gaps) == 1 else sum(gaps) / len(gaps)
+    spread = _LEAST_SPREAD * last[-1].loss
+    if len(gaps) > 1:
+        ahead = math.log(max(1.0, step / last[-1].step)) / math.log(last[-1].step / last[0].step)
+        shift, drift = gaps[-1] / 2 + shift / 2, (gaps[-1] - gaps[0]) * ahead
+        shift, spread = shift + drift / 2, math.hypot(spread, drift / 2, (max(gaps) - min(gaps)) / 2)
+    return fit.predict(path, step, shift, spread)
+
+
+def _last_step(curve: Curve) -> int:
+    return curve.training[-1].step if curve.training else 0
+
+
+def verdicts_by_law(curve: Curve, step_seconds: float | None = None) -> list[Verdict]:
+    """Whether a finished run was still falling, and whether its learning rate was too low."""
+    path = taken_path(curve)
+    fit = None if path is None else _fit(curve, path)
+    if path is None or fit is None or not curve.heldout or curve.best != curve.heldout[-1]:
+        return []
+    found = [_falling(fit, curve, path, curve.heldout[-1], step_seconds), _too_low(fit, path)]
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _falling(fit: Fit, curve: Curve, path: Path, last: HeldoutLine, step_seconds: float | None) -> Verdict | None:
+    steps = _last_step(curve)
+    found = _heldout(fit, curve, path, path.stretched(2.0), 2.0 * steps)
+    if found.high >= last.loss or found.loss > (1 - _LEAST_GAIN) * last.loss:
+        return None
+    took = "" if step_seconds is None else f", {Seconds(steps * step_seconds).short()} more,"
+    text = (
+        f"Still falling: twice the steps{took} would give about {found.loss:.3f} "
+        f"({max(0.0, found.low):.3f} to {found.high:.3f}, 90 %)."
+    )
+    return Verdict(kind="still_falling", text=text)
+
+
+def _too_low(fit: Fit, path: Path) -> Verdict | None:
+    """Whether the loss depended on the sum of the rates alone.
+
+    At a rate that is high enough the loss falls faster while the rate comes down, because the noise of the steps comes
+    down too. Where nothing is gained by that, there is no such noise, and larger steps would have gone further.
+    """
+    peak = float(path.rates.max())
+    if path.rates[-1] > _DECAYED * peak:
+        return None
+    now, slope, gained = fit.mean
+    _, slope_error, gained_error = fit.error
+    steep = slope > _STEEP * now and slope > 4 * slope_error
+    if not steep or gained + gained_error > _GAINLESS * slope * math.log(2):
+        return None
+    text = (
+        f"Learning rate too low: the loss followed the sum of the rates, and gained nothing when they came down. "
+        f"Try train.lr = {2 * peak:.1g} to {4 * peak:.1g}."
+    )
+    return Verdict(kind="lr_too_low", text=text)

@@ -1,0 +1,88 @@
+"""The forecast of a run's held-out loss, and the verdicts that its law allows."""
+
+import numpy as np
+import pytest
+from curves import Lines, clean_lines, cosine
+
+from shoestring.core.results import Forecast
+from shoestring.report.forecast import RECORDED_AT, forecast, recorded_forecast, taken_path, verdicts_by_law
+from shoestring.track.curve import Curve
+
+
+def lines_by_law(
+    gain: float, slope: float = 0.25, steps: int = 800, gap: float = 0.05, seed: int = 0, decays: bool = True
+) -> Lines:
+    """A run whose loss is by the law: what the decay gains is given, and the slope in ln S at the end."""
+    random = np.random.default_rng(seed)
+    rates = [1e-3 * (cosine(step, steps) if decays else 1.0) for step in range(1, steps + 1)]
+    lines: Lines = [{"step": step, "loss": 1.0, "lr": rate} for step, rate in enumerate(rates, start=1)]
+    path = taken_path(Curve.of(lines))
+    assert path is not None
+    found = path.at(path.steps)
+    true = 2 + slope * 2 * (((found.sums + 1) / found.sums[-1]) ** -0.3 - 1) / 0.3 - gain * found.fallen
+    for line, loss in zip(lines[:], true):
+        line["loss"] = float(loss * (1 + 0.01 * random.standard_normal()))
+        if line["step"] % (steps // 10) == 0:
+            lines.append({"step": line["step"], "heldout_loss": float(loss) + gap})
+    return sorted(lines, key=lambda line: line["step"])
+
+
+def test_the_recorded_forecast_is_made_after_a_fifth_and_knows_nothing_later() -> None:
+    lines = lines_by_law(gain=0.1)
+    found = recorded_forecast(Curve.of(lines))
+    assert found is not None and found.step == RECORDED_AT * 800
+    assert found.low <= lines[-1]["heldout_loss"] <= found.high
+    spoiled = [line | {name: 9.0 for name in line if "loss" in name} if line["step"] > 160 else line for line in lines]
+    assert recorded_forecast(Curve.of(spoiled)) == found
+
+
+def test_the_forecast_is_of_the_held_out_loss() -> None:
+    near, far = (recorded_forecast(Curve.of(lines_by_law(gain=0.1, gap=gap))) for gap in (0.0, 0.5))
+    assert near is not None and far is not None
+    assert far.loss - near.loss == pytest.approx(0.5, abs=0.01)
+
+
+def test_nothing_is_expected_without_evaluations_or_a_learning_rate() -> None:
+    training = [line for line in lines_by_law(gain=0.1) if "loss" in line]
+    assert recorded_forecast(Curve.of(training)) is None
+    fit = [{"step": epoch, "loss": 3.0 / epoch} for epoch in range(1, 20)]
+    assert recorded_forecast(Curve.of([*fit, {"step": 19, "heldout_loss": 1.0}])) is None
+    assert recorded_forecast(Curve.of([])) is None
+    assert verdicts_by_law(Curve.of(fit)) == []
+
+
+def test_a_forecast_is_at_least_zero() -> None:
+    lines = lines_by_law(gain=0.1)
+    path = taken_path(Curve.of(lines))
+    assert path is not None
+    low = [line | {"heldout_loss": 0.01} if "heldout_loss" in line else line for line in lines]
+    found = forecast(Curve.of(low), path)
+    assert isinstance(found, Forecast) and found.low >= 0.0
+
+
+def kinds(lines: Lines) -> list[str]:
+    return [verdict.kind for verdict in verdicts_by_law(Curve.of(lines), step_seconds=0.5)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rate_whose_decay_gains_nothing_is_too_low(seed: int) -> None:
+    assert kinds(lines_by_law(gain=0.0, slope=0.3, seed=seed)) == ["still_falling", "lr_too_low"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rate_whose_decay_gains_is_not_too_low(seed: int) -> None:
+    assert "lr_too_low" not in kinds(lines_by_law(gain=0.2, seed=seed))
+    assert "lr_too_low" not in kinds(lines_by_law(gain=0.0, slope=0.3, seed=seed, decays=False)), "it never came down"
+
+
+def test_a_run_that_still_falls_says_what_twice_the_steps_would_give() -> None:
+    short, long = lines_by_law(gain=0.1), lines_by_law(gain=0.1)
+    (verdict,) = verdicts_by_law(Curve.of(short), step_seconds=0.5)
+    assert verdict.kind == "still_falling"
+    assert "twice the steps, 6m 40s more, would give about 1." in verdict.text
+    assert long[-1]["heldout_loss"] > float(verdict.text.split("about ")[1].split()[0])
+
+
+def test_a_run_at_its_floor_does_not_fall() -> None:
+    assert kinds(lines_by_law(gain=0.1, slope=0.001)) == []
+    assert "lr_too_low" not in kinds(clean_lines())
