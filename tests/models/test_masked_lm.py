@@ -398,3 +398,17 @@ def test_a_row_that_is_too_long_is_refused(classes: int | None) -> None:
     network = MaskedLM(Model(family="masked_lm", width=16, layers=1, heads=2, classes=classes), VOCABULARY, LENGTH, 0)
     with pytest.raises(UserError, match="a row of 13 tokens: the model has 12 positions"):
         network.logits(some_ids(1, 13))
+
+
+def test_the_stream_is_wide_in_half_precision() -> None:
+    """In bf16 the stream itself is not rounded, and the encoder's output is as near to fp32 as its products allow."""
+    model = Model(family="masked_lm", width=32, layers=8, heads=4)
+    network, inputs = spread(MaskedLM(model, VOCABULARY, LENGTH, 0), 0.02), Batch(some_ids(4, LENGTH))
+    exact, seen = network.encode(inputs), list[Tensor]()
+    for block in network.blocks:
+        block.register_forward_hook(lambda _, given, found: seen.extend((*given[:1], found)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = network.encode(inputs)
+    assert len(seen) == 2 * model.layers
+    assert all(x.dtype == torch.float32 and not torch.equal(x, x.bfloat16().float()) for x in seen)
+    assert (found - exact).norm() < 2**-9 * exact.norm(), "less than one rounding to bf16"

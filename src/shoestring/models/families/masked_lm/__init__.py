@@ -14,6 +14,10 @@ from shoestring.models.families import InFolder
 TOKEN_TYPES = 2
 """Token types in the table of BERT's published weights. All tokens are of type 0."""
 
+WIDE = 4
+"""Bytes per number of the residual stream, whatever the precision of products: each norm rounds the whole of it, and
+in bf16 what a part adds would be lost."""
+
 
 class MaskedFamily(InFolder, Transformer):
     """A norm after each part, and a head of its own."""
@@ -57,11 +61,25 @@ class MaskedFamily(InFolder, Transformer):
             before_output=model.width * model.width,
         )
 
+    def stream_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:  # noqa: ARG002
+        return WIDE * model.width * work.processed
+
+    def norm_bytes(self, model: Model, setting: Setting) -> int:
+        """Compiled: the normalised sums and their scales."""
+        return 2 * (4 + WIDE * model.width) if setting.compiled else super().norm_bytes(model, setting)
+
+    def backward_bytes(self, model: Model, length: int, setting: Setting) -> int:
+        """The stream's gradient, and those of the MLP's output and hidden layer."""
+        return length * (WIDE * model.width + setting.number * (model.width + self.hidden(model)))
+
+    def mlp_bytes(self, model: Model, setting: Setting) -> int:
+        return WIDE * model.width if setting.recompute == "selective" else super().mlp_bytes(model, setting)
+
     def outside_bytes(self, model: Model, work: Work, setting: Setting) -> Counter[str]:
         found, t, s, d = super().outside_bytes(model, work, setting), work.length, setting.number, model.width
         found["embedding"] += t * (4 * d + 8) - INDEX
         if model.classes:
-            found["output"] = s * d * (t + 2)
+            found["output"] = s * d * (2 + (t if s == WIDE else 1))  # a copy of the first token, or a view of all
         else:
             some = INDEX if work.predictions < t else 0
             found["output"] = int(work.predictions * (3 * s * d + 4 * d + 8 + some))
