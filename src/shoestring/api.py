@@ -49,13 +49,15 @@ def measure(recipe: RecipeLike, *, fresh: bool = False, real: bool = False, show
     `fresh` measures again even if there is a profile; `real` reads rows of the recipe's own store.
     """
     from shoestring.runs.measure import Measuring, ensure_profile, measuring_seconds
-    from shoestring.runs.task import task_of
+    from shoestring.runs.settle import keep_choices, settled
 
     loaded = load(recipe)
-    task, folder = task_of(loaded), RunFolder.of(loaded)
+    folder = RunFolder.of(loaded)
+    task = settled(loaded, folder)
     task.check(1)
     how = Measuring(seconds=measuring_seconds(loaded), thorough=True, real=real, fresh=fresh, here=True)
     with folder.lock(), folder.claiming(loaded):
+        keep_choices(task, folder)
         return ensure_profile(task, folder, _reporter(show), how)
 
 
@@ -66,12 +68,17 @@ def plan(
 
     The profile is by default the one that `measure` left in the run folder.
     """
-    from shoestring.runs.plan import plan_task, read_profile
-    from shoestring.runs.task import task_of
+    from shoestring.runs.plan import measured_profile, own_profile_of, plan_task
+    from shoestring.runs.settle import settled, speed_of
 
     loaded = load(recipe)
-    task = task_of(loaded)
-    profile = profile or read_profile(task, RunFolder.of(loaded))
+    folder = RunFolder.of(loaded)
+    if profile is None:
+        read = measured_profile(folder)
+        task = settled(loaded, folder, devices or read.devices, speed=speed_of(read))
+        profile = own_profile_of(task, read, folder.profile)
+    else:
+        task = settled(loaded, folder, devices or profile.devices, speed=speed_of(profile))
     return plan_task(task, profile, devices=devices or profile.devices, history=history)
 
 
@@ -80,13 +87,14 @@ def prepare(recipe: RecipeLike, *, show: bool = True) -> Path:
     from shoestring.runs.hmm_task import HmmTask
     from shoestring.runs.plan import read_plan
     from shoestring.runs.prepare import prepare_recipe
+    from shoestring.runs.settle import settled
     from shoestring.runs.task import task_of
 
     loaded = load(recipe)
     task, folder = task_of(loaded), RunFolder.of(loaded)
     if isinstance(task, HmmTask):
         return task.rows().path.parent
-    made = read_plan(loaded, folder.plan) if folder.plan.is_file() else None
+    made = read_plan(settled(loaded, folder).recipe, folder.plan) if folder.plan.is_file() else None
     return prepare_recipe(loaded, made, _reporter(show)).paths.folder
 
 

@@ -63,7 +63,7 @@ def test_every_family_has_a_smallest_recipe() -> None:
 
 
 def test_every_field_is_in_the_table() -> None:
-    assert set(OTHER) == set(Model.__dataclass_fields__) - {"family", "init", "options"}
+    assert set(OTHER) == set(Model.__dataclass_fields__) - {"family", "init", "options", "size"}
     assert set.union(*HAVE.values()) == set(OTHER)
     for name, value in OTHER.items():
         assert getattr(Model(), name) != value

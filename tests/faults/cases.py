@@ -30,6 +30,7 @@ from spoiled import (
 from world import TABLE
 
 from shoestring.cli.root import root
+from shoestring.core.choices import Choices
 from shoestring.core.law_record import Law
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, Plan, Profile
@@ -266,6 +267,9 @@ FILES: tuple[tuple[str, str, Mapping[str, Act], tuple[str, ...]], ...] = (
         "evaluate runs/net", "generate runs/net", "export runs/net elsewhere", "train net.toml",
     )),
     ("recipe of an HMM", "runs/hmm/recipe.toml", TOML, ("hmm show runs/hmm", "hmm score runs/hmm")),
+    ("choices", "runs/net/choices.json", JSON, (
+        "evaluate runs/net", "generate runs/net", "export runs/net elsewhere", "train net.toml",
+    )),
     ("plan", "runs/net/plan.json", JSON, ("train net.toml --plan runs/net/plan.json", "report runs/net")),
     ("profile", "runs/new/profile.json", JSON, ("plan new.toml", "plan new.toml --profile runs/new/profile.json")),
     ("profile of a run", "runs/net/profile.json", JSON, (
@@ -343,6 +347,7 @@ def on_each(path: str, act: Act) -> Act:
 
 
 RECORDS: tuple[tuple[type, str, str], ...] = (
+    (Choices, "runs/net/choices.json", "report runs/net"),
     (Plan, "runs/net/plan.json", "report runs/net"),
     (Profile, "runs/new/profile.json", "plan new.toml"),
     (Machine, "runs/net/machine.json", "report runs/net"),

@@ -40,11 +40,14 @@ layers = 1
 heads = 1
 [train]
 batch = 4
+weight_decay = "auto"
 save_every = 3
 [evaluate]
 rows = 4
 every = 0.5
 """
+GIVEN = NET.replace('"auto"', "0.1")
+"""The same with numbers only."""
 HMM = """
 [run]
 name = "hmm"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from small_home import COMMANDS, NET, command, copy_home, inside, make_home
+from small_home import COMMANDS, GIVEN, command, copy_home, inside, make_home
 
 import shoestring
 from shoestring.cli import main as cli_main
@@ -197,7 +197,7 @@ def _own(folder: Path, text: str) -> Recipe:
     """The recipe of a network of one's own in folder/net.py."""
     folder.mkdir(exist_ok=True)
     (folder / "net.py").write_text(text)
-    (folder / "own.toml").write_text(NET.replace("[model]", '[model]\nfamily = "net.py:Net"'))
+    (folder / "own.toml").write_text(GIVEN.replace("[model]", '[model]\nfamily = "net.py:Net"'))
     with inside(folder):
         return load("own.toml")
 
@@ -243,7 +243,7 @@ def test_copies_that_ran_here_import_each_other(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "texts_of_net.py").write_text('texts = ["a cat"]\n')
-    text = NET.replace("[model]", '[model]\nfamily = "net.py:Net"')
+    text = GIVEN.replace("[model]", '[model]\nfamily = "net.py:Net"')
     (folder / "net.py").write_text("import texts_of_net\nclass Net: ...\n")
     (folder / "own.toml").write_text(text.replace("text:words.txt", "texts_of_net.py:texts"))
     with inside(folder):
@@ -265,7 +265,7 @@ def test_code_anywhere_in_a_run_folder_is_a_stranger_s(tmp_path: Path, marker: P
     for folder in ("code", "checkpoints"):
         (run / folder).mkdir(parents=True)
     (tmp_path / place).write_text(source(marker) + "class Net: ...\n")
-    (run / "recipe.toml").write_text(NET.replace("[model]", f'[model]\nfamily = "{place}:Net"'))
+    (run / "recipe.toml").write_text(GIVEN.replace("[model]", f'[model]\nfamily = "{place}:Net"'))
     for arguments in (("plan", "run/recipe.toml"), ("train", "run/recipe.toml"), ("evaluate", "run")):
         error = command(tmp_path, arguments).error
         assert error is not None and ("never ran here" in error or "cannot read" in error), arguments
@@ -484,7 +484,7 @@ def test_texts_of_a_stranger_are_no_part_of_a_page(home: Path, tmp_path: Path) -
         return value + script if isinstance(value, str) else value
 
     for path in [*copy.glob("runs/*/*.json"), *copy.glob("runs/*/DONE"), copy / "law.json"]:
-        if path.name not in ("tokenizer.json", "profile.json"):
+        if path.name not in ("tokenizer.json", "profile.json", "choices.json"):
             path.write_text(json.dumps(marked(json.loads(path.read_text()))))
     for name in ("net", "hmm"):
         recipe = copy / f"runs/{name}/recipe.toml"

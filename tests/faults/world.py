@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from profiles import write_profile
-from small_home import NET, SENTENCES, STORE, make_home
+from small_home import GIVEN, SENTENCES, STORE, make_home
 
 LINES = ["One day Tom saw a big red ball.", "The cat sat by the door.", "She was very happy to see her mom."] * 20
 
@@ -15,7 +15,8 @@ LINES = ["One day Tom saw a big red ball.", "The cat sat by the door.", "She was
 def build(folder: Path) -> None:
     """Fill `folder`; it takes some seconds."""
     make_home(folder)
-    (folder / "new.toml").write_text(NET.replace('"net"', '"new"').replace("words.txt", "corpus.txt"))
+    new = GIVEN.replace('"net"', '"new"').replace("words.txt", "corpus.txt")
+    (folder / "new.toml").write_text(new)
     write_profile(folder / "new.toml")
     _write_files(folder)
     for name, made in (("store", STORE), ("sentences", SENTENCES)):

@@ -40,19 +40,22 @@ def measure(
     from shoestring.core.errors import UserError
     from shoestring.core.run_folder import RunFolder
     from shoestring.runs.measure import Measuring, ensure_profile, measuring_seconds
-    from shoestring.runs.task import task_of
+    from shoestring.runs.settle import keep_choices, settled, speed_of_gpu
 
     loaded = recipe_file.load(recipe, overrides)
     if estimate:
-        numbers, rows = _estimate(loaded, gpu)
+        speed = None if gpu is None else speed_of_gpu(gpu)
+        numbers, rows = _estimate(settled(loaded, RunFolder.of(loaded), speed=speed).recipe, gpu)
         terminal.table("Counted, not measured", ("", "value", "reason"), rows)
         return numbers
     if gpu is not None:
         raise UserError(f"--gpu {gpu}: a GPU that is not in this machine can only be estimated; add --estimate")
-    task, folder = task_of(loaded), RunFolder.of(loaded)
+    folder = RunFolder.of(loaded)
+    task = settled(loaded, folder)
     task.check(1)
     how = Measuring(seconds=measuring_seconds(loaded), thorough=True, real=real, fresh=fresh, here=True)
     with folder.lock(), folder.claiming(loaded):
+        keep_choices(task, folder)
         profile = ensure_profile(task, folder, terminal, how)
     terminal.say(f"profile: {folder.profile}")
     return profile.to_dict()

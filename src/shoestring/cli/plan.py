@@ -24,6 +24,7 @@ from shoestring.planning.lines import with_margin
 if TYPE_CHECKING:
     from shoestring.core.recipe import Recipe
     from shoestring.core.run_folder import RunFolder
+    from shoestring.runs.task import Task
 
 _NEEDS_RECIPE = ("overrides", "over", "configurations", "sbatch", "profile", "gpu", "law")
 _NEEDS_PROFILE = ("what_if", "configurations", "sbatch", "law", "profile", "history")
@@ -181,8 +182,8 @@ def _of_recipe(
 ) -> dict[str, Any]:
     from shoestring.core import recipe_file
     from shoestring.core.run_folder import RunFolder
-    from shoestring.runs.plan import plan_task, read_profile
-    from shoestring.runs.task import task_of
+    from shoestring.runs.plan import measured_profile, own_profile_of, plan_task
+    from shoestring.runs.settle import settled, speed_of
 
     allowed = {"devices", "time"} if arguments.over else {"devices", MARGIN}
     if names := [option(name) for name in figures if name not in allowed]:
@@ -204,9 +205,11 @@ def _of_recipe(
         raise PlanError(f"--margin and {', '.join(others)}: a margin is of one plan; leave one of them out")
     if arguments.gpu is not None:
         return _on_gpu(terminal, loaded, wanted_devices or 1, arguments.gpu, arguments, margin)
-    folder, task = RunFolder.of(loaded), task_of(loaded)
-    profile = read_profile(task, folder, arguments.profile)
-    devices = wanted_devices or profile.devices
+    folder = RunFolder.of(loaded)
+    there = measured_profile(folder, arguments.profile)
+    devices = wanted_devices or there.devices
+    task = settled(loaded, folder, devices, speed=speed_of(there))
+    profile = own_profile_of(task, there, arguments.profile or folder.profile)
 
     def make() -> Plan:
         return plan_task(task, profile, devices=devices, history=arguments.history)
@@ -220,12 +223,12 @@ def _of_recipe(
         _check_free(folder, loaded)
     made = make()
     if arguments.configurations:
-        return made.to_dict() | _configurations(terminal, loaded, profile, devices)
+        return made.to_dict() | _configurations(terminal, task.recipe, profile, devices)
     if arguments.law is not None:
         from shoestring.studies.sizing import read_law, size_lines
 
         law = read_law(None if arguments.law == "chinchilla" else Path(arguments.law))
-        made = replace(made, lines=(*made.lines, *size_lines(law, loaded, profile, made)))
+        made = replace(made, lines=(*made.lines, *size_lines(law, task.recipe, profile, made)))
     made = made if margin is None else with_margin(made, margin)
     with contextlib.ExitStack() as script:  # it appears where the plan was written
         if arguments.sbatch is not None:
@@ -233,9 +236,9 @@ def _of_recipe(
 
             settings = [part for setting in arguments.overrides for part in ("--set", setting)]
             command = ["shoestring", *task.command, str(recipe), *settings]
-            text = make_sbatch(loaded, made, profile, command, sys.executable)
+            text = make_sbatch(task.recipe, made, profile, command, sys.executable)
             script.enter_context(whole_file(arguments.sbatch)).write(text.encode())
-        _write(folder, loaded, made)
+        _write(folder, loaded, task, made)
     terminal.planned(made)
     terminal.say(f"plan: {folder.plan}")
     if arguments.sbatch is not None:
@@ -265,10 +268,13 @@ def _check_free(folder: RunFolder, recipe: Recipe) -> None:
         raise PlanError(f"{folder.path} has begun and keeps its plan; choose another name with --set run.name=…")
 
 
-def _write(folder: RunFolder, recipe: Recipe, made: Plan) -> None:
+def _write(folder: RunFolder, recipe: Recipe, task: Task, made: Plan) -> None:
+    from shoestring.runs.settle import keep_choices
+
     with folder.lock():
         _check_free(folder, recipe)
         folder.claim(recipe)
+        keep_choices(task, folder)
         folder.write(folder.plan, made)
 
 

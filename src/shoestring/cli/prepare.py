@@ -32,6 +32,7 @@ def prepare(recipe: Path, overrides: tuple[str, ...], shard: str, terminal: opti
     from shoestring.runs.hmm_task import HmmTask
     from shoestring.runs.plan import read_plan
     from shoestring.runs.prepare import check_source, prepare_part
+    from shoestring.runs.settle import settled
     from shoestring.runs.task import task_of
 
     loaded = recipe_file.load(recipe, overrides)
@@ -47,7 +48,7 @@ def prepare(recipe: Path, overrides: tuple[str, ...], shard: str, terminal: opti
         check_source(loaded)
         terminal.say("training reads documents with a class into memory; there is nothing to prepare")
         return {"label": loaded.data.label}
-    plan = read_plan(loaded, folder.plan) if folder.plan.is_file() else None
+    plan = read_plan(settled(loaded, folder).recipe, folder.plan) if folder.plan.is_file() else None
     store = prepare_part(loaded, plan, terminal, part)
     if store is None:
         terminal.say(f"part {shard} cannot continue without the other parts; make them, then run this command again")

@@ -34,8 +34,23 @@ class Recipe:
         """Effective batch in rows."""
         if self.train.tokens is not None:
             return int(self.train.tokens) // self.data.length
-        assert self.train.batch is not None, "checked when the recipe was read"
+        assert isinstance(self.train.batch, int), "chosen before anything is planned"
         return self.train.batch
+
+    @property
+    def autos(self) -> tuple[str, ...]:
+        """The fields whose values are to be chosen: those that are "auto", and a batch that is not given."""
+        if self.kind == "hmm":
+            return ()
+        found = [name for name in AUTOS if self.value(name) == "auto"]
+        if self.train.batch is None and self.train.tokens is None:
+            found.append("train.batch")
+        return tuple(found)
+
+    def value(self, name: str) -> Any:
+        """The value of "section.field"."""
+        section, _, field_name = name.partition(".")
+        return getattr(getattr(self, section), field_name)
 
     @property
     def stream_settings(self) -> Stream:
@@ -81,6 +96,7 @@ class Recipe:
         data, train = self.data, self.train
         symbols = data.stream or (data.source if data.source.kind == "store" else data.tokenizer)
         model = encode(self.model) | {"family": _content(self.model.family)}
+        del model["size"]  # chosen: width, layers and heads say it
         rows: list[object] = [data.length, data.document_mask]
         if "masked" in family_of(self.model).data_fields:  # for other families packing and masking cost nothing
             rows += [data.masked, data.packing, data.label is not None]
@@ -94,6 +110,17 @@ class Recipe:
         return fingerprint({name: fields[name] for name in _TEXT if fields[name] is not None})
 
 
+AUTOS = (
+    "model.size",
+    "budget.epochs",
+    "train.batch",
+    "train.lr",
+    "train.warmup",
+    "train.weight_decay",
+    "train.beta2",
+    "model.dropout",
+)
+"""Fields that may be "auto"."""
 CODE = (("model", "family"), ("data", "source"))
 """Fields that may name an object in the user's own file."""
 _PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))

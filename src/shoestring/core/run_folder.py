@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import RunError, ShoestringError, StorageError
+from shoestring.core.choices import Choices
+from shoestring.core.errors import RunError, ShoestringError, StorageError, shown_path
 from shoestring.core.files import HeldFolder, locked, make_folder, remove, sweep, write_whole
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.schema import Record
@@ -26,6 +27,8 @@ class RunFolder:
         self.recipe = self.path / _RECIPE
         self.machine = self.path / "machine.json"
         self.profile = self.path / "profile.json"
+        self.choices = self.path / "choices.json"
+        """What was chosen for the fields of the recipe that are "auto"."""
         self.plan = self.path / "plan.json"
         self.metrics = self.path / "metrics.jsonl"
         """What was learned; equal for any two runs of one plan."""
@@ -61,21 +64,49 @@ class RunFolder:
             raise RunError(f"{path} is not a run folder: it has no {_RECIPE}")
         return folder
 
-    def read_recipe(self) -> Recipe:
-        """The run's recipe, with the run's copies of the user's files."""
+    def written_recipe(self) -> Recipe:
+        """The run's recipe as the user wrote it, with the run's copies of the user's files."""
         return recipe_file.load_own(self.recipe, self.code)
+
+    def read_recipe(self) -> Recipe:
+        """The run's recipe, with what was chosen for its fields that are "auto"."""
+        recipe = self.written_recipe()
+        if not recipe.autos:
+            return recipe
+        if (choices := self.read_choices(recipe)) is None:
+            raise self.without_choices(recipe)
+        return choices.applied(recipe, shown_path(self.choices))
+
+    def without_choices(self, recipe: Recipe) -> RunError:
+        """The error of a run that cannot be read without its choices."""
+        fields = ", ".join(recipe.autos)
+        return RunError(f"{self.choices}: missing, or of another recipe; the run's numbers for {fields} are not known")
+
+    def read_choices(self, recipe: Recipe) -> Choices | None:
+        """What was chosen for this recipe, as it is written; None: nothing yet, or for another one."""
+        found = Choices.read_if_there(self.choices)
+        return found if found is not None and found.recipe == recipe.fingerprint else None
 
     @property
     def records(self) -> tuple[Path, ...]:
         """What the seal is over; tensors have sums of their own."""
-        written = (self.recipe, self.machine, self.profile, self.plan, self.tokenizer, self.evaluation, self.states)
+        written = (
+            self.recipe,
+            self.choices,
+            self.machine,
+            self.profile,
+            self.plan,
+            self.tokenizer,
+            self.evaluation,
+            self.states,
+        )
         return (*written, self.scores, self.done, self.metrics, self.timings)
 
     def write(self, path: Path, content: Record | str | bytes) -> None:
         """Write one of the records, and seal it. The seal begins with the plan: a recipe alone is no run yet."""
         self.check()
         text = content.to_text() if isinstance(content, Record) else content
-        if path in (self.recipe, self.profile) and not self.seal.is_file():
+        if path in (self.recipe, self.profile, self.choices) and not self.seal.is_file():
             write_whole(path, text)
             return
         make_folder(self.path)
@@ -107,7 +138,7 @@ class RunFolder:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RunError where a run of another recipe has begun."""
-        if self.recipe.is_file() and self.has_begun and (changes := differences(self.read_recipe(), recipe)):
+        if self.recipe.is_file() and self.has_begun and (changes := differences(self.written_recipe(), recipe)):
             raise RunError(
                 "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
                 + "\nchoose another name with --set run.name=…, or remove the folder"
@@ -119,7 +150,7 @@ class RunFolder:
         Of a run that has not begun, the profile is kept; its plan goes with its recipe.
         """
         self.check_recipe(recipe)
-        is_new = not self.recipe.is_file() or bool(differences(self.read_recipe(), recipe))
+        is_new = not self.recipe.is_file() or bool(differences(self.written_recipe(), recipe))
         contents = {self.code / Path(spec.file).name: Path(spec.file).expanduser().read_bytes() for spec in recipe.code}
         for copy, content in contents.items():
             if not is_new and not (copy.is_file() and copy.read_bytes() == content):

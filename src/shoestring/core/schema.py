@@ -35,6 +35,8 @@ _UNITS = {Seconds: ("time", '"2h"'), Bytes: ("size", '"50GB"'), Count: ("count",
 _LONG = 10**13
 """Whole numbers from here on are shown as 1e+18."""
 _INTEGERS = 1 << 63
+_AUTO = Literal["auto"]
+"""Beside another type: the value may be chosen for the user."""
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 
@@ -177,6 +179,10 @@ def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if value is None and type(None) in choices:
         return None
     choices = tuple(choice for choice in choices if choice is not type(None))
+    may_be_auto = _AUTO in choices and len(choices) > 1
+    if may_be_auto and value == "auto":
+        return value
+    choices = tuple(choice for choice in choices if choice != _AUTO or not may_be_auto)
     alike = tuple(choice for choice in choices if (get_origin(choice) is dict) == isinstance(value, Mapping))
     attempt: list[str] = []
     for choice in alike or choices:  # a table that is wrong is compared with tables only
@@ -185,7 +191,8 @@ def decode_value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         if not attempt:
             break
     if attempt:
-        problems.extend(attempt)
+        or_auto = ', or "auto"' if may_be_auto else ""
+        problems.extend(Problem(f"{line}{or_auto}", getattr(line, "field", path)) for line in attempt)
         return result if dataclasses.is_dataclass(result) else None
     for limit in limits:
         if not isinstance(limit, str) and (text := limit.problem(result)):
@@ -288,7 +295,9 @@ def describe(kind: Any) -> tuple[str, str]:
         limit = next((limit for limit in limits if isinstance(limit, Between)), None)
     if get_origin(kind) in (Union, types.UnionType):
         choices = [choice for choice in get_args(kind) if choice is not type(None)]
-        return _with_range(" or ".join(describe(choice)[0] for choice in choices), choices[0], limit), help_text
+        or_auto = ', or "auto"' if _AUTO in choices[1:] else ""
+        shown = " or ".join(describe(choice)[0] for choice in choices if choice != _AUTO or not or_auto)
+        return _with_range(shown, choices[0], limit) + or_auto, help_text
     if get_origin(kind) is Literal:
         return ", ".join(f'"{arg}"' for arg in get_args(kind)), help_text
     if isinstance(kind, type) and issubclass(kind, Spec):

@@ -19,6 +19,8 @@ from shoestring.core.specs import (
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Auto = Literal["auto"]
+"""A value that is chosen for the run, from laws, its corpus and its machine (`planning/auto.py`)."""
 
 # Ranges are wide: they hold every sensible value, and keep the arithmetic of a plan exact. What fits is for the plan.
 _SIZE = Between(1, 10**9)
@@ -31,6 +33,12 @@ _BYTES = Between(1, 10**18)
 _TIME = Between(1e-3, 36500 * 86400)
 _SHARE = Between(1e-6, 1)
 _NAME, _PATH = Text(255), Text(4096)
+
+
+def number(value: float | Auto) -> float:
+    """The value of a field that may be "auto", where the choice is made."""
+    assert not isinstance(value, str), "chosen before anything is planned"
+    return value
 
 
 def _as_specs(section: object, **kinds: type[Spec]) -> None:
@@ -58,7 +66,9 @@ class Budget:
     tokens: Annotated[Count | None, _COUNT, "positions of training: rows × data.length, padding included"] = None
     steps: Annotated[Count | None, _STEPS, "optimizer steps"] = None
     epochs: Annotated[
-        float | None, Between(1e-9, 1e9), "epochs over the training rows; needs data.documents or a file"
+        float | Auto | None,
+        Between(1e-9, 1e9),
+        "epochs over the training rows; needs data.documents or a file. auto: as many as teach more than they overfit",
     ] = None
     disk: Annotated[Bytes | None, _BYTES, "token store and checkpoints together"] = None
     memory: Annotated[
@@ -160,6 +170,7 @@ class Model:
         _PATH,
         "weights to start from: a run's folder, or a folder or hub name of transformers; default: random",
     ] = None
+    size: Annotated[Auto | None, "auto: width, layers and heads are chosen for the budget, at one ratio"] = None
     width: Annotated[int, _SIZE, "channels of the residual stream"] = 256
     layers: Annotated[int, _SIZE, "blocks"] = 6
     heads: Annotated[int, _SIZE, "attention heads; must divide width into even parts"] = 8
@@ -171,7 +182,7 @@ class Model:
     ] = None
     tied: Annotated[bool, "output matrix is the embedding matrix"] = True
     bias: Annotated[bool, "llama: products of attention and MLP add a bias"] = False
-    dropout: Annotated[float, Between(0, 1, open_high=True), "share of activations dropped in training"] = 0.0
+    dropout: Annotated[float | Auto, Between(0, 1, open_high=True), "share of activations dropped in training"] = 0.0
     rotary_base: Annotated[float, Between(1, 1e12), "llama: base of the rotary frequencies"] = 10000.0
     rotary_scaling: Annotated[
         RotaryScaling | None,
@@ -196,7 +207,7 @@ class Model:
 class Train:
     """The optimization. The effective batch is the same on every machine; the plan chooses its split."""
 
-    batch: Annotated[int | None, _ROWS, "effective batch in rows; this or tokens"] = None
+    batch: Annotated[int | Auto | None, _ROWS, "effective batch in rows; this or tokens; default: auto"] = None
     tokens: Annotated[Count | None, _COUNT, "effective batch in positions: a multiple of data.length"] = None
     per_device: Annotated[int | None, _ROWS, "micro-batch: rows per device and pass; default: fastest that fits"] = None
     optimizer: Annotated[
@@ -204,20 +215,22 @@ class Train:
         Registered("optimizer"),
         "update rule: adamw, or muon for the matrices of the blocks with adamw for the others",
     ] = "adamw"
-    lr: Annotated[float, Between(1e-12, 1e3), "peak learning rate"] = 3e-4
+    lr: Annotated[float | Auto, Between(1e-12, 1e3), "peak learning rate"] = 3e-4
     schedule: Annotated[
         Literal["cosine", "linear", "constant"], "shape after the warm-up, by fraction of the budget"
     ] = "cosine"
-    warmup: Annotated[float, Between(0, 1, open_high=True), "fraction of the budget for the warm-up; 0: none"] = 0.05
+    warmup: Annotated[
+        float | Auto, Between(0, 1, open_high=True), "fraction of the budget for the warm-up; 0: none"
+    ] = 0.05
     least_warmup: Annotated[
         int | None,
         Between(0, 10**9),
         "steps of the warm-up at least, up to a quarter of the run; default: what the family needs",
     ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
-    weight_decay: Annotated[float, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
+    weight_decay: Annotated[float | Auto, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
     beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9
-    beta2: Annotated[float, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
+    beta2: Annotated[float | Auto, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
     clip: Annotated[float, Between(1e-9, 1e12), "largest gradient norm"] = 1.0
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],

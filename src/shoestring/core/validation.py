@@ -35,6 +35,8 @@ def _problems(recipe: Recipe) -> list[str]:
     budget, name = recipe.budget, recipe.run.name
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
+    if budget.steps is not None and "train.batch" in recipe.autos:
+        found.append("train: no effective batch, and budget.steps says nothing without one; give batch or tokens")
     files = {str(Path(spec.file).expanduser()) for spec in recipe.code}
     if len({Path(file).name for file in files}) < len(files):
         found.append(
@@ -48,10 +50,10 @@ def _problems(recipe: Recipe) -> list[str]:
 def _batch_problems(recipe: Recipe) -> list[str]:
     """At most one, since each check needs a batch that passed those before."""
     train, length = recipe.train, recipe.data.length
-    if train.batch is None and train.tokens is None:
-        return ["train: no effective batch; give batch (in rows) or tokens"]
     if train.batch is not None and train.tokens is not None:
         return [f"train.batch = {train.batch} and train.tokens = {train.tokens}: give one of the two"]
+    if "train.batch" in recipe.autos:
+        return []
     if train.tokens is not None and int(train.tokens) % length:
         return [f"train.tokens = {train.tokens}: must be a multiple of data.length = {length}"]
     if recipe.batch > MOST_ROWS:
@@ -77,7 +79,7 @@ def _model_problems(recipe: Recipe) -> list[str]:
     found = [f"model.{name}: {foreign(name)}" for name in others]
     if recipe.parallel is not None and recipe.parallel.shard and not registry("optimizer")[train.optimizer].shards:
         found.append(f'train.optimizer = "{train.optimizer}": needs whole matrices, and parallel.shard divides them')
-    found += family.problems(recipe)
+    found += _size_problems(recipe) or family.problems(recipe)
     if data.document_mask and not family.document_mask:
         found.append(f"data.document_mask: {is_family} attends over whole rows")
     if train.recompute not in family.recompute:
@@ -89,6 +91,18 @@ def _model_problems(recipe: Recipe) -> list[str]:
     if data.label is not None and (data.stream or not (data.source.has_columns or data.source.kind == "store")):
         known = ", ".join(name for name, form in registry("format").items() if form.has_columns)
         found.append(f'data.label = "{data.label}": needs a source with columns: {known} or hf')
+    return found
+
+
+def _size_problems(recipe: Recipe) -> list[str]:
+    """What is given beside model.size = "auto", which chooses it."""
+    if recipe.model.size is None:
+        return []
+    given = given_fields(recipe.model)
+    shapes = [name for name in ("width", "layers", "heads", "kv_heads", "hidden", "init") if name in given]
+    found = [f'model.{name} and model.size = "auto": give one of the two' for name in shapes]
+    if recipe.budget.time is None and recipe.budget.flops is None:
+        found.append('model.size = "auto": needs budget.time or budget.flops, for which it is chosen')
     return found
 
 
@@ -113,6 +127,8 @@ def _hmm_problems(recipe: Recipe) -> list[str]:
             found.append(f"data.{name}: an HMM reads sentences, joined and cut{more}")
     if data.tokenizer.words is None:
         found.append(f'data.tokenizer = "{data.tokenizer}": an HMM takes "words:N", its alphabet of N words')
+    if recipe.budget.epochs == "auto":
+        found.append('budget.epochs = "auto": is for networks; give hmm.tolerance to stop an HMM that learns no more')
     given = {name: getattr(recipe.budget, name) for name in ("flops", "tokens", "steps")}
     found += [f"budget.{n} = {v}: the budget of an HMM is time or epochs" for n, v in given.items() if v is not None]
     if data.source == "stories" and data.documents is None:

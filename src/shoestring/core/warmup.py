@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
+from shoestring.core.sections import number
 
 MOST = 0.25
 """The share of a run that the least steps may take."""
@@ -26,7 +27,7 @@ def least_steps(recipe: Recipe) -> int:
 
 def warmup_reason(recipe: Recipe, total: int) -> str:
     """Why the warm-up of a run of `total` steps has so many."""
-    share, least = recipe.train.warmup, least_steps(recipe)
+    share, least = number(recipe.train.warmup), least_steps(recipe)
     given = f"train.warmup: {share:.3g} of the steps"
     if not share or share * total >= least:
         return given

@@ -81,7 +81,7 @@ class Setting:
 class Transformer(Family):
     """The counts of GPT-2: a norm before each part, an MLP of two matrices. Families override what differs."""
 
-    fields = frozenset({"width", "layers", "heads", "hidden", "tied", "dropout"})
+    fields = frozenset({"size", "width", "layers", "heads", "hidden", "tied", "dropout"})
     document_mask = True
     recompute = ("none", "selective", "full")
     even_heads = False

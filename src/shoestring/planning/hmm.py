@@ -8,6 +8,7 @@ from shoestring.core.errors import Refusal
 from shoestring.core.numeric import interpolate
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
+from shoestring.core.sections import number
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate
 from shoestring.planning.figures import show_seconds
 from shoestring.planning.history import NO_HISTORY, Correction
@@ -59,7 +60,7 @@ def plan_hmm(
     saving_share = profile.checkpoint_seconds / max(epoch, checkpoint_interval(recipe))
     allowed: dict[str, int] = {}
     if recipe.budget.epochs is not None:
-        allowed["epochs"] = max(1, round(recipe.budget.epochs))
+        allowed["epochs"] = max(1, round(number(recipe.budget.epochs)))
     if recipe.budget.time is not None:
         time = float(recipe.budget.time)
         left = time - sum(parts.values()) - reserve_seconds(time)

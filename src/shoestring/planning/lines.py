@@ -10,7 +10,7 @@ from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Line, Plan, Profile
-from shoestring.core.sections import Train
+from shoestring.core.sections import Train, number
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate, with_name
 from shoestring.core.warmup import least_steps, warmup_reason, warmup_share
 from shoestring.planning.corpus import Corpus, full_passes
@@ -67,7 +67,7 @@ def plan_lines(
 
 def warmup_line(recipe: Recipe, total: int) -> tuple[str, str, str]:
     """The steps until the learning rate is at its peak, and why so many."""
-    steps = total * warmup_share(total, recipe.train.warmup, least_steps(recipe))
+    steps = total * warmup_share(total, number(recipe.train.warmup), least_steps(recipe))
     return "warm-up", counted(round(steps), "step"), warmup_reason(recipe, total)
 
 

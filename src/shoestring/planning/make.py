@@ -11,6 +11,7 @@ from typing import NamedTuple
 from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Plan, Point, Profile
+from shoestring.core.sections import number
 from shoestring.core.units import Flops, Seconds, counted
 from shoestring.planning.corpus import (
     Corpus,
@@ -250,7 +251,7 @@ def _steps(
         rows = supply.rows if isinstance(supply, Ready) else available_rows(recipe, supply)
         if rows is None:
             raise PlanError("budget.epochs: the corpus has no end, so an epoch has no length; give data.documents too")
-        allowed["epochs"] = round(budget.epochs * rows / recipe.batch)
+        allowed["epochs"] = round(number(budget.epochs) * rows / recipe.batch)
     if budget.time is not None:
         allowed["time"] = _steps_in_time(recipe, profile, supply, split, fixed)
     binding = min(allowed, key=lambda name: allowed[name])

@@ -52,7 +52,7 @@ class CorpusWork:
 
     def begin_sampling(self) -> None:
         """Begin to look how much the corpus holds."""
-        if self._start():
+        if not self._is_sampled and self._start():
             self._send("sample", None)
             self._is_sampled = True
 

@@ -13,11 +13,13 @@ from shoestring.core.units import Bytes, Interval, Seconds
 from shoestring.cost.gpus import GPUS, Gpu, find_gpu
 from shoestring.cost.memory import estimate_memory
 from shoestring.cost.seconds import UTILISATION, estimate_seconds, precision_on
+from shoestring.planning.auto import Facts, choose
 from shoestring.planning.corpus import Ready, full_passes
 from shoestring.planning.history import NO_HISTORY
 from shoestring.planning.split import MEMORY_SHARE, divisors_of
 from shoestring.runs.network_task import plan_network
 from shoestring.runs.prepare import ready_rows, specials_per_row
+from shoestring.runs.settle import speed_of_gpu, unique_positions
 
 DRIVER_SHARE = 0.03
 """Share of a GPU's memory that programs cannot use."""
@@ -115,9 +117,25 @@ def plan_on_gpu(recipe: Recipe, vocabulary: int, gpu: str, devices: int = 1) -> 
 
         density = estimate_density(open_source(recipe.data, recipe.run.seed), recipe.data, recipe.run.seed)
         density = replace(density, row_specials=specials_per_row(recipe))
+    chosen: tuple[Line, ...] = ()
+    if recipe.autos:
+        recipe, chosen = _settled(recipe, vocabulary, gpu, devices, ready or density)
     profile = estimate_profile(recipe, vocabulary, gpu, density)
     plan = plan_network(recipe, ready, profile, 0.0, devices, NO_HISTORY)
+    plan = replace(plan, lines=(*plan.lines, *chosen))
     return _as_estimate(recipe, plan, profile, unread=hub and density is None)
+
+
+def _settled(
+    recipe: Recipe, vocabulary: int, gpu: str, devices: int, supply: Ready | Density | None
+) -> tuple[Recipe, tuple[Line, ...]]:
+    """The recipe with numbers in place of "auto", as they would be chosen there, and their lines."""
+    assert supply is not None, "there is a corpus, or rows that are ready"
+    known_gpu(gpu)
+    _, speed = speed_of_gpu(gpu)(recipe)
+    unique = unique_positions(recipe, supply)
+    chosen = choose(recipe, Facts(vocabulary=vocabulary, unique=unique, device="cuda", speed=speed, devices=devices))
+    return chosen.applied(recipe, "the recipe"), chosen.lines()
 
 
 def _as_estimate(recipe: Recipe, plan: Plan, profile: Profile, unread: bool) -> Plan:

@@ -213,7 +213,7 @@ def evaluate_run(
     """
     from shoestring.runs.network_trainee import NetworkTrainee  # imports this module
 
-    folder.check_records(folder.recipe, folder.plan)
+    folder.check_records(folder.recipe, folder.choices, folder.plan)
     recipe = folder.read_recipe()
     plan = read_plan(recipe, folder.plan)
     if text is not None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoestring.core.choices import Choices
 from shoestring.core.errors import PlanError, UserError
 from shoestring.core.family import network_cost
 from shoestring.core.files import free_bytes
@@ -38,9 +39,11 @@ class NetworkTask(Task):
 
     command = ("train",)
 
-    def __init__(self, recipe: Recipe):
-        self.recipe, self.workload = recipe, recipe.workload
-        self.batch = self.most_rows = recipe.batch
+    def __init__(self, recipe: Recipe, choices: Choices | None = None):
+        self.recipe, self.choices = recipe, choices
+        if not recipe.autos:  # until its numbers are chosen, a task is only asked for its corpus
+            self.workload, self.batch = recipe.workload, recipe.batch
+            self.most_rows = self.batch
 
     def check(self, devices: int) -> None:
         if self.batch % devices:
@@ -79,7 +82,8 @@ class NetworkTask(Task):
     def make_plan(
         self, profile: Profile, spent: float = 0.0, devices: int = 1, correction: Correction = NO_HISTORY
     ) -> Plan:
-        return plan_network(self.recipe, ready_rows(self.recipe), profile, spent, devices, correction)
+        plan = plan_network(self.recipe, ready_rows(self.recipe), profile, spent, devices, correction)
+        return plan if self.choices is None else replace(plan, lines=(*plan.lines, *self.choices.lines()))
 
     def prepare(self, plan: Plan, reporter: Reporter) -> None:
         if self.recipe.data.stream is None and self.recipe.data.label is None:

@@ -14,6 +14,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import number
 from shoestring.core.units import Bytes
 from shoestring.core.warmup import least_steps
 from shoestring.data.pack.order import Pool
@@ -81,7 +82,7 @@ class NetworkTrainee(Trainee):
         self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
 
     def warmup(self) -> Warmup:
-        return Warmup.planned(self.planned_steps, self.recipe.train.warmup, least_steps(self.recipe))
+        return Warmup.planned(self.planned_steps, number(self.recipe.train.warmup), least_steps(self.recipe))
 
     @property
     def saveable(self) -> Learner:

@@ -115,7 +115,8 @@ def read_history(folders: Iterable[Path]) -> tuple[list[Past], list[str]]:
                 missing = folder.plan if folder.done.is_file() else folder.done
                 left_out.append(f"{path} (not a finished run: no {missing.name})")
                 continue
-            folder.check_records(folder.machine, folder.plan, folder.done, folder.profile, folder.recipe)
+            records = (folder.machine, folder.plan, folder.done, folder.profile, folder.recipe, folder.choices)
+            folder.check_records(*records)
             machine = Machine.read(folder.machine).fingerprint if folder.machine.is_file() else None
             plan, outcome = Plan.read(folder.plan), Outcome.read(folder.done)
             measured_on = plan.measured_on
@@ -143,15 +144,19 @@ def history_of(paths: Sequence[Path]) -> tuple[list[Past], list[str]]:
     return past, left_out
 
 
-def read_profile(task: Task, folder: RunFolder, file: Path | None = None) -> Profile:
-    """An existing profile: the run folder's own, or the one in `file`. Another corpus than its own is sampled."""
+def measured_profile(folder: RunFolder, file: Path | None = None) -> Profile:
+    """An existing profile: the run folder's own, or the one in `file`."""
     path = file or folder.profile
     if not path.is_file():
         raise PlanError(
             f"there is no profile {path}; measure this machine first: shoestring measure RECIPE, "
             f"or give figures by hand: --time, --tokens-per-second, …"
         )
-    profile = Profile.read(path)
+    return Profile.read(path)
+
+
+def own_profile_of(task: Task, profile: Profile, path: Path) -> Profile:
+    """The profile in `path` for this task; another corpus than its own is sampled."""
     if not task.fits(profile):
         raise PlanError(f"{path} was measured with another model, row length or batch; run: shoestring measure RECIPE")
     return with_own_density(task.recipe, profile)

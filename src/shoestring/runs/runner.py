@@ -21,6 +21,7 @@ from shoestring.runs.corpus_work import CorpusWork
 from shoestring.runs.measure import ensure_profile, measure_together, measuring_of, own_profile
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.reporter import Reporter
+from shoestring.runs.settle import keep_choices, settled
 from shoestring.runs.task import Task, task_of
 from shoestring.track import read_outcome
 
@@ -49,21 +50,20 @@ def run(
     Under torchrun all processes call this; the first one writes, and the others return None. After `limit` seconds, or
     before a Slurm allocation ends, the session saves and stops.
     """
-    task = task_of(recipe)
     slurm_job()  # one that has ended is refused before anything is written
     if launched().world == 1:
-        return _run(task, reporter, clock, plan_file, limit)
+        return _run(recipe, reporter, clock, plan_file, limit)
     from shoestring.parallel.process_group import sharing_work
     from shoestring.probe.machine import pick_device
 
     with sharing_work(pick_device()) as group:
         reporter = reporter if group.rank == 0 else Reporter()
-        finished = _run(task, reporter, clock, plan_file, limit, group)
+        finished = _run(recipe, reporter, clock, plan_file, limit, group)
         return finished if group.rank == 0 else None
 
 
 def _run(
-    task: Task,
+    recipe: Recipe,
     reporter: Reporter,
     clock: Clock,
     plan_file: Path | None,
@@ -71,11 +71,19 @@ def _run(
     group: ProcessGroup | None = None,
 ) -> Finished | None:
     """As `run`, in one process of a group, or in a single process, which loads torch only for training."""
-    folder, devices = RunFolder.of(task.recipe), 1 if group is None else group.world
-    with clock.during("measure"):
-        measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
+    folder, devices = RunFolder.of(recipe), 1 if group is None else group.world
     with contextlib.ExitStack() as stack:
-        work = stack.enter_context(CorpusWork(task, reporter))
+        work = stack.enter_context(CorpusWork(task_of(recipe), reporter))
+
+        def settle() -> Task:
+            if recipe.autos:
+                work.begin_sampling()
+            return settled(recipe, folder, devices, work.density, plan_file=plan_file)
+
+        with clock.during("plan"):
+            task = settle() if group is None else group.on_first(settle)
+        with clock.during("measure"):
+            measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
 
         def begin() -> Plan | None:
             """Lock the run, plan it and begin to prepare its data; None where the run is finished."""
@@ -83,7 +91,8 @@ def _run(
             task.check(devices)
             given = read_plan(task.recipe, plan_file) if plan_file else None
             stack.enter_context(folder.lock())
-            with folder.claiming(task.recipe):
+            with folder.claiming(recipe):
+                keep_choices(task, folder)
                 if folder.has_begun:  # its plan is made, and needs no profile
                     folder.check_records(*(path for path in folder.records if path != folder.profile))
                 if read_outcome(folder) is not None:

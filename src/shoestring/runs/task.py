@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shoestring.core.choices import Choices
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Plan, Profile
 from shoestring.planning.history import NO_HISTORY, Correction
@@ -27,6 +28,8 @@ class Task(ABC):
     """The recipe of a run, and what its kind decides."""
 
     recipe: Recipe
+    choices: Choices | None = None
+    """What was chosen for fields of the recipe that were "auto"; the recipe has the numbers."""
     command: tuple[str, ...]
     """Words of the command that runs it."""
     workload: str
@@ -84,7 +87,7 @@ class Task(ABC):
         return profile.workload == self.workload
 
 
-def task_of(recipe: Recipe) -> Task:
+def task_of(recipe: Recipe, choices: Choices | None = None) -> Task:
     """The task of a recipe: the only place that distinguishes networks from HMMs."""
     if recipe.hmm is not None:
         from shoestring.runs.hmm_task import HmmTask
@@ -92,4 +95,4 @@ def task_of(recipe: Recipe) -> Task:
         return HmmTask(recipe, recipe.hmm)
     from shoestring.runs.network_task import NetworkTask
 
-    return NetworkTask(recipe)
+    return NetworkTask(recipe, choices)

@@ -40,7 +40,7 @@ def trained_weights(
     folder: RunFolder, checkpoint: CheckpointSpec = LAST, say: Say = _silent
 ) -> tuple[dict[str, Tensor], State]:
     """The weights that a run's scores belong to, by name: their running means where it keeps them."""
-    folder.check_records(folder.recipe)
+    folder.check_records(folder.recipe, folder.choices)
     opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path, say)
     if opened.state.recipe != folder.read_recipe().fingerprint:
         raise RunError(f"{opened.path} belongs to another recipe than {folder.path}")
@@ -95,7 +95,7 @@ def load_run(
     folder: RunFolder, checkpoint: CheckpointSpec = LAST, device: torch.device | None = None, say: Say = _silent
 ) -> LoadedRun:
     """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
-    folder.check_records(folder.recipe, folder.tokenizer)
+    folder.check_records(folder.recipe, folder.choices, folder.tokenizer)
     recipe = folder.read_recipe()
     recipe.need_network(f"{folder.path} is the run of an HMM, not of a network")
     if not folder.tokenizer.is_file():

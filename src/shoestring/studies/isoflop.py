@@ -132,8 +132,9 @@ def _resized(model: Model, width: int, layers: int, heads: int | None) -> Model:
     """The model at another size, with the same ratios of hidden width and of key heads."""
     hidden = model.hidden and max(8, round(model.hidden / model.width * width / 8) * 8)
     keys = model.kv_heads and (model.kv_heads if heads is None else heads * model.kv_heads // model.heads)
+    heads = heads or model.heads
     return replace(
-        model, width=width, layers=layers, heads=heads or model.heads, hidden=hidden or None, kv_heads=keys or None
+        model, size=None, width=width, layers=layers, heads=heads, hidden=hidden or None, kv_heads=keys or None
     )
 
 

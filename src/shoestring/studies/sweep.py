@@ -22,6 +22,7 @@ from shoestring.runs.measure import ensure_profile, measuring_of
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.prepare import with_own_density
 from shoestring.runs.reporter import Reporter
+from shoestring.runs.settle import settled, speed_of
 from shoestring.runs.task import Task, task_of
 
 
@@ -121,7 +122,8 @@ def what_if(
     for change in changes:
         if change not in settings:
             devices = _device_count(change)
-    recipe = recipe_file.load(file, [*overrides, *settings])
+    written = recipe_file.load(file, [*overrides, *settings])
+    recipe = settled(written, RunFolder.of(written), devices, speed=speed_of(profile)).recipe
     used, notes = profile_for(recipe, [profile])
     error = ESTIMATE_ERROR if notes else 0.0
     plan = plan_task(task_of(recipe), used, devices=devices, estimate_error=error, history=history)
@@ -177,7 +179,8 @@ def plan_runs(recipes: Sequence[Recipe], devices: int | None = None, history: Se
                 profile = Profile.read(folder.profile)
             except ShoestringError:  # written by an older version, or damaged: ignored
                 continue
-            if task_of(recipe).fits(profile):
+            settled_recipe = settled(recipe, folder, profile.devices, speed=speed_of(profile)).recipe
+            if task_of(settled_recipe).fits(profile):
                 measured.append(profile)
     if not measured:
         names = ", ".join(recipe.run.name for recipe in recipes[:3])
@@ -190,8 +193,9 @@ def plan_runs(recipes: Sequence[Recipe], devices: int | None = None, history: Se
         if RunFolder.of(recipe).done.is_file():
             lines.append(GridLine(name=recipe.run.name, plan=None))
             continue
-        profile, notes = profile_for(recipe, measured)
+        own = settled(recipe, RunFolder.of(recipe), devices or measured[0].devices, speed=speed_of(measured[0])).recipe
+        profile, notes = profile_for(own, measured)
         error, count = ESTIMATE_ERROR if notes else 0.0, devices or profile.devices
-        plan = plan_task(task_of(recipe), profile, devices=count, estimate_error=error, history=history)
+        plan = plan_task(task_of(own), profile, devices=count, estimate_error=error, history=history)
         lines.append(GridLine(name=recipe.run.name, plan=plan, is_estimate=bool(notes)))
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shoestring.core.sections import Train
+from shoestring.core.sections import Train, number
 from shoestring.core.warmup import MOST, warmup_share
 
 
@@ -81,12 +81,13 @@ class Schedule:
 
 def learning_rate(train: Train, progress: float, warmup: Warmup | None = None) -> float:
     """The rate in the middle of a step at `progress` in [0, 1]: a linear warm-up, then the schedule."""
+    peak = number(train.lr)
     if warmup is None:
-        warmup = Warmup(share=train.warmup, least=0, end=train.warmup)
+        warmup = Warmup(share=number(train.warmup), least=0, end=number(train.warmup))
     if progress < warmup.end:
-        return warmup.rate(train.lr, progress)
+        return warmup.rate(peak, progress)
     if train.schedule == "constant":
-        return train.lr
+        return peak
     left = (1 - progress) / (1 - warmup.end)
     shape = left if train.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
-    return train.lr * (train.final_lr + (1 - train.final_lr) * shape)
+    return peak * (train.final_lr + (1 - train.final_lr) * shape)

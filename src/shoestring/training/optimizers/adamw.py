@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.core.sections import Train
+from shoestring.core.sections import Train, number
 from shoestring.models.layers.operators import HAS_TRITON
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def adamw_of(plain: list[Tensor], decayed: list[Tensor], settings: Train) -> Ada
     """AdamW for weights with and without decay."""
     groups = [
         {"params": plain, "weight_decay": 0.0},
-        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": decayed, "weight_decay": number(settings.weight_decay)},
     ]
-    betas = (settings.beta1, settings.beta2)
-    return AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=betas, fused=True)
+    betas = (settings.beta1, number(settings.beta2))
+    return AdamW([group for group in groups if group["params"]], lr=number(settings.lr), betas=betas, fused=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
-from shoestring.core.sections import Train
+from shoestring.core.sections import Train, number
 from shoestring.training.optimizers.adamw import adamw_of, uncompiled
 
 if TYPE_CHECKING:
@@ -76,6 +76,6 @@ def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for all other weights."""
     found: list[torch.optim.Optimizer] = [adamw_of(weights.plain, weights.decayed, settings)]
     if weights.matrices:
-        decay = settings.weight_decay
-        found.append(Muon(weights.matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        decay = number(settings.weight_decay)
+        found.append(Muon(weights.matrices, lr=number(settings.lr), weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return found

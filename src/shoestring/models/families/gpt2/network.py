@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.sections import Model
+from shoestring.core.sections import Model, number
 from shoestring.cost.transformer import table_positions
 from shoestring.models.batch import Batch
 from shoestring.models.families.gpt2 import FAMILY
@@ -37,7 +37,7 @@ class GPT2(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.dropout = model.dropout
+        self.dropout = number(model.dropout)
         self.heads = Heads(model.heads, model.heads, model.width // model.heads)
         blocks.draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
 
@@ -69,7 +69,7 @@ class Block(blocks.Block):
     def __init__(self, model: Model):
         super().__init__()
         d, f = model.width, FAMILY.hidden(model)
-        self.heads, self.dropout = model.heads, model.dropout
+        self.heads, self.dropout = model.heads, number(model.dropout)
         self.norm1 = LayerNorm(d, eps=EPSILON)
         self.qkv = nn.Linear(d, 3 * d)
         self.out = nn.Linear(d, d)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shoestring.core.sections import Model
+from shoestring.core.sections import Model, number
 from shoestring.models.batch import Batch
 from shoestring.models.families.llama import FAMILY, norm_eps
 from shoestring.models.language_model import LanguageModel, Output
@@ -35,7 +35,7 @@ class Llama(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.dropout = model.dropout
+        self.dropout = number(model.dropout)
         self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
         turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)
@@ -68,7 +68,7 @@ class LlamaBlock(Block):
     def __init__(self, model: Model):
         super().__init__()
         self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
-        self.channels, self.dropout = model.width // model.heads, model.dropout
+        self.channels, self.dropout = model.width // model.heads, number(model.dropout)
         (qkv, d), _ = FAMILY.block_products(model)["attention"]
         (gate_up, _), (_, f) = FAMILY.block_products(model)["mlp"]
         self.norm1 = RMSNorm(d, eps=norm_eps(model))

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.sections import Model
+from shoestring.core.sections import Model, number
 from shoestring.cost.transformer import table_positions
 from shoestring.models.batch import Batch
 from shoestring.models.families.masked_lm import FAMILY, TOKEN_TYPES
@@ -49,7 +49,7 @@ class MaskedLM(LanguageModel):
         self.types = nn.Embedding(TOKEN_TYPES, d)
         self.embedding_norm = LayerNorm(d, eps=EPSILON)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
-        self.classes, self.dropout = model.classes, model.dropout
+        self.classes, self.dropout = model.classes, number(model.dropout)
         if model.classes:
             self.pooler = nn.Linear(d, d)
             self.classifier = nn.Linear(d, model.classes)
@@ -130,7 +130,7 @@ class Block(blocks.Block):
     def __init__(self, model: Model):
         super().__init__()
         d, f = model.width, FAMILY.hidden(model)
-        self.heads, self.dropout = model.heads, model.dropout
+        self.heads, self.dropout = model.heads, number(model.dropout)
         self.qkv = nn.Linear(d, 3 * d)
         self.out = nn.Linear(d, d)
         self.norm1 = LayerNorm(d, eps=EPSILON)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
-from shoestring.core.sections import Model
+from shoestring.core.sections import Model, number
 from shoestring.models.batch import Batch
 from shoestring.models.families.perceiver_ar import FAMILY, kept_of, latents_of
 from shoestring.models.language_model import LanguageModel, Output
@@ -49,7 +49,7 @@ class PerceiverAR(LanguageModel):
             raise UserError(f"model.latents = {self.latents}: must be at most data.length = {length}")
         if model.width % model.heads or model.width == model.heads:
             raise UserError(f"model.heads = {model.heads}: must divide model.width = {model.width} into 2 or more each")
-        self.prefix_dropout, self.dropout = model.prefix_dropout, model.dropout
+        self.prefix_dropout, self.dropout = model.prefix_dropout, number(model.dropout)
         self.embedding = nn.Embedding(vocab_size, model.width)
         self.positions = nn.Embedding(length, model.width)
         self.blocks = nn.ModuleList(PerceiverBlock(model, hybrid=i == 0) for i in range(model.layers))
@@ -131,7 +131,7 @@ class PerceiverBlock(Block):
     def __init__(self, model: Model, hybrid: bool):
         super().__init__()
         d, f = model.width, FAMILY.hidden(model)
-        self.heads, self.dropout = model.heads, model.dropout
+        self.heads, self.dropout = model.heads, number(model.dropout)
         self.norm1 = LayerNorm(d)
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.out = nn.Linear(d, d, bias=hybrid)

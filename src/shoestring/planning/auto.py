@@ -1,0 +1,319 @@
+"""The values of fields that are "auto": from published laws and our own, each with its rule, source and constants.
+
+All functions are pure. N is parameters without embeddings, D positions of training, B positions of a step, U positions
+of the training text that are not repeated. The laws were fitted on networks of 46 M parameters and more, except ours,
+which was measured on 27 k to 600 k (`bench/auto_law.py`); between the two ranges they are interpolated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from shoestring.core.choices import SHAPE, Choice, Choices
+from shoestring.core.errors import PlanError
+from shoestring.core.family import family_of, network_cost
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Cost
+from shoestring.core.sections import MOST_ROWS, Model, number
+from shoestring.core.units import Count
+from shoestring.core.warmup import least_steps
+from shoestring.planning.make import REPORT_SECONDS, reserve_seconds
+
+STEP_LR, STEP_LR_N, STEP_LR_D = 1.79, -0.713, 0.307
+STEP_BATCH, STEP_BATCH_D = 0.58, 0.571
+"""Step Law (Li et al. 2025): peak learning rate and batch in tokens, fitted on 60 M to 1 B parameters."""
+STEP_LEAST = 46e6
+"""Parameters from which on independent optima agree with it."""
+BATCH_FACTOR = 1.8
+"""By which 18 independent optima of 46 M to 2.9 B parameters had larger batches."""
+OWN_LR, OWN_LR_N, OWN_LR_D, OWN_MOST = 1.0, -0.45, 0.0, 6e5
+"""Ours: peak learning rate of AdamW, and the parameters of the largest network that it was fitted to."""
+MUON_FACTOR = 1.0
+"""Learning rate of Muon (its update scaled to the size of AdamW's) over that of AdamW."""
+MOST_LR = 0.02
+
+HALF_LIFE = 500_000
+"""Positions after which the mean squared gradient has forgotten half of a step."""
+MOST_BETA2, LEAST_BETA2 = 0.999, 0.95
+WARMUP = 0.05
+
+TIMESCALE, TIMESCALE_D = 1.084, -0.527
+"""Steps that the decay averages over, as a share of all, by D / N (Bergsma et al. 2025)."""
+USUAL_DECAY, MOST_DECAY = 0.1, 3.0
+"""The published best for little data is up to 30 times the usual (Kim et al. 2025)."""
+DROPOUT = 0.1
+
+LAW_A, LAW_B, LAW_EXPONENT = 521.0, 1488.0, 0.353
+REPEAT_D, REPEAT_N = 15.4, 5.3
+"""Data-constrained law (Muennighoff et al. 2023): loss terms A / N^e and B / D^e, and how fast repeated text and
+parameters beyond what the text supports lose their value."""
+ASPECT, CHANNELS = 64, 64
+"""Width per layer and channels per head of a network whose size is chosen, as in nanochat."""
+LEAST_WIDTH, MOST_WIDTH = 64, 4096
+STEP_OVERHEAD = {"cpu": 0.0, "cuda": 0.003}
+"""Seconds of a step that a larger batch does not lengthen: launches, the update."""
+SETUP_SECONDS = {"cpu": 4.0, "cuda": 15.0}
+TRAIN_SHARE = 0.85
+"""Of the time, what steps take; the rest evaluates, saves and reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a run before anything is chosen."""
+
+    vocabulary: int
+    unique: float | None
+    """Positions of the training text; None: as many as the run reads."""
+    device: str
+    """"cpu" or "cuda"."""
+    speed: float | None
+    """FLOPs per second of whole passes on one device; None: not needed, or unknown."""
+    devices: int = 1
+
+
+class Chosen(NamedTuple):
+    value: float
+    reason: str
+
+
+def choose(recipe: Recipe, facts: Facts) -> Choices:
+    """A choice for every field of the recipe that is "auto"."""
+    wanted, found = recipe.autos, list[Choice]()
+    written = recipe.fingerprint
+
+    def take(field: str, chosen: Chosen) -> Recipe:
+        found.append(Choice(field=field, value=chosen.value, reason=chosen.reason))
+        return with_value(recipe, field, chosen.value)
+
+    if "model.size" in wanted:
+        model, reason = best_size(recipe, facts)
+        reasons = (reason, f"width / {ASPECT}, at least 2", f"{model.width // model.heads} channels each")
+        for field, why in zip(SHAPE, reasons, strict=True):
+            found.append(Choice(field=field, value=getattr(model, field.partition(".")[2]), reason=why))
+        recipe = replace(recipe, model=model)
+    if "model.dropout" in wanted:  # it changes no count of parameters
+        recipe = with_value(recipe, "model.dropout", 0.0)
+    cost = _cost(recipe, facts)
+    n = float(cost.total_parameters - cost.parameters.get("embedding", 0))
+    if "budget.epochs" in wanted:
+        recipe = take("budget.epochs", useful_epochs(n, facts.unique))
+    d = positions(recipe, facts, cost)
+    if "train.batch" in wanted:
+        recipe = take("train.batch", best_batch(recipe, facts, cost, d))
+    b = float(recipe.batch * recipe.data.length)
+    steps = max(1.0, d / b)
+    epochs = None if facts.unique is None else d / facts.unique
+    if "train.lr" in wanted:
+        trained = recipe.model.init is not None or recipe.model.name is not None
+        recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained))
+    if "train.warmup" in wanted:
+        recipe = take("train.warmup", best_warmup(least_steps(recipe)))
+    if "train.beta2" in wanted:
+        recipe = take("train.beta2", best_beta2(b))
+    if "train.weight_decay" in wanted:
+        recipe = take("train.weight_decay", best_decay(n, d, steps, number(recipe.train.lr)))
+    if "model.dropout" in wanted:
+        recipe = take("model.dropout", best_dropout(n, facts.unique, epochs))
+    return Choices(recipe=written, chosen=tuple(found))
+
+
+def with_value(recipe: Recipe, field: str, value: Any) -> Recipe:
+    """The recipe with another value of "section.field"."""
+    section, _, name = field.partition(".")
+    return replace(recipe, **{section: replace(getattr(recipe, section), **{name: value})})
+
+
+def positions(recipe: Recipe, facts: Facts, cost: Cost) -> float:
+    """D: the positions that the tightest budget allows, before any plan."""
+    budget, allowed = recipe.budget, list[float]()
+    if budget.tokens is not None:
+        allowed.append(float(int(budget.tokens)))
+    if budget.steps is not None:
+        allowed.append(float(int(budget.steps)) * recipe.batch * recipe.data.length)
+    if budget.flops is not None:
+        allowed.append(float(budget.flops) / cost.train_flops_per_token)
+    if isinstance(budget.epochs, float) and facts.unique is not None:
+        allowed.append(budget.epochs * facts.unique)
+    if budget.time is not None and facts.speed is not None:
+        time = float(budget.time)
+        left = time - SETUP_SECONDS[facts.device] - reserve_seconds(time) - REPORT_SECONDS
+        allowed.append(
+            TRAIN_SHARE * max(0.05 * time, left) * pass_speed(recipe.model, facts) / cost.train_flops_per_token
+        )
+    if not allowed:
+        raise PlanError('"auto": the budget says nothing about the tokens of this run; give budget.tokens')
+    return max(min(allowed), 1.0)
+
+
+FULL_WIDTH, WIDTH_POWER = {"cpu": 128, "cuda": 1024}, {"cpu": 0.6, "cuda": 1.0}
+"""The width from which on passes reach the speed of large products, and how it falls below: 17.6, 43.9 and 123 s per
+million positions of 32 × 2, 64 × 2 and 128 × 3 on one core; 3.6 M positions per second of 256 × 6 on an H200."""
+
+
+def pass_speed(model: Model, facts: Facts) -> float:
+    """FLOPs per second of whole passes of this network on all devices."""
+    assert facts.speed is not None, "it was asked for"
+    return facts.speed * facts.devices * width_share(model, facts.device)
+
+
+def width_share(model: Model, device: str) -> float:
+    """Of the speed of large products, what passes of this width reach."""
+    if "width" not in family_of(model).fields:
+        return 1.0
+    return float(min(1.0, (model.width / FULL_WIDTH[device]) ** WIDTH_POWER[device]))
+
+
+def sizes(model: Model) -> Iterable[Model]:
+    """Networks of one ratio of width and layers, the smallest first."""
+    width = LEAST_WIDTH
+    while width <= MOST_WIDTH:
+        channels = CHANNELS if width >= 4 * CHANNELS else CHANNELS // 2
+        yield replace(model, size=None, width=width, layers=max(2, width // ASPECT), heads=width // channels)
+        width += 32 if width < 256 else 64 if width < 1024 else 128
+
+
+def best_size(recipe: Recipe, facts: Facts) -> tuple[Model, str]:
+    """The network with the least loss by the data-constrained law, for what the budget lets each of them read."""
+    least: tuple[float, Model, float, float] | None = None
+    dropped = 0.0 if recipe.model.dropout == "auto" else recipe.model.dropout
+    for model in sizes(replace(recipe.model, dropout=dropped)):
+        cost = _cost(replace(recipe, model=model), facts)
+        n = float(cost.total_parameters - cost.parameters.get("embedding", 0))
+        budget = recipe.budget if recipe.budget.epochs != "auto" else replace(recipe.budget, epochs=None)
+        d = positions(replace(recipe, budget=budget, model=model), facts, cost)
+        loss = constrained_loss(n, d, facts.unique)
+        if least is None or loss < least[0]:
+            least = loss, model, n, d
+    assert least is not None, "there are sizes"
+    _, model, n, d = least
+    text = "each read once" if facts.unique is None or facts.unique >= d else f"{d / facts.unique:.3g} epochs"
+    return model, (
+        f"N = {_short(n)} reads D = {_short(d)} ({text}) in the budget: the least {LAW_A:g} N^-{LAW_EXPONENT} + "
+        f"{LAW_B:g} D^-{LAW_EXPONENT}, with repeats worth less (Muennighoff et al. 2023)"
+    )
+
+
+def constrained_loss(n: float, d: float, unique: float | None) -> float:
+    """What a law says of the loss above its limit: of N parameters and D positions, of which U are unique."""
+    text = d if unique is None else min(d, unique)
+    supported = (LAW_A / LAW_B) ** (1 / LAW_EXPONENT) * text  # parameters that the unique text supports
+    used = min(n, supported) if d > text else n
+    d_worth = text + text * REPEAT_D * (1 - math.exp(-(d / text - 1) / REPEAT_D))
+    n_worth = used + used * REPEAT_N * (1 - math.exp(-(n / used - 1) / REPEAT_N))
+    return float(LAW_A * n_worth**-LAW_EXPONENT + LAW_B * d_worth**-LAW_EXPONENT)
+
+
+EPOCHS_FACTOR, LEAST_EPOCHS, MOST_EPOCHS = 16.0, 4.0, 36.0
+
+
+def useful_epochs(n: float, unique: float | None) -> Chosen:
+    """Epochs after which held-out loss is expected to rise: fewer, the more parameters there are for the text."""
+    if unique is None:
+        return Chosen(1.0, "the corpus has no end: each position is read once")
+    found = min(MOST_EPOCHS, max(LEAST_EPOCHS, EPOCHS_FACTOR * math.sqrt(unique / n)))
+    value = float(f"{found:.2g}")
+    return Chosen(
+        value,
+        f"at most {EPOCHS_FACTOR:g} √(U / N), {LEAST_EPOCHS:g} to {MOST_EPOCHS:g}: N = {_short(n)}, U = "
+        f"{_short(unique)} positions; up to 4 are nearly as good as new text (Muennighoff et al. 2023)",
+    )
+
+
+def best_batch(recipe: Recipe, facts: Facts, cost: Cost, d: float) -> Chosen:
+    """Rows of a step: by a law of D, at least what fills the device, and such that they divide over the devices."""
+    length, law = recipe.data.length, law_batch(d)
+    reason = f"{STEP_BATCH * BATCH_FACTOR:.3g} D^{STEP_BATCH_D} positions, D = {_short(d)}: Step Law × {BATCH_FACTOR}"
+    wanted = law
+    if facts.speed is not None and recipe.budget.time is not None:
+        filling = STEP_OVERHEAD[facts.device] * pass_speed(recipe.model, facts) / cost.train_flops_per_token
+        if filling > law:
+            wanted = min(filling, 4 * law)
+            reason = f"fills the device, at most 4 times the law of {_short(law)}: {reason}"
+    rows = min(wanted, d / FEWEST_STEPS) / length / facts.devices
+    per_device = 1 << max(0, round(math.log2(max(1.0, rows))))
+    return Chosen(min(MOST_ROWS, per_device * facts.devices), f"{reason}; a power of 2 per device")
+
+
+FEWEST_STEPS = 200
+"""A run has about as many, whatever its batch should be."""
+
+
+def law_batch(d: float) -> float:
+    """The best batch in positions."""
+    return float(BATCH_FACTOR * STEP_BATCH * d**STEP_BATCH_D)
+
+
+def step_law_lr(n: float, d: float) -> float:
+    return float(STEP_LR * n**STEP_LR_N * d**STEP_LR_D)
+
+
+def own_lr(n: float, d: float) -> float:
+    return float(OWN_LR * n**OWN_LR_N * d**OWN_LR_D)
+
+
+def best_lr(n: float, d: float, b: float, optimizer: str, trained: bool = False) -> Chosen:
+    """The peak learning rate: our law up to 0.6 M parameters, Step Law from 46 M on, between them on a line of logs."""
+    share = min(1.0, max(0.0, math.log(n / OWN_MOST) / math.log(STEP_LEAST / OWN_MOST)))
+    law = step_law_lr(n, d) ** share * own_lr(n, d) ** (1 - share)
+    step = f"Step Law, {STEP_LR} N^{STEP_LR_N} D^{STEP_LR_D}"
+    own = f"our law of small networks, {OWN_LR:.3g} N^{OWN_LR_N:.3g} D^{OWN_LR_D:.3g}"
+    rule = step if share == 1 else own if share == 0 else f"between {own} and {step} ({share:.0%} of the way)"
+    law_b = law_batch(d)
+    batch = min(2.0, max(0.5, math.sqrt(b / law_b)))
+    rule += f", N = {_short(n)}, D = {_short(d)}"
+    if not math.isclose(batch, 1.0, rel_tol=0.05):
+        rule += f"; × {batch:.2g} = √(batch / {_short(law_b)}), 0.5 to 2 (nanochat)"
+    factor = batch * (MUON_FACTOR if optimizer == "muon" else 1.0)
+    if optimizer == "muon":
+        rule += f"; × {MUON_FACTOR:g} for Muon"
+    if trained:
+        factor, rule = factor * TRAINED_FACTOR, f"{rule}; × {TRAINED_FACTOR:g} for weights that are trained already"
+    return Chosen(float(f"{min(MOST_LR, law * factor):.3g}"), rule)
+
+
+TRAINED_FACTOR = 0.1
+
+
+def best_warmup(least: int) -> Chosen:
+    """The warm-up as a share of the steps; its floor in steps is the schedule's."""
+    return Chosen(WARMUP, f"{WARMUP:.0%} of the steps, and at least {least}, as the family needs")
+
+
+def best_beta2(b: float) -> Chosen:
+    """The decay of the mean squared gradient."""
+    found = min(MOST_BETA2, max(LEAST_BETA2, 0.5 ** (b / HALF_LIFE)))
+    return Chosen(
+        float(f"{found:.4g}"),
+        f"half-life of {_short(HALF_LIFE)} positions, {LEAST_BETA2:g} to {MOST_BETA2:g}; {_short(b)} per step",
+    )
+
+
+def best_decay(n: float, d: float, steps: float, lr: float) -> Chosen:
+    """The weight decay: by its timescale, and more of it where parameters exceed a text that is repeated."""
+    share = TIMESCALE * (d / n) ** TIMESCALE_D
+    law = 1 / (lr * steps * share)
+    usual = min(MOST_DECAY, max(USUAL_DECAY, law))
+    rule = (
+        f"1 / (lr · steps · {share:.2g}), {USUAL_DECAY:g} to {MOST_DECAY:g}: averages over {TIMESCALE:g} "
+        f"(D / N)^{TIMESCALE_D:g} of the run (Bergsma et al. 2025)"
+    )
+    return Chosen(float(f"{usual:.2g}"), rule)
+
+
+def best_dropout(n: float, unique: float | None, epochs: float | None) -> Chosen:
+    """Dropout only where a text is repeated so often that the network could learn it by heart."""
+    if unique is None or epochs is None or epochs <= LEAST_EPOCHS or n < unique:
+        return Chosen(0.0, "none: the text is not repeated so often that the network could learn it by heart")
+    rule = f"{epochs:.3g} epochs over U = {_short(unique)} positions with N = {_short(n)}: more parameters than text"
+    return Chosen(DROPOUT, rule)
+
+
+def _cost(recipe: Recipe, facts: Facts) -> Cost:
+    return network_cost(recipe.model, facts.vocabulary, recipe.data.length, recipe.data.masked)
+
+
+def _short(value: float) -> str:
+    return Count(round(value)).short()

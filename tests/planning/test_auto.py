@@ -1,0 +1,161 @@
+"""The values of fields that are "auto", against numbers worked out by hand from the published laws."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from shoestring.core.choices import Choices
+from shoestring.core.errors import PlanError, RecipeError, RecordError
+from shoestring.core.recipe import AUTOS, Recipe
+from shoestring.core.recipe_file import build, dump
+from shoestring.planning import auto
+from shoestring.planning.auto import Facts, choose
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "budget": {"time": "10m", "epochs": "auto"},
+    "data": {"source": "text:a.txt", "length": 128},
+    "model": {"size": "auto", "dropout": "auto"},
+    "train": {"batch": "auto", "lr": "auto", "warmup": "auto", "weight_decay": "auto", "beta2": "auto"},
+}
+FACTS = Facts(vocabulary=257, unique=7e6, device="cpu", speed=5e10)
+
+
+def values_of(choices: Choices) -> dict[str, float]:
+    return {choice.field: choice.value for choice in choices.chosen}
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    values = {section: fields | sections.get(section, {}) for section, fields in EVERYTHING.items()}
+    return build(values, "test")
+
+
+def test_step_law_is_that_of_the_article() -> None:
+    """N = 1e9, D = 1e11: 1.79 · 10^(-6.417) · 10^3.377, and 0.58 · 10^6.281 tokens."""
+    assert auto.step_law_lr(1e9, 1e11) == pytest.approx(1.79 * 10**-3.040, rel=1e-3)
+    assert auto.law_batch(1e11) == pytest.approx(1.8 * 0.58 * 10**6.281, rel=1e-3)
+    found = auto.best_lr(1e9, 1e11, auto.law_batch(1e11), "adamw")
+    assert found.value == pytest.approx(1.63e-3, rel=1e-2)
+    assert found.reason == "Step Law, 1.79 N^-0.713 D^0.307, N = 1B, D = 100B"
+
+
+def test_repeated_text_is_worth_what_the_article_says() -> None:
+    """U = 1e9 read 4 times is worth 1e9 · (1 + 15.4 · (1 - e^(-3/15.4))) = 3.73e9, and ever more often 16.4e9."""
+    beyond = 1e30
+    four, all_of_it = (auto.constrained_loss(beyond, d, 1e9) for d in (4e9, 1e12))
+    parameters = auto.constrained_loss(beyond, beyond, 1e9) - 1488 * 16.4e9**-0.353
+    assert four - parameters == pytest.approx(1488 * 3.726e9**-0.353, rel=1e-3)
+    assert all_of_it - parameters == pytest.approx(1488 * 16.4e9**-0.353, rel=1e-3)
+    assert auto.constrained_loss(1e9, 2e10, None) == pytest.approx(521 * 1e9**-0.353 + 1488 * 2e10**-0.353)
+
+
+def test_a_batch_that_is_four_times_the_law_has_twice_the_learning_rate() -> None:
+    n, d = 1e8, 1e9
+    law = auto.law_batch(d)
+    rates = [auto.best_lr(n, d, factor * law, "adamw").value for factor in (0.01, 0.25, 1, 4, 100)]
+    assert [rate / rates[2] for rate in rates] == pytest.approx([0.5, 0.5, 1, 2, 2], rel=0.01)
+
+
+def test_the_learning_rate_has_no_jump_between_the_laws() -> None:
+    sizes = [10 ** (3 + i / 50) for i in range(400)]
+    rates = [auto.best_lr(n, 20 * n, auto.law_batch(20 * n), "adamw").value for n in sizes]
+    assert all(0.85 < b / a < 1.15 for a, b in itertools.pairwise(rates))
+
+
+def test_the_squared_gradient_forgets_by_tokens_not_by_steps() -> None:
+    small, large = (auto.best_beta2(b).value for b in (2_000, 16_000))
+    assert small**8 == pytest.approx(large, rel=1e-2)
+    assert auto.best_beta2(1).value == auto.MOST_BETA2 and auto.best_beta2(1e9).value == auto.LEAST_BETA2
+
+
+def test_fewer_epochs_for_more_parameters() -> None:
+    epochs = [auto.useful_epochs(n, 1e7).value for n in (1e5, 1e6, 1e7, 1e8, 1e9)]
+    assert epochs == sorted(epochs, reverse=True)
+    assert auto.LEAST_EPOCHS == epochs[-1] < epochs[0] == auto.MOST_EPOCHS
+
+
+def test_every_field_is_chosen_and_the_recipe_then_has_only_numbers() -> None:
+    written = recipe()
+    assert set(written.autos) == set(AUTOS)
+    choices = choose(written, FACTS)
+    made = choices.applied(written, "test")
+    assert made.autos == () and made.model.size is None and '"auto"' not in dump(made).replace('precision = "auto"', "")
+    assert written.autos, "what was written stays"
+    assert all(choice.reason for choice in choices.chosen)
+    assert {line.quantity for line in choices.lines()} == set(values_of(choices))
+
+
+def test_what_is_given_is_kept() -> None:
+    written = recipe(train={"batch": 7, "lr": 0.5}, model={"size": None, "width": 96, "layers": 3, "heads": 4})
+    made = choose(written, FACTS).applied(written, "test")
+    assert (made.batch, made.train.lr, made.model.width, made.model.layers) == (7, 0.5, 96, 3)
+
+
+def test_a_choice_is_a_function_of_the_recipe_and_the_facts() -> None:
+    assert choose(recipe(), FACTS) == choose(recipe(), FACTS)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("time", ["10s", "1h"])
+def test_a_batch_divides_over_the_devices(devices: int, time: str) -> None:
+    written = recipe(budget={"time": time})
+    facts = Facts(vocabulary=257, unique=None, device="cuda", speed=3e14, devices=devices)
+    assert values_of(choose(written, facts))["train.batch"] % devices == 0
+
+
+def test_more_time_buys_a_larger_model_until_the_text_ends() -> None:
+    def size(time: str, unique: float | None) -> int:
+        facts = Facts(vocabulary=257, unique=unique, device="cuda", speed=3e14)
+        return int(values_of(choose(recipe(budget={"time": time}), facts))["model.width"])
+
+    assert size("1m", None) < size("1h", None) < size("1d", None)
+    assert size("1d", 7e6) < size("1d", None)
+
+
+def test_regularisation_is_for_a_text_that_is_read_often_by_more_parameters_than_it_has() -> None:
+    assert auto.best_dropout(1e7, 1e6, 10.0).value > 0
+    assert auto.best_dropout(1e5, 1e6, 10.0).value == auto.best_dropout(1e7, 1e6, 1.0).value == 0
+    assert auto.best_dropout(1e7, None, None).value == 0
+
+
+def test_weights_that_are_trained_already_get_a_tenth() -> None:
+    fresh, trained = (auto.best_lr(1e8, 1e9, 1e5, "adamw", trained).value for trained in (False, True))
+    assert trained == pytest.approx(fresh / 10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        ({"model": {"family": "hf", "name": "gpt2"}}, 'model.size: model.family = "hf" has none'),
+        ({"model": {"width": 64}}, 'model.width and model.size = "auto": give one of the two'),
+        ({"budget": {"time": None, "tokens": 100}}, 'model.size = "auto": needs budget.time or budget.flops'),
+        ({"budget": {"steps": 100}}, "train: no effective batch, and budget.steps says nothing without one"),
+        ({"model": {"dropout": "automatic"}}, 'model.dropout = "automatic": must be a finite number, or "auto"'),
+        ({"model": {"size": "large"}}, 'model.size = "large": must be "auto"'),
+        ({"train": {"batch": 2.5}}, 'train.batch = 2.5: must be a whole number, or "auto"'),
+        ({"train": {"tokens": "1Ki"}}, "train.batch = auto and train.tokens = 1024: give one of the two"),
+    ],
+)
+def test_auto_where_it_makes_no_sense_is_refused(sections: dict[str, dict[str, Any]], line: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe(**sections)
+    assert any(line in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_epochs_of_an_hmm_are_given() -> None:
+    with pytest.raises(RecipeError, match=r'budget.epochs = "auto": is for networks'):
+        build({"budget": {"epochs": "auto"}, "data": {"tokenizer": "words:9", "documents": 9}, "hmm": {}}, "test")
+
+
+def test_choices_for_other_fields_are_refused() -> None:
+    choices = choose(recipe(), FACTS)
+    with pytest.raises(RecordError, match=r"chooses .*train.lr.*, not"):
+        choices.applied(recipe(train={"lr": 0.1}), "choices.json")
+
+
+def test_a_budget_that_says_nothing_about_tokens_is_refused() -> None:
+    written = build({"budget": {"epochs": 2}, "train": {"lr": "auto", "batch": 4}}, "test")
+    with pytest.raises(PlanError, match=r"give budget.tokens"):
+        choose(written, Facts(vocabulary=257, unique=None, device="cpu", speed=None))
