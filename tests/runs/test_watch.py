@@ -13,10 +13,13 @@ from profiles import write_profile
 from shoestring.cli.root import root
 from shoestring.core.clock import Clock
 from shoestring.core.recipe_file import load
+from shoestring.core.records import Profile
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.runs.plan import plan_task
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.runner import run
+from shoestring.runs.task import task_of
 from shoestring.runs.watch import Watch
 from shoestring.training.checkpoint import State
 from shoestring.training.schedule import Schedule
@@ -81,7 +84,7 @@ class Listener(Reporter):
         self.progress = progress
 
 
-def test_done_and_json_have_the_verdicts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_done_has_the_verdicts_and_the_next_plan_learns_the_loss(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run, so short that it learns nothing beyond counting."""
     write_profile(tiny)
     monkeypatch.chdir(tiny.parent)
@@ -99,3 +102,11 @@ def test_done_and_json_have_the_verdicts(tiny: Path, monkeypatch: pytest.MonkeyP
     told = json.loads(done.stdout.splitlines()[-1])
     assert [verdict["kind"] for verdict in told["verdicts"]] == ["learned_nothing", "noise"]
     assert "Learned nothing beyond counting" in done.stderr
+    profile = Profile.read(folder.profile)
+    again = plan_task(task_of(load(tiny, ["run.name=again"])), profile)
+    assert again.loss == pytest.approx(outcome.loss, rel=0.02)
+    low, high = again.intervals["loss"]
+    assert low < outcome.loss < high
+    (line,) = [line for line in again.lines if line.quantity == "held-out loss"]
+    assert "1 finished run on the same data" in line.reason
+    assert plan_task(task_of(load(tiny, ["run.name=other", "data.length=16"])), profile).loss is None

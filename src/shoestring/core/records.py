@@ -278,10 +278,13 @@ class Plan(Record):
     disk_bytes: int | None = None
     peak_bytes: int | None = None
     evaluations: int | None = None
+    loss: float | None = None
+    """Held-out loss to expect, by finished runs on the same data; None: there are none."""
     most_steps: int | None = None
     """If the time limits the run, the most steps that the other budgets allow; None: any number."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """(low, high) of the fields that are uncertain; about 95 % of runs are expected between them."""
+    """(low, high) of the fields that are uncertain; about 95 % of runs are expected between them,
+    and 90 % of losses."""
     correction: float | None = None
     """Factor for the measured seconds per step, learned from past runs; None: there were none."""
     measured_on: str | None = None

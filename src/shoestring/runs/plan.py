@@ -15,6 +15,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Machine, Plan, Profile
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.planning.expect import PastLoss, expected_loss, loss_lines
 from shoestring.planning.history import Correction, Past, learn
 from shoestring.planning.make import reserve_seconds
 from shoestring.planning.sbatch import Job, sbatch_script
@@ -46,7 +47,7 @@ def plan_task(
     correction = learned(task.recipe, profile, history)
     correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
     try:
-        return task.make_plan(profile, spent, devices, correction)
+        return with_loss(task.make_plan(profile, spent, devices, correction), task.recipe, profile, history)
     except Refusal as refusal:
         why = profile.busy or (profile.stopped if profile.estimated and not estimate_error else None)
         if why is None or refusal.limit != "time":
@@ -58,6 +59,43 @@ def plan_task(
                 pace = Line(quantity="pace", value=f"{factor} times as fast as {profile.how}", reason=reason)
                 return replace(plan, lines=(*plan.lines, pace))
         raise
+
+
+def with_loss(plan: Plan, recipe: Recipe, profile: Profile, history: Sequence[Path] = ()) -> Plan:
+    """The plan with the held-out loss to expect, where runs on the same data are finished beside it or in `history`."""
+    if recipe.kind == "hmm" or plan.predictions is None:
+        return plan
+    past = past_losses(recipe, history or finished_runs(Path(recipe.run.folder)))
+    found = expected_loss(past, profile.cost.total_parameters, plan.predictions)
+    if found is None:
+        return plan
+    return replace(
+        plan,
+        loss=found.loss,
+        intervals=plan.intervals | {"loss": (found.low, found.high)},
+        lines=(*plan.lines, *loss_lines(found, len(past))),
+    )
+
+
+def past_losses(recipe: Recipe, folders: Iterable[Path]) -> list[PastLoss]:
+    """What finished runs on the same data and of the same kind came to; those that overfitted say nothing about it."""
+    found = []
+    for folder in map(RunFolder, folders):
+        with contextlib.suppress(ShoestringError, UnicodeDecodeError):  # `learned` tells of it
+            folder.check_records(folder.done, folder.profile, folder.recipe)
+            other, outcome = folder.read_recipe(), Outcome.read(folder.done)
+            overfits = any(verdict.kind == "overfitting" for verdict in outcome.verdicts)
+            if other.kind == recipe.kind and _same_rows(other, recipe) and outcome.predictions and not overfits:
+                parameters = Profile.read(folder.profile).cost.total_parameters
+                found.append(PastLoss(parameters, outcome.predictions, outcome.loss))
+    return found
+
+
+def _same_rows(one: Recipe, other: Recipe) -> bool:
+    """Whether two recipes score the same kind of rows."""
+    names = ("source", "stream", "tokenizer", "length", "packing", "document_mask", "masked", "label", "validation")
+    same = all(getattr(one.data, name) == getattr(other.data, name) for name in names)
+    return same and one.stream_settings == other.stream_settings
 
 
 def _faster(profile: Profile, factor: float) -> Profile:

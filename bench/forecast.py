@@ -1,0 +1,130 @@
+"""How good the forecasts of the held-out loss are: their 90 % intervals and errors after a fifth of a run.
+
+    python bench/forecast.py                   20 runs of the built-in stories and of a stream, in a temporary folder
+    python bench/forecast.py --steps 8000      the same, longer
+    python bench/forecast.py --text PATH       the same on a text of one's own, one document per line
+    python bench/forecast.py --runs FOLDER     what finished runs below a folder would have expected
+
+Wanted: at least 80 % of the intervals hold the loss at the end, and a median error of at most 2 % at a fifth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import record
+
+import shoestring
+from shoestring.core.run_folder import RunFolder
+from shoestring.report.forecast import forecast, taken_path
+from shoestring.track import read_lines
+from shoestring.track.curve import Curve
+
+SHARES = (0.1, 0.2, 0.4, 0.7)
+
+
+def grid(steps: int, text: str | None) -> Iterator[dict[str, Any]]:
+    """Recipes that differ in family, learning rate, schedule, size, batch, length and data: two seeds of ten."""
+    source = {"source": "stories"} if text is None else {"source": f"text:{text}", "heldout": 0.05}
+    base: dict[str, Any] = {
+        "data": {**source, "tokenizer": "bytes", "length": 64},
+        "model": {"family": "llama", "width": 64, "layers": 2, "heads": 4},
+        "train": {"batch": 16, "lr": 3e-3},
+    }
+    changes: list[dict[str, dict[str, Any]]] = [
+        {},
+        {"train": {"lr": 1e-3}},
+        {"train": {"lr": 1e-2}},
+        {"train": {"schedule": "linear"}},
+        {"train": {"schedule": "constant"}},
+        {"train": {"final_lr": 0.1, "batch": 8}},
+        {"model": {"family": "gpt2"}, "train": {"lr": 2e-3}},
+        {"model": {"width": 128, "layers": 3}, "train": {"lr": 2e-3}},
+        {"data": {"tokenizer": "words:1000"}},
+        {"data": {"stream": "markov:10"}},
+    ]
+    for number in range(2 * len(changes)):
+        change = changes[number % len(changes)]
+        recipe = {section: values | change.get(section, {}) for section, values in base.items()}
+        if "stream" in recipe["data"]:
+            recipe["data"] = {name: recipe["data"][name] for name in ("stream", "length")}
+        length = steps * (2 if number >= len(changes) else 1)
+        yield {"run": {"name": f"run{number:02d}", "seed": number}, "budget": {"steps": length}, **recipe}
+
+
+def trained(recipes: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
+    """The folders of these runs, each trained to its end."""
+    found = []
+    for recipe in recipes:
+        recipe["run"]["folder"] = str(folder / "runs")
+        if "stream" not in recipe["data"]:
+            recipe["data"]["folder"] = str(folder / "stores")
+        found.append(shoestring.train(recipe, show=False).folder)
+        print(found[-1].name, flush=True)
+    return found
+
+
+def forecasts(folder: Path) -> dict[str, Any] | None:
+    """What a run would have expected after each share of its steps, given its schedule; None where it has no curve."""
+    curve = Curve.of(read_lines(RunFolder(folder).metrics))
+    path = taken_path(curve)
+    if path is None or not curve.heldout:
+        return None
+    actual, steps, made = curve.heldout[-1].loss, curve.training[-1].step, {}
+    for share in SHARES:
+        found = forecast(curve.until(share * steps), path)
+        if found is not None:
+            error, held = actual / found.loss - 1 if found.loss else None, found.low <= actual <= found.high
+            made[f"{share:g}"] = {
+                "loss": found.loss, "low": found.low, "high": found.high, "error": error, "held": held,
+            }  # fmt: skip
+    return {"run": folder.name, "steps": steps, "loss": actual, "forecasts": made}
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By share: how many runs had a forecast, the part whose interval held, and the median absolute error."""
+    found = {}
+    for share in map("{:g}".format, SHARES):
+        made = [run["forecasts"][share] for run in runs if share in run["forecasts"]]
+        errors = [abs(each["error"]) for each in made if each["error"] is not None]
+        if errors:
+            held = sum(each["held"] for each in made) / len(made)
+            width = statistics.median((each["high"] - each["low"]) / 2 / each["loss"] for each in made)
+            found[share] = {
+                "runs": len(made), "held": held, "median_error": statistics.median(errors), "median_half_width": width,
+            }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="a folder of finished runs")
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="steps of the first ten runs; the others have twice as many"
+    )
+    parser.add_argument("--text", help="a text of one's own")
+    parser.add_argument("--most", type=int, help="at most so many runs")
+    parser.add_argument("--out", type=Path, help="folder of the record; default: results")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        if asked.runs is None:
+            folders = trained(list(grid(asked.steps, asked.text))[: asked.most], Path(temporary))
+        else:
+            folders = sorted(done.parent for done in asked.runs.rglob("DONE"))
+        runs = [found for folder in folders if (found := forecasts(folder)) is not None]
+    shares = summary(runs)
+    for share, found in shares.items():
+        print(
+            f"after {float(share):.0%}: {found['held']:.0%} of {found['runs']} intervals hold, "
+            f"median error {found['median_error']:.1%}, half width {found['median_half_width']:.1%}"
+        )
+    record.write("forecast", {"shares": shares, "runs": runs}, asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The benchmark of forecasts: its recipes are valid, and its numbers are those of its runs."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from shoestring.core import recipe_file
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    spec = importlib.util.spec_from_file_location("bench_forecast", BENCH / "forecast.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_twenty_different_recipes_are_valid(bench: ModuleType, tmp_path: Path) -> None:
+    recipes = [*bench.grid(1000, None), *bench.grid(1000, str(tmp_path / "text.txt"))]
+    found = {recipe_file.build(recipe, "test").fingerprint for recipe in recipes}
+    assert len(found) == 2 * 20 - 2, "those of a stream are the same"
+
+
+def test_a_run_is_asked_after_each_share_and_summed_up(bench: ModuleType, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = []
+    for step in range(1, 201):
+        lines.append({"step": step, "loss": 1 + 4 * step**-0.5, "lr": 1e-3})
+        if step % 20 == 0:
+            lines.append({"step": step, "heldout_loss": 1.1 + 4 * step**-0.5})
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = bench.forecasts(run)
+    assert list(found["forecasts"]) == ["0.1", "0.2", "0.4", "0.7"]
+    assert found["loss"] == lines[-1]["heldout_loss"]
+    last = found["forecasts"]["0.7"]
+    assert last["error"] == pytest.approx(found["loss"] / last["loss"] - 1)
+    missed = {**found, "forecasts": {"0.7": last | {"held": not last["held"], "error": 0.5}}}
+    shares = bench.summary([found, missed])
+    assert shares["0.7"]["held"] == 0.5 and shares["0.7"]["runs"] == 2
+    assert shares["0.7"]["median_error"] == pytest.approx((0.5 + abs(last["error"])) / 2)
