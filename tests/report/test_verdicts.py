@@ -62,6 +62,17 @@ def test_a_rise_within_the_error_is_no_overfitting() -> None:
     assert kinds(changed(flat, "heldout_error", lambda *_: 0.01)) == ["overfitting"]
 
 
+def test_a_steady_rise_within_the_error_of_few_rows_is_overfitting() -> None:
+    """Evaluations are of the same rows: one differs from the next by less than the error of either."""
+    rising = changed(
+        clean_lines(error=0.2, evaluations=20),
+        "heldout_loss",
+        lambda step, _: 2 + abs(step - 200) / 2000 + step % 3 / 999,
+    )
+    assert kinds([line for line in rising if line["step"] <= 220]) == []
+    assert kinds(rising) == ["overfitting"]
+
+
 def test_a_rise_of_both_losses_is_not_overfitting() -> None:
     both = clean_lines()
     for name in ("loss", "heldout_loss"):

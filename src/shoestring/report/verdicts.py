@@ -25,6 +25,8 @@ SIGMAS = 2.0
 """Standard errors that a difference must exceed."""
 UNKNOWN_ERROR = 0.005
 """Relative standard error of a held-out loss whose error was not recorded."""
+_STEADY = 3
+"""Evaluations that must all be above the best where the rise is within the error."""
 FEWEST_LINES = 40
 """Training lines below which nothing is said about spikes and the learning rate."""
 _WINDOW = 16
@@ -117,7 +119,7 @@ def _named(baseline: str) -> str:
 def _overfitting(curve: Curve, unit: str) -> Verdict | None:
     """Whether the held-out loss rose from its best by more than its error while the training loss fell."""
     best, last = curve.best, curve.heldout[-1] if curve.heldout else None
-    if best is None or last is None or last.loss - best.loss <= SIGMAS * error_of(best):
+    if best is None or last is None or not _rose(curve.heldout, best):
         return None
     then, end = _training_near(curve, best.step), _training_near(curve, last.step)
     if then is None or end is None or end >= then:
@@ -128,6 +130,23 @@ def _overfitting(curve: Curve, unit: str) -> Verdict | None:
         "more weight decay, or fewer epochs."
     )
     return Verdict(kind="overfitting", text=text)
+
+
+def _rose(heldout: Sequence[HeldoutLine], best: HeldoutLine) -> bool:
+    """Whether the loss rose beyond its error; or less, but steadily.
+
+    All evaluations are of the same rows, so that one differs from the next by much less than their error. Where the
+    last ones are all above the best by four times that scatter, the rise is no chance.
+    """
+    if heldout[-1].loss - best.loss > SIGMAS * error_of(best):
+        return True
+    losses = [line.loss for line in heldout]
+    after = losses[losses.index(best.loss) + 1 :][-_STEADY:]
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:])][-3 * _STEADY :]
+    if len(after) < _STEADY or len(bends) < _STEADY:
+        return False
+    scatter = statistics.median(bends) / (0.6745 * math.sqrt(6))
+    return min(after) - best.loss > max(4 * scatter, UNKNOWN_ERROR * best.loss)
 
 
 def _training_near(curve: Curve, step: int) -> float | None:
@@ -215,7 +234,7 @@ def _too_high(curve: Curve, unstable: Verdict | None, clip: float | None) -> Ver
         return None
     where = [spike.line for spike in _spikes(lines)] if unstable.kind == "unstable" else [_risen(lines)[0].line]
     high = sum((line.lr or 0.0) >= peak / 2 for line in where)
-    if high < 0.8 * len(where):
+    if high < 0.6 * len(where):
         return None
     norms = [line.grad_norm for line in lines if line.grad_norm is not None]
     clipped = sum(norm > clip for norm in norms) / len(norms) if clip is not None and norms else 0.0
