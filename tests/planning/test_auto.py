@@ -9,8 +9,10 @@ import pytest
 
 from shoestring.core.choices import Choices
 from shoestring.core.errors import PlanError, RecipeError, RecordError
+from shoestring.core.family import family_of
 from shoestring.core.recipe import AUTOS, Recipe
 from shoestring.core.recipe_file import build, dump
+from shoestring.core.sections import Model
 from shoestring.planning import auto
 from shoestring.planning.auto import Facts, choose
 
@@ -118,6 +120,14 @@ def test_regularisation_is_for_a_text_that_is_read_often_by_more_parameters_than
     assert auto.best_dropout(1e7, 1e6, 10.0).value > 0
     assert auto.best_dropout(1e5, 1e6, 10.0).value == auto.best_dropout(1e7, 1e6, 1.0).value == 0
     assert auto.best_dropout(1e7, None, None).value == 0
+
+
+def test_a_network_with_norms_after_its_parts_gets_a_smaller_learning_rate() -> None:
+    plain, masked = (
+        auto.best_lr(1e8, 1e9, 1e5, "adamw", family=family_of(Model(family=name))) for name in ("gpt2", "masked_lm")
+    )
+    assert masked.value == pytest.approx(0.4 * plain.value, rel=1e-2)
+    assert masked.reason == f"{plain.reason}; × 0.4 for masked_lm"
 
 
 def test_weights_that_are_trained_already_get_a_tenth() -> None:

@@ -38,6 +38,9 @@ class Family(ABC):
     recompute: tuple[Recompute, ...] = ("none",)
     """Kinds of recomputation that it supports."""
 
+    lr_factor: float = 1.0
+    """Its best learning rate over that of a Llama of the same size."""
+
     def problems(self, recipe: Recipe) -> list[str]:  # noqa: ARG002
         """Problems of a recipe with this family: a line each, with the field and what to do."""
         return []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shoestring.core.choices import SHAPE, Choice, Choices
 from shoestring.core.errors import PlanError
-from shoestring.core.family import family_of, network_cost
+from shoestring.core.family import Family, family_of, network_cost
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
 from shoestring.core.sections import MOST_ROWS, Model, number
@@ -108,7 +108,7 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
     epochs = None if facts.unique is None else d / facts.unique
     if "train.lr" in wanted:
         trained = recipe.model.init is not None or recipe.model.name is not None
-        recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained))
+        recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained, family_of(recipe.model)))
     if "train.warmup" in wanted:
         recipe = take("train.warmup", best_warmup(least_steps(recipe)))
     if "train.beta2" in wanted:
@@ -254,7 +254,9 @@ def own_lr(n: float, d: float) -> float:
     return float(OWN_LR * n**OWN_LR_N * d**OWN_LR_D)
 
 
-def best_lr(n: float, d: float, b: float, optimizer: str, trained: bool = False) -> Chosen:
+def best_lr(
+    n: float, d: float, b: float, optimizer: str, trained: bool = False, family: Family | None = None
+) -> Chosen:
     """The peak learning rate: our law up to 0.6 M parameters, Step Law from 46 M on, between them on a line of logs."""
     share = min(1.0, max(0.0, math.log(n / OWN_MOST) / math.log(STEP_LEAST / OWN_MOST)))
     law = step_law_lr(n, d) ** share * own_lr(n, d) ** (1 - share)
@@ -269,6 +271,8 @@ def best_lr(n: float, d: float, b: float, optimizer: str, trained: bool = False)
     factor = batch * (MUON_FACTOR if optimizer == "muon" else 1.0)
     if optimizer == "muon":
         rule += f"; × {MUON_FACTOR:g} for Muon"
+    if family is not None and family.lr_factor != 1:
+        factor, rule = factor * family.lr_factor, f"{rule}; × {family.lr_factor:g} for {family.name}"
     if trained:
         factor, rule = factor * TRAINED_FACTOR, f"{rule}; × {TRAINED_FACTOR:g} for weights that are trained already"
     return Chosen(float(f"{min(MOST_LR, law * factor):.3g}"), rule)
