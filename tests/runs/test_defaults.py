@@ -14,8 +14,10 @@ from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Model
+from shoestring.core.warmup import least_steps
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
+from shoestring.track import read_lines
 
 BATCH, LETTERS = 16, "abcdefgh"
 LR = 5e-3
@@ -64,4 +66,6 @@ def test_a_family_learns_more_than_counting_with_its_defaults(
     run(recipe, Reporter(), Clock(0.0))
     evaluation = Evaluation.read(folder.evaluation)
     baselines = evaluation.baselines
+    rates = [line["lr"] for line in read_lines(folder.metrics) if "lr" in line]
+    assert rates.index(max(rates)) == min(least_steps(recipe), steps // 4), "the first step at the peak"
     assert evaluation.loss < (baselines["unigram"] - 0.5 if hidden else baselines["bigram"])

@@ -21,10 +21,11 @@ from shoestring.storage.tensor_file import write_tensors
 from shoestring.training import checkpoint
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.learner import Learner
-from shoestring.training.schedule import Schedule
+from shoestring.training.schedule import Schedule, Warmup
 
 VOCABULARY = 11
-STATE = State(recipe="r1", data="d1", schedule=Schedule(total=40, anchor_step=2, anchor_progress=0.125))
+WARMUP = Warmup(share=0.05, least=100, end=1 / 3, start=-0.1)
+STATE = State(recipe="r1", data="d1", schedule=Schedule(total=40, anchor_step=2, anchor_progress=0.125, warmup=WARMUP))
 
 
 def make(seed: int = 0, width: int = 16, **settings: Any) -> Learner:
