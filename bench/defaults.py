@@ -2,8 +2,8 @@
 
 python bench/defaults.py [--time 2m] [--families llama,masked_lm] [--out FOLDER]
 
-A recipe gives its data and family, a batch, and on a CPU a size that two minutes suffice for; everything else is the
-default. `reached` says whether the loss is below the bigram's, or for hidden tokens half a nat below the unigram's.
+A recipe gives its data, family, size and batch, and leaves the learning rate to "auto"; everything else is the default.
+`reached` says whether the loss is below the bigram's, or for hidden tokens half a nat below the unigram's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hf": {"name": "neox"},
 }
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
-    "cpu": {"model": {"width": 96, "layers": 2, "heads": 4}, "train": {"batch": 16}},
-    "cuda": {"model": {"width": 512, "layers": 8, "heads": 8}, "train": {"batch": 128}},
+    "cpu": {"model": {"width": 96, "layers": 2, "heads": 4}, "train": {"batch": 16, "lr": "auto"}},
+    "cuda": {"model": {"width": 512, "layers": 8, "heads": 8}, "train": {"batch": 128, "lr": "auto"}},
 }
 NEOX = {
     "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 648, "hidden_size": 96,

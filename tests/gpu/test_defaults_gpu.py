@@ -1,4 +1,4 @@
-"""On a GPU: a recipe that says nothing but its data, family and batch learns more than counting, within two minutes."""
+"""On a GPU: a recipe that says little but its data, family and batch learns more than counting, within two minutes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ family = "{family}"
 {more}
 [train]
 batch = 64
+lr = "auto"
 [evaluate]
 rows = 128
 """
