@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +130,19 @@ def test_a_network_with_norms_after_its_parts_gets_a_smaller_learning_rate() -> 
     )
     assert masked.value == pytest.approx(0.4 * plain.value, rel=1e-2)
     assert masked.reason == f"{plain.reason}; × 0.4 for masked_lm"
+
+
+def test_a_config_alone_has_random_weights(tmp_path: Path) -> None:
+    """A model of transformers is trained already, unless its folder has no weights."""
+    family, named = family_of(Model(family="hf")), partial(Model, family="hf")
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    assert family.begins_trained(named(name="bert-base-uncased"))
+    assert not family.begins_trained(named(name=str(tmp_path)))
+    assert not family.begins_trained(named(name=str(config)))
+    assert family.begins_trained(named(name=str(tmp_path), init="runs/other"))
+    (tmp_path / "model.safetensors").touch()
+    assert family.begins_trained(named(name=str(tmp_path)))
 
 
 def test_weights_that_are_trained_already_get_a_tenth() -> None:

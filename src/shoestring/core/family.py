@@ -53,6 +53,10 @@ class Family(ABC):
         """The number of positions at the end of a row that are predicted; None: all."""
         return None
 
+    def begins_trained(self, model: Model) -> bool:
+        """Whether its first weights are those of another training, not random ones."""
+        return model.init is not None
+
     def least_warmup(self, model: Model) -> int:  # noqa: ARG002
         """Steps that the learning rate rises at least, where a recipe does not say how long."""
         return LEAST_WARMUP

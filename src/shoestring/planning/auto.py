@@ -107,8 +107,9 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
     steps = max(1.0, d / b)
     epochs = None if facts.unique is None else d / facts.unique
     if "train.lr" in wanted:
-        trained = recipe.model.init is not None or recipe.model.name is not None
-        recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained, family_of(recipe.model)))
+        family = family_of(recipe.model)
+        trained = family.begins_trained(recipe.model)
+        recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained, family))
     if "train.warmup" in wanted:
         recipe = take("train.warmup", best_warmup(least_steps(recipe)))
     if "train.beta2" in wanted:

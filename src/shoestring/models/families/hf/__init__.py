@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from shoestring.core.family import Family
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
@@ -21,6 +23,13 @@ class HFFamily(InFolder, Family):
     def problems(self, recipe: Recipe) -> list[str]:
         missing = 'model.name: missing; family "hf" needs a hub name or a folder'
         return [missing] if recipe.model.name is None else []
+
+    def begins_trained(self, model: Model) -> bool:
+        """A config alone, or a folder that holds nothing but one, has random weights."""
+        if model.init is not None or model.name is None:
+            return model.init is not None
+        place = Path(model.name).expanduser()
+        return not place.exists() or (place.is_dir() and any(place.glob("*.safetensors*")))
 
     def predicts_hidden(self, model: Model) -> bool:
         from shoestring.models.families.hf.network import predicts_hidden, read_config
