@@ -85,7 +85,7 @@ KINDS: dict[str, str] = {
     "flops": QUANTITY, "step": COLUMN, "flops_per_step": QUANTITY, "tokens": QUANTITY, "params": QUANTITY,
     "group": COLUMN, "where": COLUMN, "names": CHOICE, "approach": CHOICE, "penalty": CHOICE, "delta": NUMBER,
     "window": NUMBER, "exponent": NUMBER, "drop_largest": NUMBER, "bootstraps": NUMBER, "name": TEXT,
-    "sizes": CHOICE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
+    "sizes": CHOICE, "text": SOURCE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {
@@ -100,6 +100,7 @@ OTHERS: dict[tuple[str, str], str] = {
 COMPARE = ("--loss", "loss", "--step", "step", "--flops-per-step", "1e15")
 CALLS: dict[str, tuple[str, ...]] = {
     "demo": (),
+    "best": ("corpus.txt", "--time", "1m"),
     "measure": ("new.toml", "--estimate"),
     "plan": ("new.toml",),
     "prepare": ("new.toml",),

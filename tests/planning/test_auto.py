@@ -145,6 +145,14 @@ def test_a_config_alone_has_random_weights(tmp_path: Path) -> None:
     assert family.begins_trained(named(name=str(tmp_path)))
 
 
+def test_more_decay_for_many_parameters_that_read_a_text_often() -> None:
+    n, d = 1e6, 1e7
+    usual, few, many, most = (auto.best_decay(n, d, 5000, 3e-3, unique).value for unique in (None, 3e6, 1e6, 1e4))
+    assert auto.best_decay(n, d, 5000, 3e-3, 2e7).value == usual, "nothing is repeated"
+    assert usual < few < many < most <= auto.MOST_DECAY
+    assert most == pytest.approx(usual * auto.MOST_MORE, rel=0.1)
+
+
 def test_weights_that_are_trained_already_get_a_tenth() -> None:
     fresh, trained = (auto.best_lr(1e8, 1e9, 1e5, "adamw", trained).value for trained in (False, True))
     assert trained == pytest.approx(fresh / 10, rel=0.01)

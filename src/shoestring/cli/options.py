@@ -78,12 +78,13 @@ class _Duration(click.ParamType[float]):
             self.fail(str(cause), param, ctx)
 
 
+DURATION = _Duration()
 checkpoint = click.option(
     "--checkpoint", type=_Checkpoint(), default="last", show_default=True, metavar="WHICH", help="last, best or a step."
 )
 plan_file = click.option("--plan", type=PATH, metavar="FILE", help="Follow this plan.json instead of making a plan.")
 time_limit = click.option(
-    "--time", type=_Duration(), metavar="TIME", help="Save and stop after this time (2h), or before Slurm's limit."
+    "--time", type=DURATION, metavar="TIME", help="Save and stop after this time (2h), or before Slurm's limit."
 )
 shard = click.option("--shard", default="0/1", metavar="I/N", help="Make part I of N, counted from 0.")
 

@@ -1,0 +1,176 @@
+"""A recipe from a text and a deadline alone, every field with its reason, for `shoestring best`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoestring.core import recipe_file
+from shoestring.core.choices import Choices
+from shoestring.core.errors import UserError
+from shoestring.core.recipe import Recipe
+from shoestring.core.registry import registry
+from shoestring.core.schema import show
+from shoestring.core.specs import SourceSpec
+from shoestring.core.units import Bytes, Seconds
+from shoestring.data.read.lines import COMPRESSIONS, open_file
+
+HELDOUT = 0.05
+FEWEST_SCORED = 32
+"""Held-out rows, for which a row is shortened."""
+LONGEST = {"cpu": 256, "cuda": 512}
+"""Bytes of a row by device."""
+SHORTEST = 16
+PACKED = 3.5
+"""Bytes of text per byte of a compressed file, about."""
+END_LINE = "<|endoftext|>"
+PEEKED = 1 << 18
+"""Bytes of a text that are looked at."""
+PARAGRAPHS_SHARE = 0.02
+"""Blank lines of a text whose documents are paragraphs."""
+_HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a text is, as fields of `[data]` with their reasons."""
+
+    name: str
+    fields: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    bytes: float | None = None
+    """Of text, about; None: unknown."""
+
+
+def look_at(text: str) -> Corpus:
+    """The corpus that a user names: a file, a folder, a hub name, or a source as in a recipe."""
+    spec = SourceSpec(text)
+    path = Path(text).expanduser()
+    if text and not os.path.exists(path) and ":" in text and spec.problem() is None:
+        name = re.sub(r"[^\w-]+", "-", spec.place.rpartition("/")[2] or spec).strip("-")
+        return Corpus(name or "best", {"source": (str(spec), "as given")})
+    if text and os.path.isfile(path):
+        kind, why = _kind_of([path])
+        fields, size = _fields(kind, str(path), [path], why), _text_bytes([path])
+        return Corpus(path.name.partition(".")[0] or "best", fields, size)
+    if text and os.path.isdir(path):
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in _suffixes())
+        if not files:
+            raise UserError(f"TEXT {text}: no file in this folder ends in {', '.join(_suffixes())}")
+        kind, why = _kind_of(files)
+        files = [file for file in files if _suffixes()[_suffix(file)] == _suffixes()[_suffix_of(files)]]
+        return Corpus(path.resolve().name or "best", _fields(kind, str(path), files, why), _text_bytes(files))
+    if re.fullmatch(_HUB_NAME, text):
+        return Corpus(text.rpartition("/")[2], {"source": (f"hf:{text}", "a hub data set: there is no such file")})
+    raise UserError(f"TEXT {show(text)}: there is no such file or folder; a hub data set is OWNER/NAME")
+
+
+def _suffixes() -> dict[str, str]:
+    """Format by suffix; paragraphs are told from lines by what is in a file."""
+    found: dict[str, str] = {}
+    for name, form in registry("format").items():
+        for suffix in form.suffixes:
+            found.setdefault(suffix, name)
+    return found
+
+
+def _suffix(file: Path) -> str:
+    name = Path(file.stem) if file.suffix.lower() in COMPRESSIONS else file
+    return name.suffix.lower()
+
+
+def _suffix_of(files: list[Path]) -> str:
+    return Counter(map(_suffix, files)).most_common(1)[0][0]
+
+
+def _kind_of(files: list[Path]) -> tuple[str, str]:
+    """The format of most files, and why."""
+    suffix = _suffix_of(files)
+    kind = _suffixes().get(suffix, "text")
+    return kind, f"by its name, {suffix or 'without a suffix'}"
+
+
+def _fields(kind: str, place: str, files: list[Path], why: str) -> dict[str, tuple[Any, str]]:
+    if kind != "text":
+        return {"source": (f"{kind}:{place}", why)}
+    with open_file(files[0]) as file:
+        lines = file.read(PEEKED).decode("utf-8", "replace").splitlines()
+    if any(line.strip() == END_LINE for line in lines):
+        return {
+            "source": (f"text:{place}", "plain text"),
+            "end_line": (END_LINE, "this line ends a document there"),
+        }
+    blank = sum(not line.strip() for line in lines)
+    if lines and blank > PARAGRAPHS_SHARE * len(lines):
+        return {"source": (f"paragraphs:{place}", "plain text with blank lines between documents")}
+    return {"source": (f"text:{place}", "plain text, one document per line")}
+
+
+def _text_bytes(files: list[Path]) -> float:
+    return sum(file.stat().st_size * (PACKED if file.suffix.lower() in COMPRESSIONS else 1.0) for file in files)
+
+
+Values = dict[str, dict[str, tuple[Any, str]]]
+"""(value, reason) by section and field."""
+
+
+def values_for(corpus: Corpus, time: float, device: str, name: str | None) -> Values:
+    """The fields of a recipe; what depends on the machine is "auto"."""
+    length, why = LONGEST[device], f"{LONGEST[device]} bytes on this {'GPU' if device == 'cuda' else 'CPU'}"
+    if corpus.bytes is not None:
+        while length > SHORTEST and corpus.bytes * HELDOUT / length < FEWEST_SCORED:
+            length //= 2
+            why = f"{Bytes(int(corpus.bytes)).short()} of text leave at least {FEWEST_SCORED} held-out rows"
+        if corpus.bytes * HELDOUT < 2 * SHORTEST:
+            raise UserError(
+                f"{Bytes(int(corpus.bytes)).short()} of text are too little to train on, and to hold some out"
+            )
+    auto = ("auto", "")
+    return {
+        "run": {"name": (f"best-{corpus.name}" if name is None else name, "its folder in runs/")},
+        "budget": {
+            "time": (str(Seconds(time)), "--time"),
+            **({"epochs": auto} if corpus.bytes is not None else {}),
+        },
+        "data": {
+            **corpus.fields,
+            "tokenizer": ("bytes", "no vocabulary to choose, and any text can be read"),
+            "length": (length, why),
+            "heldout": (HELDOUT, "for the held-out loss"),
+        },
+        "model": {"size": auto, "dropout": auto},
+        "train": dict.fromkeys(("batch", "lr", "warmup", "weight_decay", "beta2"), auto),
+    }
+
+
+def recipe_of(values: Values) -> Recipe:
+    plain = {section: {name: value for name, (value, _) in fields.items()} for section, fields in values.items()}
+    return recipe_file.build(plain, "the recipe")
+
+
+def with_choices(values: Values, choices: Choices) -> Values:
+    """The fields with numbers in place of "auto", and their reasons."""
+    found = {
+        section: {name: kept for name, kept in fields.items() if kept[0] != "auto"}
+        for section, fields in values.items()
+    }
+    for choice in choices.chosen:
+        section, _, name = choice.field.partition(".")
+        found[section][name] = (choice.value, choice.reason)
+    return found
+
+
+def text_of(values: Values, command: str) -> str:
+    """The recipe as TOML, with a comment above each field."""
+    lines = [f"# Written by: {command}", "# Edit it, and train it again under another name: shoestring train FILE", ""]
+    for section, fields in values.items():
+        lines.append(f"[{section}]")
+        for name, (value, why) in fields.items():
+            lines += [f"# {why}"] * bool(why)
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        lines.append("")
+    return "\n".join(lines)

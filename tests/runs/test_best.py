@@ -1,0 +1,101 @@
+"""`shoestring best`: from a text and a deadline to a recipe with a reason for every field."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shoestring.cli import running
+from shoestring.cli.root import root
+from shoestring.core.errors import ShoestringError, UserError
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import load
+from shoestring.runs import counted
+from shoestring.runs.best import look_at, recipe_of, text_of, values_for
+
+STORY = "Tom had a red ball. He ran to the park with it.\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(counted, "product_flops", lambda *_: 1e10)
+
+
+def source_of(text: str) -> dict[str, Any]:
+    return {name: value for name, (value, _) in look_at(text).fields.items()}
+
+
+def test_a_text_is_known_by_its_name_and_what_is_in_it() -> None:
+    Path("lines.txt").write_text(STORY * 50)
+    Path("blank.txt").write_text((STORY + "\n") * 50)
+    Path("ends.txt.gz").write_bytes(gzip.compress((STORY * 3 + "<|endoftext|>\n").encode() * 20))
+    Path("a.jsonl").write_text('{"text": "a"}\n')
+    Path("notes").write_text(STORY)
+    assert source_of("lines.txt") == {"source": "text:lines.txt"}
+    assert source_of("blank.txt") == {"source": "paragraphs:blank.txt"}
+    assert source_of("ends.txt.gz") == {"source": "text:ends.txt.gz", "end_line": "<|endoftext|>"}
+    assert source_of("a.jsonl") == {"source": "jsonl:a.jsonl"}
+    assert source_of("notes") == {"source": "text:notes"}
+    assert source_of("roneneldan/TinyStories") == {"source": "hf:roneneldan/TinyStories"}
+    assert source_of("hf:wikitext:a") == {"source": "hf:wikitext:a"}
+
+
+def test_a_folder_is_read_in_the_format_of_most_files() -> None:
+    Path("many").mkdir()
+    for number in range(3):
+        Path(f"many/{number}.jsonl").write_text('{"text": "a"}\n' * 100)
+    Path("many/readme.txt").write_text("about")
+    assert source_of("many") == {"source": "jsonl:many"}
+    assert look_at("many").bytes == 3 * 100 * len('{"text": "a"}\n')
+    Path("none").mkdir()
+    with pytest.raises(UserError, match=r"no file in this folder ends in \.txt"):
+        look_at("none")
+
+
+@pytest.mark.parametrize("text", ["", "absent.txt", "nope:x", "a b", "x" * 5000])
+def test_what_is_no_text_is_one_line(text: str) -> None:
+    result = CliRunner().invoke(root, ["best", "--time", "1m", "--", text])
+    assert isinstance(result.exception, ShoestringError) and "\n" not in str(result.exception)
+    assert not list(Path().glob("*.toml"))
+
+
+def test_rows_are_shortened_where_there_is_little_text_and_too_little_is_refused() -> None:
+    lengths = []
+    for size in (10**6, 10**5, 10**4):
+        Path("a.txt").write_bytes((STORY.encode() * 10**5)[:size])
+        lengths.append(values_for(look_at("a.txt"), 60.0, "cpu", None)["data"]["length"][0])
+    assert lengths == [256, 128, 16]
+    Path("a.txt").write_text("a\n" * 100)
+    with pytest.raises(UserError, match="too little to train on"):
+        values_for(look_at("a.txt"), 60.0, "cpu", None)
+
+
+def test_every_field_of_the_recipe_has_a_reason_above_it_and_it_is_read_back() -> None:
+    Path("a.txt").write_text(STORY * 5000)
+    values = values_for(look_at("a.txt"), 90.0, "cpu", "mine")
+    text = text_of(values, "shoestring best a.txt --time 90s")
+    Path("mine.toml").write_text(text)
+    assert load("mine.toml") == recipe_of(values)
+
+
+def test_the_command_writes_a_recipe_of_numbers_follows_it_again_and_refuses_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[Recipe] = []
+    monkeypatch.setattr(running, "run_in_terminal", lambda recipe, *_, **__: ran.append(recipe))
+    Path("a.txt").write_text(STORY * 5000)
+    assert CliRunner().invoke(root, ["best", "a.txt", "--time", "10m"]).exit_code == 0
+    lines = Path("best-a.toml").read_text().splitlines()
+    assert "auto" not in "".join(line for line in lines if not line.startswith("#")) and not ran[0].autos
+    fields = [number for number, line in enumerate(lines) if " = " in line and not line.startswith("#")]
+    assert fields and all(lines[number - 1].startswith("# ") for number in fields)
+    Path("best-a.toml").write_text("\n".join(lines).replace("dropout = ", "dropout = 0.25  # ") + "\n")
+    assert CliRunner().invoke(root, ["best", "a.txt", "--time", "10m"]).exit_code == 0
+    assert ran[1].model.dropout == 0.25, "an edited recipe is followed as it is"
+    other = CliRunner().invoke(root, ["best", "a.txt", "--time", "20m"])
+    assert "another text or time" in str(other.exception) and len(ran) == 2
