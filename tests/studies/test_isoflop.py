@@ -256,6 +256,7 @@ def test_warm_up_and_evaluation_of_the_article_are_alike_in_all_runs(experiment:
     flops = [own_flops(reference, vocabulary, "article")]
     for one, name in zip(design(reference, vocabulary, sizes, flops, "article", warmup, every), names):
         assert one.recipe.train.warmup == pytest.approx(shipped(name).train.warmup, rel=1e-4)
+        assert one.recipe.train.least_warmup == 0, "as long as asked for, whatever the family needs"
         state = State(recipe="", data="", schedule=Schedule(total=one.steps))
         due = Evenly(one.recipe.evaluate.every, state)
         for step in range(1000, one.steps + 1, 1000):

@@ -215,7 +215,7 @@ def _with_amounts(
         share = warmup.share(steps, tokens_per_step)
         if share >= 1:
             raise UserError(f"--warmup {warmup.text}: {recipe.run.name} has only {steps:,} steps")
-        recipe = replace(recipe, train=replace(recipe.train, warmup=share))
+        recipe = replace(recipe, train=replace(recipe.train, warmup=share, least_warmup=0))
     if every is not None:
         share = every.share(steps, tokens_per_step)
         if share <= 0:
