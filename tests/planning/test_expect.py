@@ -2,10 +2,14 @@
 
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from test_make import make, with_documents
 
-from shoestring.planning.expect import PastLoss, expected_loss, loss_lines
+from shoestring.core.records import Cost
+from shoestring.planning.expect import TURN_FACTOR, PastLoss, expected_loss, loss_lines, turn_epochs, turn_lines
 
 
 def test_without_runs_nothing_is_expected() -> None:
@@ -49,3 +53,50 @@ def test_intervals_hold_the_loss_of_a_planted_law() -> None:
         errors.append(abs(found.loss / next_run.loss - 1))
     assert sum(held) / len(held) >= 0.8
     assert sorted(errors)[100] < 0.1
+
+
+MEASURED = [  # parameters, positions of an epoch, epochs at the lowest held-out loss
+    (123_584, 16_320, 13.1),
+    (636_544, 16_320, 9.5),
+    (636_544, 49_088, 8.8),
+    (4_900_000, 7_000_000, 9.6),
+]
+
+
+@pytest.mark.parametrize(("parameters", "unique", "epochs"), MEASURED)
+def test_the_turn_is_near_what_was_measured(parameters: float, unique: float, epochs: float) -> None:
+    turn = turn_epochs(parameters, unique)
+    assert turn is not None
+    assert abs(math.log(turn / epochs)) < math.log(TURN_FACTOR)
+
+
+@pytest.mark.parametrize(("parameters", "unique"), [(21_792, 16_320), (21_792, 6_528), (1e8, 1e9)])
+def test_nothing_is_said_where_no_run_turned_or_none_was_tried(parameters: float, unique: float) -> None:
+    assert turn_epochs(parameters, unique) is None
+    assert turn_lines(40.0, parameters, unique, "a text") == []
+
+
+def test_many_epochs_of_a_small_text_are_expected_to_overfit() -> None:
+    """The case of the first user: a network of 4.9 M parameters reads 7.3 MB 32 times."""
+    (line,) = turn_lines(32.0, 4.9e6, 7.0e6, "7.3 MB")
+    assert line.quantity == "overfitting"
+    assert "32 epochs over 7.3 MB with 4.9M parameters: the held-out loss is expected to turn" in line.reason
+    for change in ("more text", "smaller model", "model.dropout", "train.weight_decay", "budget.epochs"):
+        assert change in line.reason
+    assert turn_lines(3.0, 4.9e6, 7.0e6, "7.3 MB") == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({}, True),
+        ({"model": {"dropout": 0.1}}, False),
+        ({"model": {"family": "masked_lm"}}, False),
+    ],
+)
+def test_a_plan_says_it_once_and_only_where_the_rule_was_measured(sections: dict[str, Any], said: bool) -> None:
+    profile = replace(with_documents(50), cost=Cost(parameters={"mlp": 5_000_000}, forward_flops_per_token=1e6))
+    few, many = (make({"epochs": epochs}, profile, **sections) for epochs in (2.0, 300.0))
+    found = [line.quantity for line in many.lines if line.quantity in ("overfitting", "repetition")]
+    assert found == (["overfitting"] if said else ["repetition"])
+    assert not any(line.quantity == "overfitting" for line in few.lines)

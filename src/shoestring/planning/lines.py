@@ -14,6 +14,7 @@ from shoestring.core.sections import Train, number
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate, with_name
 from shoestring.core.warmup import least_steps, warmup_reason, warmup_share
 from shoestring.planning.corpus import Corpus, full_passes
+from shoestring.planning.expect import turn_lines
 from shoestring.planning.figures import show_bytes, show_count, show_seconds
 from shoestring.planning.split import Split, is_measured
 
@@ -62,7 +63,20 @@ def plan_lines(
         ("parameters", Count(profile.cost.total_parameters).short(), groups),
     ]
     lines = [Line(quantity=quantity, value=value, reason=reason) for quantity, value, reason in table]
-    return [*lines, *download_lines(plan), *repetition_lines(plan.epochs, full_passes(recipe))]
+    repeated = _turn_lines(recipe, profile, corpus, plan) or repetition_lines(plan.epochs, full_passes(recipe))
+    return [*lines, *download_lines(plan), *repeated]
+
+
+def _turn_lines(recipe: Recipe, profile: Profile, corpus: Corpus, plan: Plan) -> list[Line]:
+    """A note where the held-out loss is expected to rise; none where the rule is not measured: for masked tokens,
+    classes, dropout, and weights that were trained before."""
+    model = recipe.model
+    unmeasured = recipe.data.label or model.dropout or model.init or model.name
+    if corpus.rows is None or plan.epochs is None or unmeasured or family_of(model).predicts_hidden(model):
+        return []
+    text = counted(round(corpus.rows), "row") if corpus.text_bytes is None else show_bytes(corpus.text_bytes)
+    unique = corpus.rows * recipe.data.length / full_passes(recipe)
+    return turn_lines(plan.epochs / full_passes(recipe), profile.cost.total_parameters, unique, text)
 
 
 def warmup_line(recipe: Recipe, total: int) -> tuple[str, str, str]:
