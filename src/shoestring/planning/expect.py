@@ -67,8 +67,8 @@ def _row(parameters: float, predictions: float, at_parameters: float, at_predict
 TURN, TURN_FACTOR = 10.0, 2.0
 """Epochs after which the held-out loss turns, within that factor either way. Four runs without dropout turned after
 8.8 to 13.1 epochs: networks of 124 k and 637 k parameters on 16 and 49 kB of stories, and one of 4.9 M on 7.3 MB; one
-of 124 k parameters on 49 kB had not after 14. By the law of Muennighoff et al. 2023 repeated text has lost most of its worth
-after 15.4 epochs."""
+of 124 k parameters on 49 kB had not after 14. By the law of Muennighoff et al. 2023 repeated text has lost most of its
+worth after 15.4 epochs."""
 TURN_LEAST, TURN_SHARE = 1e5, 0.5
 """Parameters, and parameters per position of an epoch, from which on that was seen: two networks of 22 k parameters did
 not turn within 40 epochs, and a text that is large for its network was not tried."""
