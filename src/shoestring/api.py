@@ -122,8 +122,8 @@ def train(
     return open_run(RunFolder.of(loaded).path)
 
 
-def evaluate(run: Run | str | Path, checkpoint: str | int = "last", data: str | None = None) -> Evaluation:
-    """Score a run's checkpoint ("last", "best" or a step) beside the baselines, on its held-out rows or on the text
+def evaluate(run: Run | str | Path, checkpoint: str | int = "best", data: str | None = None) -> Evaluation:
+    """Score a run's checkpoint ("best", "last" or a step) beside the baselines, on its held-out rows or on the text
     `data`, as "text:PATH"."""
     from shoestring.runs.evaluate import evaluate_run
 
@@ -140,7 +140,7 @@ def generate(
     top_p: float | None = None,
     n: int = 1,
     seed: int = 0,
-    checkpoint: str | int = "last",
+    checkpoint: str | int = "best",
 ) -> list[str]:
     """`n` texts that a causal network or an HMM generates after the prompt."""
     from shoestring.models.generate import Drawing
@@ -268,7 +268,7 @@ class Run:
 
         return read_lines(self.folder.metrics)
 
-    def model(self, checkpoint: str | int = "last") -> LanguageModel:
+    def model(self, checkpoint: str | int = "best") -> LanguageModel:
         """The trained network: a torch module in evaluation mode, on the GPU if there is one."""
         from shoestring.runs.trained_model import load_run
 

@@ -180,7 +180,7 @@ def test_an_older_checkpoint_never_replaces_the_scores_of_a_later_one(
     invoke = partial(CliRunner().invoke, root)
     refused = invoke(["evaluate", "runs/tiny"])
     assert isinstance(refused.exception, RunError)
-    assert "evaluation.json is of step 40, and the newest intact checkpoint of step 30: it is kept" in str(
+    assert "evaluation.json is of step 40, and the best intact checkpoint of step 30: it is kept" in str(
         refused.exception
     )
     used = "step-000000040.safetensors: damaged, its content does not match its checksum; step 30 is used instead"

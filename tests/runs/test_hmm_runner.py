@@ -42,7 +42,7 @@ from shoestring.runs.hmm_task import HmmTask
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import Finished, run
 from shoestring.runs.task import task_of
-from shoestring.runs.trained_model import LAST
+from shoestring.runs.trained_model import BEST
 from shoestring.track import read_lines
 from shoestring.training import checkpoint, hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
@@ -310,8 +310,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before_it(
     before, said = folder.evaluation.read_bytes(), list[str]()
     newest = sorted(folder.checkpoints.iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(RunError, match=r"evaluation\.json is of step 6, and the newest intact checkpoint of step"):
-        evaluate_run(folder, LAST, say=said.append, replaces=False)
+    with pytest.raises(RunError, match=r"evaluation\.json is of step 6, and the best intact checkpoint of step"):
+        evaluate_run(folder, BEST, say=said.append, replaces=False)
     assert [line.startswith(f"left out: {newest}: damaged") for line in said] == [True]
     assert folder.evaluation.read_bytes() == before
 
@@ -422,10 +422,16 @@ def read_losses(finished: Finished) -> list[float]:
 
 
 def check_heldout(finished: Finished) -> None:
-    """Scored at most once an epoch, and last after the last of them that ended."""
-    heldout = [line["step"] for line in read_lines(finished.folder.metrics) if "heldout_loss" in line]
-    assert heldout == sorted(set(heldout))
-    assert heldout[-1] == finished.evaluation.step
+    """Scored at most once an epoch, and last after the last of them that ended; the best one is delivered."""
+    heldout = {
+        line["step"]: line["heldout_loss"] for line in read_lines(finished.folder.metrics) if "heldout_loss" in line
+    }
+    lines = [line["step"] for line in read_lines(finished.folder.metrics) if "heldout_loss" in line]
+    assert lines == sorted(set(lines)) and lines[-1] == len(read_losses(finished))
+    best = min(heldout, key=heldout.__getitem__)
+    assert finished.evaluation.step == best
+    assert finished.evaluation.loss == pytest.approx(heldout[best], rel=1e-12)
+    assert finished.outcome.delivered == (None if best == lines[-1] else best)
 
 
 def kept_free(finished: Finished) -> float:
@@ -446,7 +452,7 @@ def test_a_fit_that_is_slower_than_planned_keeps_to_its_time(mode: str, corpus: 
         finished.outcome.shortened,
     )
     assert 60.0 - slower * kept_free(finished) - time.update < time.now <= 60.0 - kept_free(finished)
-    assert finished.evaluation.step == len(read_losses(finished)) < (finished.plan.epochs or 0.0)
+    assert len(read_losses(finished)) < (finished.plan.epochs or 0.0)
     check_heldout(finished)
 
 

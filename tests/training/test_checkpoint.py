@@ -234,13 +234,14 @@ def test_what_is_passed_over_is_said_with_what_is_used_instead(tmp_path: Path) -
         checkpoints.save(learner, replace(STATE, step=number, best_step=max(1, number - 1), best_loss=1.0))
     said: list[str] = []
     assert checkpoints.find(CheckpointSpec("best"), tmp_path, said.append).state.step == 3
-    assert said == []
+    best = "step {} is used, which had the lowest held-out loss; the last one is {}"
+    assert said == [best.format(3, 4)]
     flip(checkpoints.path(4))
     damaged = f"left out: {checkpoints.path(4)}: damaged, its content does not match its checksum"
-    for which, step in (("last", 3), ("best", 2)):
+    for which, step, more in (("last", 3, []), ("best", 2, [best.format(2, 3)])):
         said.clear()
         assert checkpoints.find(CheckpointSpec(which), tmp_path, said.append).state.step == step
-        assert said == [f"{damaged}; step {step} is used instead"]
+        assert said == [f"{damaged}; step {step} is used instead", *more]
     said.clear()
     assert checkpoints.find(CheckpointSpec("1"), tmp_path, said.append).state.step == 1
     with pytest.raises(StorageError, match=r"step-000000004\.safetensors: damaged"):
@@ -250,9 +251,8 @@ def test_what_is_passed_over_is_said_with_what_is_used_instead(tmp_path: Path) -
     assert said == []
 
 
-def test_best_is_not_offered_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r'has no checkpoint "best"; it has last, 1, 2$'):
-        saved(tmp_path, 2).find(CheckpointSpec("best"), tmp_path)
+def test_the_best_of_a_run_without_an_evaluation_is_the_last(tmp_path: Path) -> None:
+    assert saved(tmp_path, 2).find(CheckpointSpec("best"), tmp_path).state.step == 2
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -14,14 +14,14 @@ from shoestring.core.specs import CheckpointSpec
 @options.run_path
 @options.checkpoint
 @click.option("--data", metavar="SOURCE", help="Another text to score, as text:PATH; read as the run's source is.")
-@click.option("--force", is_flag=True, help="Replace evaluation.json even where it is of a later step.")
+@click.option("--force", is_flag=True, help="Replace evaluation.json whatever it is of.")
 @options.output
 def evaluate(
     run: Path, checkpoint: CheckpointSpec, data: str | None, force: bool, terminal: options.Terminal
 ) -> options.Result:
     """Score a run on its held-out rows, or on another text.
 
-    The run may be finished or still going; the baselines that only count are scored beside it. Scores of the last
+    The run may be finished or still going; the baselines that only count are scored beside it. Scores of the best
     checkpoint on the held-out rows are recorded in evaluation.json; scores of another one with --force.
     """
     from shoestring.core.errors import UserError
@@ -31,7 +31,7 @@ def evaluate(
     folder = RunFolder.open(run)
     if force and data is not None:
         raise UserError("--force and --data: scores of another text are not recorded; leave one of them out")
-    recorded = force or (checkpoint == "last" and data is None)
+    recorded = force or (checkpoint == "best" and data is None)
     evaluation = evaluate_run(folder, checkpoint, data, terminal.say, replaces=force or not recorded)
     if recorded:
         folder.write(folder.evaluation, evaluation)

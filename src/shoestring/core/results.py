@@ -166,6 +166,7 @@ class Outcome(Record):
     """Peak of token store and checkpoints in the last session."""
     peak_bytes: int | None
     loss: float
+    """Held out, of the weights that the run delivers."""
     shortened: str | None
     """The reason why the run was made shorter than planned, if it was."""
     lengthened: str | None = None
@@ -174,6 +175,8 @@ class Outcome(Record):
     """Steps whose update was left out, because the gradient overflowed in fp16."""
     predictions: int | None = None
     """Counted in training; None: part of the run was written by a version that did not count."""
+    delivered: int | None = None
+    """The step (of an HMM: the epoch) whose weights are the result; None: the last one."""
     timeline: dict[str, float] = field(default_factory=dict)
     """Those seconds by what they were spent on; they add up."""
     verdicts: tuple[Verdict, ...] = ()
@@ -185,6 +188,8 @@ class Outcome(Record):
         lines = negatives(self)
         if self.predictions is not None and self.predictions > self.tokens:
             lines.append(f"predictions = {self.predictions!r}: there are only {self.tokens!r} positions (tokens)")
+        if self.delivered is not None and self.delivered > self.steps:
+            lines.append(f"delivered = {self.delivered!r}: there are only {self.steps!r} steps")
         if self.skipped > self.steps:
             lines.append(f"skipped = {self.skipped!r}: there are only {self.steps!r} steps")
         if self.timeline:

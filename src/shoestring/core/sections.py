@@ -168,7 +168,8 @@ class Model:
     init: Annotated[
         str | None,
         _PATH,
-        "weights to start from: a run's folder, or a folder or hub name of transformers; default: random",
+        "weights to start from: a run's folder (its best weights; RUN#last, RUN#STEP: others), or a folder or hub name "
+        "of transformers; default: random",
     ] = None
     size: Annotated[Auto | None, "auto: width, layers and heads are chosen for the budget, at one ratio"] = None
     width: Annotated[int, _SIZE, "channels of the residual stream"] = 256

@@ -204,12 +204,12 @@ class RotaryScaling(Spec):
 class CheckpointSpec(Spec):
     """The checkpoint of a run."""
 
-    form = r"last|best|[0-9]{1,18}"
-    allowed = '"last", "best" or a step'
+    form = r"best|last|[0-9]{1,18}"
+    allowed = '"best", "last" or a step'
 
     @property
     def step(self) -> int | None:
-        """The step; None of "last" and "best"."""
+        """The step; None of "best" and "last"."""
         return int(self) if self.isdecimal() else None
 
 

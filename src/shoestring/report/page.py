@@ -132,6 +132,8 @@ def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
     text = f"{counted(outcome.steps, 'step')}, {made} in {Seconds(outcome.seconds).short()}"
     if outcome.segments > 1:
         text += f" over {outcome.segments} sessions"
+    if outcome.delivered is not None:
+        text += f"; delivered: the weights of step {outcome.delivered:,}, which had the lowest held-out loss"
     if evaluation:
         loss = with_error(evaluation.loss, evaluation.loss_error)
         text += f"; held-out loss {loss} nats per {'token' if evaluation.macro_f1 is None else 'row'}"

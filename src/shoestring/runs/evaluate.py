@@ -37,7 +37,7 @@ from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.machine import pick_device
 from shoestring.runs.plan import read_plan
 from shoestring.runs.task import task_of
-from shoestring.training.checkpoint import Checkpoints
+from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.learner import Learner
 
 T = TypeVar("T")
@@ -53,6 +53,12 @@ class Known:
     def forget(self) -> None:
         """Forget everything, since the weights change."""
         self._losses, self._confusions = [], []
+
+    def copy(self) -> Known:
+        """What is known by now."""
+        other = Known()
+        other._losses, other._confusions = self._losses, self._confusions
+        return other
 
     def losses(self, learner: Learner, batch: Batch, per_device: int) -> Tensor:
         """As `learner.score`."""
@@ -97,8 +103,10 @@ class Watch:
 
     def _scores(self, learner: Learner, batch: Batch, per_device: int) -> dict[str, float]:
         known = self._known or Known()
-        losses = known.losses(learner, batch, per_device)
-        scores = {"heldout_loss": float(losses[batch.predicted()].mean())}
+        losses, predicted = known.losses(learner, batch, per_device), batch.predicted()
+        scores = {"heldout_loss": float(losses[predicted].mean())}
+        if (error := mean_error(*_by_row(losses.numpy(), predicted.numpy()))) is not None:
+            scores["heldout_error"] = error
         if self._classes:
             classes = scores_of(known.confusion(learner, batch, per_device))
             scores |= {"heldout_accuracy": classes.accuracy, "heldout_macro_f1": classes.macro_f1}
@@ -180,7 +188,7 @@ def make_evaluation(
     loss = float(losses[counted].mean())
     nats, rate = np.where(counted, losses, 0.0), baselines.rate
     sums, counts = nats.sum(axis=0), counted.sum(axis=0)
-    error = mean_error(nats.sum(axis=1), counted.sum(axis=1))
+    error = mean_error(*_by_row(losses, counted))
     per_bit = None if bytes_per_token is None else math.log(2) * bytes_per_token
     return Evaluation(
         step=step,
@@ -199,6 +207,11 @@ def make_evaluation(
     )
 
 
+def _by_row(losses: NDArray[np.float64], predicted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The sum and the number of the losses that are `predicted`, for each row."""
+    return np.where(predicted, losses, 0.0).sum(axis=1), predicted.sum(axis=1)
+
+
 def evaluate_run(
     folder: RunFolder,
     checkpoint: CheckpointSpec,
@@ -209,7 +222,7 @@ def evaluate_run(
     """Score a checkpoint of a run, finished or not: on the rows that the run scores, or on another text.
 
     Damaged checkpoints that are newer are named to `say`. Unless it `replaces` any record, a run that has an evaluation
-    of a later step is refused before it is scored.
+    of a later step that is no worse is refused before it is scored.
     """
     from shoestring.runs.network_trainee import NetworkTrainee  # imports this module
 
@@ -226,21 +239,23 @@ def evaluate_run(
     state = checkpoints.restore(found.state.step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.put_values(state.task)
     if not replaces:
-        _keep_later(folder, trainee.label(state), state.step)
+        _keep_better(folder, trainee.label(state), state)
     if text is not None:
         assert isinstance(trainee, NetworkTrainee), "an HMM was refused"
         trainee.corpus = open_corpus(recipe, plan, scored=text)
     return trainee.evaluate(state)
 
 
-def _keep_later(folder: RunFolder, number: int, step: int) -> None:
-    """Raise RunError where the recorded evaluation is of a later step than `number`, that of the checkpoint `step`."""
+def _keep_better(folder: RunFolder, number: int, state: State) -> None:
+    """Raise RunError where the recorded evaluation is of a later step than `number`, that of the state, and not of a
+    higher loss."""
     try:
-        recorded = Evaluation.read(folder.evaluation).step if folder.evaluation.is_file() else 0
+        recorded = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
     except RecordError:  # damaged: it is made anew
         return
-    if recorded > number:
+    best = state.best_loss if state.best_step == state.step else None
+    if recorded is not None and recorded.step > number and (best is None or recorded.loss <= best):
         raise RunError(
-            f"{folder.evaluation} is of step {recorded:,}, and the newest intact checkpoint of step {number:,}: it is "
-            f"kept; --checkpoint {step} scores that one without recording it, --force replaces the record"
+            f"{folder.evaluation} is of step {recorded.step:,}, and the best intact checkpoint of step {number:,}: it "
+            f"is kept; --checkpoint {state.step} scores that one without recording it, --force replaces the record"
         )

@@ -18,7 +18,7 @@ from shoestring.core.specs import CheckpointSpec
 from shoestring.data.tokenize.tokenizers import Tokenizer
 from shoestring.datasets.corpus import vocabulary
 from shoestring.models.transformers_format import format_of, save_transformers
-from shoestring.runs.trained_model import LAST, load_run
+from shoestring.runs.trained_model import BEST, load_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Exported(Record):
 
 
 def export_run(
-    folder: RunFolder, target: Path, checkpoint: CheckpointSpec = LAST, say: Callable[[str], object] = lambda _: None
+    folder: RunFolder, target: Path, checkpoint: CheckpointSpec = BEST, say: Callable[[str], object] = lambda _: None
 ) -> Exported:
     """Write a run's weights (their running means where it keeps them) and a subword tokenizer to a new folder."""
     recipe = folder.read_recipe()

@@ -269,6 +269,7 @@ def metrics_of(scores: Scores) -> dict[str, float]:
     """
     named: dict[str, float | None] = {
         "heldout_loss": math.inf if scores.impossible else scores.loss,
+        "heldout_error": scores.loss_error,
         "heldout_last_token_loss": scores.last_token_loss,
     }
     for name, baseline in scores.baselines.items():

@@ -64,6 +64,7 @@ class NetworkTrainee(Trainee):
         self.tokens_per_step = plan.effective_batch * recipe.data.length
         self._saved: dict[str, Any] = {}
         self._known = Known()
+        self._best: tuple[int, Known] | None = None
 
     def write_inputs(self, folder: RunFolder) -> None:
         if not folder.tokenizer.is_file():
@@ -111,6 +112,7 @@ class NetworkTrainee(Trainee):
 
     def put_values(self, values: dict[str, Any]) -> None:
         self._saved = values
+        self._known.forget()
 
     def continue_rows(self) -> None:
         if self._reads is None or "pools" not in self._saved:
@@ -157,7 +159,13 @@ class NetworkTrainee(Trainee):
         return self._watch(self.learner, self.scored_rows)
 
     def evaluate(self, state: State) -> Evaluation:
-        return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus, self._known)
+        step, known = self._best or (None, self._known)
+        if step != state.step:
+            known = self._known
+        return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus, known)
+
+    def keep_scores(self, step: int) -> None:
+        self._best = step, self._known.copy()
 
     def baseline_seconds(self) -> float | None:
         return baseline_seconds(self.corpus)

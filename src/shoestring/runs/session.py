@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, StorageError
@@ -23,6 +24,7 @@ from shoestring.probe.trials import Usage
 from shoestring.report.forecast import recorded_forecast
 from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.report.verdicts import verdicts_of
+from shoestring.runs.best_weights import EndOverfitting, restored
 from shoestring.runs.finish import Finish, deadline_of
 from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
@@ -148,8 +150,10 @@ def train(
             reporter.trained()
             if state.skipped:
                 reporter.say(skipped_line(state.skipped, state.step))
-            evaluation = trainee.evaluate(state)
-            usage = meter.usage()  # of training and evaluation, as in the profile; without drawing
+            usage, taken = meter.usage(), _Taken.by(trainee, state)
+            shown = _delivered(session, state)
+            evaluation = trainee.evaluate(shown)
+            usage = meter.usage() if shown is state else usage  # as in the profile: of training and evaluation alone
             if writes:
                 folder.write(folder.evaluation, evaluation)
                 reporter.evaluated(evaluation)
@@ -169,14 +173,47 @@ def train(
     if not writes:
         return None
     clock.begin("page")
-    session.note(trainee.label(state), "end")
-    outcome = _outcome(session, folder, state, evaluation, usage, delivered)
+    session.note(taken.label, "end")
+    outcome = _outcome(session, folder, state, evaluation, usage, delivered, taken)
     folder.check()
     session.seal_lines()
     folder.write(folder.done, outcome)
     write_page(folder, figures, outcome)
-    session.note(trainee.label(state), "exit")
+    session.note(taken.label, "exit")
     return outcome, evaluation
+
+
+class _Taken(NamedTuple):
+    """What a run has done, whichever of its weights it delivers."""
+
+    steps: int
+    tokens: int
+    predictions: int | None
+    label: int
+    """Of its last step."""
+
+    @classmethod
+    def by(cls, trainee: Trainee, state: State) -> _Taken:
+        return cls(
+            trainee.steps_taken(state),
+            trainee.tokens_seen(state),
+            trainee.predictions_made(state),
+            trainee.label(state),
+        )
+
+
+def _delivered(session: _Session, state: State) -> State:
+    """The state whose weights the run delivers, and has from now on: the best one."""
+    if state.best_step in (None, state.step):
+        return state
+    trainee, say = session.trainee, session.reporter.say
+    kept = restored(trainee, session.checkpoints, state, say)
+    if kept is None:
+        say("the weights of the last step are delivered")
+        return state
+    unit, number = trainee.unit, trainee.label(kept)
+    say(f"the weights of {unit} {number:,} are delivered: the held-out loss was lowest there")
+    return kept
 
 
 def finish_of(trainee: Trainee, baselines: float | None) -> Finish:
@@ -227,7 +264,13 @@ def _more_rows(session: _Session) -> Iterator[MoreRows]:
 
 
 def _outcome(
-    session: _Session, folder: RunFolder, state: State, evaluation: Evaluation, usage: Usage | None, delivered: int
+    session: _Session,
+    folder: RunFolder,
+    state: State,
+    evaluation: Evaluation,
+    usage: Usage | None,
+    delivered: int,
+    taken: _Taken,
 ) -> Outcome:
     """The record of a finished run that delivers so many bytes besides its checkpoints."""
     trainee, lines = session.trainee, read_lines(folder.timings)
@@ -235,9 +278,9 @@ def _outcome(
     story = _story(trainee, state.step, trainee.tokens_per_step / rate if rate else None)
     checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
     return Outcome(
-        steps=trainee.steps_taken(state),
-        tokens=trainee.tokens_seen(state),
-        predictions=trainee.predictions_made(state),
+        steps=taken.steps,
+        tokens=taken.tokens,
+        predictions=taken.predictions,
         seconds=seconds_of(lines),
         timeline=parts_of(lines),
         segments=sum(line.get("event") == "start" for line in lines),
@@ -245,6 +288,7 @@ def _outcome(
         disk_bytes=trainee.data_bytes + checkpoint_bytes + delivered,
         peak_bytes=None if usage is None else usage.reserved,
         loss=evaluation.loss,
+        delivered=None if evaluation.step == taken.label else evaluation.step,
         shortened=state.shortened and f"{story}; last change at {state.shortened}",
         lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
         skipped=state.skipped,
@@ -316,13 +360,21 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         session.reporter.training(_progress(session, state, report, watch.forecast))
         return state
 
-    keep, watch = _keep_deadline(session), Watch(trainee.recipe, metrics.path, session.reporter.say)
+    def keep_best(state: State, report: loop.Report) -> State:
+        if state.step == state.best_step and report.begun == state.step:
+            trainee.keep_scores(state.step)
+        return state
+
+    keep, wanted = _keep_deadline(session), trainee.evaluates(state)
+    watch = Watch(trainee.recipe, metrics.path, session.reporter.say)
     return (
         began,
         keep,
         more,
         *logged,
-        hooks.Evaluate(score, metrics, deadline, trainee.evaluates(state), trainee.label),
+        hooks.Evaluate(score, metrics, deadline, wanted, trainee.label),
+        keep_best,
+        EndOverfitting(trainee, session.checkpoints, metrics, wanted, deadline, session.reporter.say),
         hooks.Save(
             write,
             requests,

@@ -26,7 +26,8 @@ from shoestring.training.checkpoint import Checkpoints, State
 if TYPE_CHECKING:
     from shoestring.hmm.parameters import Saved
 
-LAST = CheckpointSpec("last")
+BEST = CheckpointSpec("best")
+"""What a run delivers."""
 MOST_TOKENS = 10**8
 """Of all texts of a call together, as ids in memory."""
 Say = Callable[[str], object]
@@ -37,7 +38,7 @@ def _silent(_: str) -> None: ...
 
 
 def trained_weights(
-    folder: RunFolder, checkpoint: CheckpointSpec = LAST, say: Say = _silent
+    folder: RunFolder, checkpoint: CheckpointSpec = BEST, say: Say = _silent
 ) -> tuple[dict[str, Tensor], State]:
     """The weights that a run's scores belong to, by name: their running means where it keeps them."""
     folder.check_records(folder.recipe, folder.choices)
@@ -53,17 +54,19 @@ def trained_weights(
 
 
 def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent) -> list[str]:
-    """Give a network its first weights: of a run's newest whole checkpoint, or of a folder or name of transformers.
+    """Give a network its first weights: of a run's best checkpoint (RUN#last: its last, RUN#STEP: that of a step), or
+    of a folder or name of transformers.
 
     Returns the names of the weights that stay random, such as a BERT's head where the stored head differs.
     """
     where = f'model.init = "{place}"'
-    if RunFolder(Path(place).expanduser()).recipe.is_file():
-        folder = RunFolder.open(Path(place).expanduser())
+    run, checkpoint = _run_of(place)
+    if RunFolder(run).recipe.is_file():
+        folder = RunFolder.open(run)
         recipe = folder.read_recipe()
         recipe.need_network(f"{where}: the run of an HMM, which has no weights")
         _refuse_others(where, spec, recipe.model)
-        return model.take_over(trained_weights(folder, say=say)[0], where)
+        return model.take_over(trained_weights(folder, checkpoint, say)[0], where)
     if model.pretrained is not None:
         from shoestring.models.families.hf import network as hf
 
@@ -75,6 +78,15 @@ def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent
     stored_spec, state = read_transformers(place)
     _refuse_others(where, spec, stored_spec)
     return model.take_over(state, where)
+
+
+def _run_of(place: str) -> tuple[Path, CheckpointSpec]:
+    """The folder of RUN or RUN#CHECKPOINT, and the checkpoint."""
+    path, mark, name = place.rpartition("#")
+    which = CheckpointSpec(name)
+    if not mark or which.problem() or RunFolder(Path(place).expanduser()).recipe.is_file():
+        return Path(place).expanduser(), BEST
+    return Path(path).expanduser(), which
 
 
 def _refuse_others(where: str, spec: Model, stored: Model) -> None:
@@ -92,7 +104,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(
-    folder: RunFolder, checkpoint: CheckpointSpec = LAST, device: torch.device | None = None, say: Say = _silent
+    folder: RunFolder, checkpoint: CheckpointSpec = BEST, device: torch.device | None = None, say: Say = _silent
 ) -> LoadedRun:
     """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
     folder.check_records(folder.recipe, folder.choices, folder.tokenizer)
@@ -125,7 +137,7 @@ def generate_text(
     drawing: Drawing,
     count: int = 1,
     seed: int = 0,
-    checkpoint: CheckpointSpec = LAST,
+    checkpoint: CheckpointSpec = BEST,
     say: Say = _silent,
 ) -> list[str]:
     """`count` texts that begin with the prompt and end with a document's end, or after `tokens` more tokens."""

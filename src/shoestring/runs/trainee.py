@@ -83,6 +83,10 @@ class Trainee(ABC):
     def evaluate(self, state: State) -> Evaluation:
         """Scores on the held-out rows, beside the baselines."""
 
+    def keep_scores(self, step: int) -> None:  # noqa: ARG002
+        """Keep the scores of the weights as they are, those of the best step so far, for `evaluate` at the end."""
+        return
+
     def baseline_seconds(self) -> float | None:
         """About how long the baselines of `evaluate` take on this machine; None: as planned."""
         return None

@@ -39,9 +39,9 @@ class Trained:
     name: str
     params: int
     tokens: float
-    """Predictions in training."""
+    """Predictions in training, up to the weights that the run delivers."""
     loss: float
-    """Held out, at the end, in nats per prediction."""
+    """Held out, of the weights that the run delivers, in nats per prediction."""
     flops_per_token: float
     """Training FLOPs per prediction."""
     curve: tuple[tuple[float, float], ...]
@@ -124,10 +124,11 @@ def read_trained(path: Path, count: Count) -> Trained:
     folder.check_records()
     outcome, evaluation = read_outcome(folder), Evaluation.read(folder.evaluation)
     assert outcome is not None, "its file is there"
-    if evaluation.step != outcome.steps:
+    delivered = outcome.steps if outcome.delivered is None else outcome.delivered
+    if evaluation.step != delivered:
         raise UserError(
-            f"{folder.evaluation} is of step {evaluation.step:,}, and the run ended after step {outcome.steps:,}; "
-            f"score its end with: shoestring evaluate {path}"
+            f"{folder.evaluation} is of step {evaluation.step:,}, and the run delivers step {delivered:,}; "
+            f"score that with: shoestring evaluate {path} --force"
         )
     if evaluation.macro_f1 is not None:
         raise UserError(f"{path} is a classifier: its loss is per class, not per token")
@@ -138,7 +139,7 @@ def read_trained(path: Path, count: Count) -> Trained:
     return Trained(
         name=recipe.run.name,
         params=count_params(profile, recipe, count),
-        tokens=outcome.steps * step,
+        tokens=delivered * step,
         loss=evaluation.loss,
         flops_per_token=profile.cost.train_flops_per_token * recipe.batch * recipe.data.length / step,
         curve=tuple((float(line["step"] * step), float(line["heldout_loss"])) for line in lines),

@@ -40,20 +40,21 @@ def contradictions(
     """
     steps = [int(line["step"]) for line in metrics if "step" in line]
     last = max(steps, default=outcome.steps)
+    shown = last if outcome.delivered is None else outcome.delivered
     found = []
     if recipe.kind != "hmm":
         expected = outcome.steps * recipe.batch * recipe.data.length
         found += differs("tokens", outcome.tokens, expected, "steps × effective batch × data.length")
         found += differs("steps", outcome.steps, last, "the last step of metrics.jsonl")
-        scores = [line["heldout_loss"] for line in metrics if line.get("step") == last and "heldout_loss" in line]
+        scores = [line["heldout_loss"] for line in metrics if line.get("step") == shown and "heldout_loss" in line]
         if scores:
-            why = "the last held-out loss of metrics.jsonl"
+            why = f"the held-out loss of step {shown:,} in metrics.jsonl"
             found += differs("loss", outcome.loss, scores[-1], why, _SCORED_AGAIN)
     lines = [("DONE", line) for line in found]
     if evaluation is not None and (steps or recipe.kind != "hmm"):
         if evaluation.step > last:
             lines.append(("evaluation", f"step = {evaluation.step!r}: the last step of the run is {last!r}"))
-        elif evaluation.step == last:
+        elif evaluation.step == shown:
             said = differs("loss", evaluation.loss, outcome.loss, "that of DONE for this step", _SCORED_AGAIN)
             lines += [("evaluation", line) for line in said]
     return lines

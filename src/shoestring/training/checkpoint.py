@@ -51,7 +51,19 @@ class State(Record):
     predictions: int | None = None
     """Since the first step; None: an older version did not count them."""
     best_step: int | None = None
+    """The step after which the held-out loss was lowest."""
     best_loss: float | None = None
+    best_progress: float | None = None
+    """Of the schedule, after that step."""
+    best_train: float | None = None
+    """Training loss between that evaluation and the one before."""
+    since_nats: float = 0.0
+    """Training loss since the last evaluation, summed over `since_count` predictions."""
+    since_count: int = 0
+    worse: int = 0
+    """Evaluations in a row that show overfitting: above the best by more than noise, while the training loss fell."""
+    turned: int | None = None
+    """The step after which the run returned to its best weights."""
     shortened: str | None = None
     lengthened: str | None = None
     skipped: int = 0
@@ -211,9 +223,10 @@ class Checkpoints:
         return None, damaged
 
     def find(self, which: CheckpointSpec, run: Path, say: Callable[[str], object] = lambda _: None) -> Opened:
-        """The newest intact checkpoint, the best one according to it, or that of a step.
+        """The newest intact checkpoint, the best one according to it (if there was an evaluation), or that of a step.
 
-        For the first two, `say` gets a line for every newer one that is damaged. One that is named must be intact.
+        For the first two, `say` gets a line for every one that is damaged, and a line where the best one is not the
+        newest. One that is named must be intact.
         """
         steps, named = self.steps(), which.step
         if named is not None and named in steps:
@@ -221,14 +234,21 @@ class Checkpoints:
         newest, damaged = self._newest()
         if newest is None:
             raise RunError("\n  ".join([f"{run} has no intact checkpoint yet", *damaged]))
-        last, best = newest.state.step, newest.state.best_step
-        step = {"last": last, "best": best}.get(which)
-        if step is None or step not in steps:
-            names = ["last", *(["best"] if best in steps else []), *map(str, steps[::-1])]
-            raise RunError(f'{run} has no checkpoint "{which}"; it has {", ".join(names)}')
+        if named is not None:
+            names = ", ".join(["last", "best", *map(str, steps[::-1])])
+            raise RunError(f'{run} has no checkpoint "{which}"; it has {names}')
+        found, best = newest, newest.state.best_step
+        if which == "best" and best not in (None, newest.state.step):
+            assert best is not None, "tested"
+            try:
+                found = self.open(best)
+            except StorageError as cause:
+                damaged.append(str(cause))
         for line in damaged:
-            say(f"left out: {line}; step {step:,} is used instead")
-        return newest if step == last else self.open(step)
+            say(f"left out: {line}; step {found.state.step:,} is used instead")
+        if found is not newest:
+            say(f"step {best:,} is used, which had the lowest held-out loss; the last one is {newest.state.step:,}")
+        return found
 
     def restore(self, step: int, worker: Saveable, recipe: str, data: str) -> State:
         """Put a checkpoint's tensors into a worker, all processes together; any number of processes may have saved it.

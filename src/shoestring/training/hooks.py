@@ -73,6 +73,13 @@ class Evenly:
         self._reached = self._number(step, schedule)
 
 
+PATIENCE = 2
+"""So many evaluations in a row that show overfitting end a run."""
+_NOISE, _CLEAR = 2.0, 6.0
+"""A held-out loss that is this many standard errors above the best one is no noise; or beyond doubt, and one is enough.
+The errors are of the loss itself: that of a difference on the same rows is smaller."""
+
+
 class Wanted(Protocol):
     """When held-out rows are scored, besides at the end."""
 
@@ -99,6 +106,8 @@ class Evaluate:
         return step == schedule.total or self.wanted(step, schedule)
 
     def __call__(self, state: State, report: Report) -> State:
+        nats, count = state.since_nats + report.loss.nats, state.since_count + report.loss.predictions
+        state = replace(state, since_nats=nats, since_count=count)
         ahead = report.begun > state.step  # a schedule that changes just now makes a step due whose successor is begun
         if ahead or not self.due(state.step, state.schedule):
             return state
@@ -114,9 +123,18 @@ class Evaluate:
         if label not in self._written:  # an epoch was scored already if time is up in the next one
             self.metrics.add(step=label, **scores)
             self._written.add(label)
-        if state.best_loss is None or loss < state.best_loss:
-            return replace(state, best_step=state.step, best_loss=loss)
-        return state
+        return _judged(replace(state, since_nats=0.0, since_count=0), loss, scores.get("heldout_error"), nats / count)
+
+
+def _judged(state: State, loss: float, error: float | None, train: float) -> State:
+    """The state after an evaluation: whether it is the best one, or shows that the run overfits."""
+    if state.best_loss is None or loss < state.best_loss:
+        progress = state.schedule.progress(state.step)
+        return replace(state, worse=0, best_step=state.step, best_loss=loss, best_train=train, best_progress=progress)
+    above, fell = loss - state.best_loss, state.best_train is not None and train < state.best_train
+    if error is None or not fell or above <= _NOISE * error:
+        return replace(state, worse=0)
+    return replace(state, worse=PATIENCE if above > _CLEAR * error else state.worse + 1)
 
 
 _NOTABLE = 0.1
@@ -152,6 +170,7 @@ class KeepDeadline:
         self.deadline.took_step(report.seconds)
         left = schedule.total - state.step
         more = self.most is not None and not report.finished and (left > 0 or self.requests.alone)
+        more = more and not state.worse and state.turned is None  # more of what makes it worse
         fits = self.deadline.steps_to_take(left, schedule.progress(state.step), more)
         if fits is not None:
             most = math.inf if self.most is None else max(self.most, schedule.total)
@@ -213,8 +232,8 @@ class Stopped(Fault):
 
 @dataclass
 class Save:
-    """A checkpoint every `every` seconds, after some steps, at each new best, at the end, and before the session
-    stops."""
+    """A checkpoint every `every` seconds, after some steps, at each new best, after a return to it, at the end, and
+    before the session stops."""
 
     save: Callable[[State, bool], None]
     """Takes the state, and whether to wait until it is on disk."""
@@ -236,7 +255,8 @@ class Save:
         self._listen(report)
         last = state.step >= state.schedule.total
         settled = report.begun == state.step  # the weights are those after this step
-        if settled and (self._pending or last or state.step == state.best_step or self.is_saved(state.step)):
+        wanted = last or state.step in (state.best_step, state.turned) or self.is_saved(state.step)
+        if settled and (self._pending or wanted):
             started = time.perf_counter()
             self.save(state, last or self._stop is not None)
             self.deadline.took_overhead(time.perf_counter() - started, "checkpoint")

@@ -1,0 +1,81 @@
+"""A run delivers its best weights; one that overfits returns to them, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shoestring.core.errors import StorageError
+from shoestring.core.units import Seconds, counted
+from shoestring.runs.trainee import Trainee
+from shoestring.track import LineFile
+from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.deadline import Deadline
+from shoestring.training.hooks import PATIENCE, Wanted
+from shoestring.training.loop import Report
+
+DECAY_SHARE = 0.2
+"""Of the steps to the best weights: over so many more the learning rate decays from there."""
+LEAST_DECAY = 10
+"""Steps."""
+
+
+@dataclass
+class EndOverfitting:
+    """Where evaluations show overfitting: back to the best weights, with the learning rate that they had, which then
+    decays over some more steps. Where none decays, or for the second time, the run ends at once. Time that is left is
+    free.
+    """
+
+    trainee: Trainee
+    checkpoints: Checkpoints
+    metrics: LineFile
+    wanted: Wanted
+    deadline: Deadline
+    say: Callable[[str], None]
+
+    def __call__(self, state: State, report: Report) -> State:
+        if state.worse < PATIENCE or report.begun > state.step or state.step >= state.schedule.total:
+            return state
+        was, steps = state.schedule.total, self._decay(state)
+        if steps and restored(self.trainee, self.checkpoints, state, self.say) is not None:
+            progress = state.best_progress or 0.0
+            total, at = state.step + steps, state.step
+            schedule = replace(state.schedule, total=total, anchor_step=at, anchor_progress=progress)
+            what = f"back to its weights, and {counted(steps, 'step')} more while the learning rate decays"
+            ended = replace(state, schedule=schedule, turned=state.step, worse=0)
+        else:
+            ended, what = replace(state, schedule=replace(state.schedule, total=state.step)), "the run ends"
+        total = ended.schedule.total
+        self.wanted.taken(ended.step, ended.schedule)
+        self.metrics.add(
+            step=self.trainee.label(state), event="overfitting", best=state.best_step, total=total, was=was
+        )
+        why = f"overfitting since {self.trainee.step_unit} {state.best_step:,}"
+        free = self.deadline.seconds_left(was - total, state.schedule.progress(total))
+        rest = f"; about {Seconds(free).short()} of the time stay free" if free else ""
+        self.say(f"{self.trainee.step_unit} {state.step:,}: {why}; {what}{rest}")
+        return ended
+
+    def _decay(self, state: State) -> int:
+        """How many more steps are to be taken from the best weights on."""
+        if state.turned is not None or not self.trainee.decays or self.trainee.recipe.train.schedule == "constant":
+            return 0
+        wanted = max(LEAST_DECAY, round(DECAY_SHARE * (state.best_step or 0)))
+        return min(wanted, state.schedule.total - state.step)
+
+
+def restored(trainee: Trainee, checkpoints: Checkpoints, state: State, say: Callable[[str], None]) -> State | None:
+    """Put the best weights in place of those of `state`; returns the state that they were saved with.
+
+    None where its checkpoint is damaged, which is said; all processes call this.
+    """
+    assert state.best_step is not None, "there was an evaluation"
+    checkpoints.wait()
+    try:
+        kept = checkpoints.restore(state.best_step, trainee.saveable, state.recipe, state.data)
+    except StorageError as cause:
+        say(f"left out: {cause}")
+        return None
+    trainee.put_values(kept.task)
+    return kept
