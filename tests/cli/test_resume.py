@@ -195,7 +195,7 @@ def test_an_older_checkpoint_never_replaces_the_scores_of_a_later_one(
     finished.evaluation.write_bytes(before)
     assert invoke(["evaluate", "runs/tiny", "--force"]).exit_code == 0
     assert Evaluation.read(finished.evaluation).step == 30
-    with pytest.raises(UserError, match="is of step 30, and the run ended after step 40; score its end with"):
+    with pytest.raises(UserError, match="is of step 30, and the run delivers step 40; score that with"):
         read_trained(finished.path, "total")
 
 

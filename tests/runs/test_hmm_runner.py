@@ -560,8 +560,8 @@ def session_of(group: ProcessGroup, limit: float | None) -> str | None:
         parts=lambda: {},
     )
     try:
-        task = task_of(load(Path("together.toml")))
-        runner._run(task, Reporter(), clock, None, limit if group.rank == 1 else None, group)  # type: ignore[arg-type]
+        recipe = load(Path("together.toml"))
+        runner._run(recipe, Reporter(), clock, None, limit if group.rank == 1 else None, group)  # type: ignore[arg-type]
     except Stopped as stop:
         return str(stop)
     finally:
