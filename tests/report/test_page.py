@@ -12,7 +12,7 @@ import pytest
 
 from shoestring.core import recipe_file
 from shoestring.core.records import Line, Machine, Plan
-from shoestring.core.results import ClassScore, Evaluation, Outcome, StateRow, StateTable, Verdict
+from shoestring.core.results import ClassScore, Evaluation, Forecast, Outcome, StateRow, StateTable, Verdict
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, plan_against_actual, write_page
 
@@ -132,6 +132,13 @@ def test_verdicts_come_first_as_recorded_or_by_the_curve(tmp_path: Path) -> None
     folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "Overfitting since step 300" in Page(page_of(folder, None)).plain, "of a run that is not finished"
     assert "Overfitting since step 300" in Page(page_of(folder, OUTCOME)).plain, "of an older version"
+
+
+def test_the_forecast_stands_beside_time_and_memory(tmp_path: Path) -> None:
+    expected = Forecast(step=180, loss=1.6, low=1.4, high=1.9)
+    page = Page(page_of(finished(tmp_path), replace(OUTCOME, forecast=expected)))
+    assert ["held-out loss", "1.600", "1.500", "-6.2%"] in page.rows
+    assert "expected after step 180, at 1.600 (1.400 to 1.900, 90 %)" in page.plain
 
 
 def test_a_finished_run_shows_everything(tmp_path: Path) -> None:

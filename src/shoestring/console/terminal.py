@@ -179,9 +179,11 @@ class Terminal(Reporter):
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
         from shoestring.planning.lines import parts_reason
-        from shoestring.report.page import plan_against_actual
+        from shoestring.report.page import forecast_line, plan_against_actual
 
         self.table("Plan against actual", ("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
+        if outcome.forecast is not None:
+            self.say(forecast_line(outcome.forecast))
         if outcome.timeline:
             self.say(f"{Seconds(outcome.seconds).short()}: {parts_reason(outcome.timeline)}\n")
         for how, reason in (("shortened", outcome.shortened), ("lengthened", outcome.lengthened)):

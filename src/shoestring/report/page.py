@@ -12,7 +12,7 @@ from shoestring.core.errors import MissingExtra
 from shoestring.core.files import write_whole
 from shoestring.core.reading import read_text
 from shoestring.core.records import Machine, Plan
-from shoestring.core.results import Evaluation, Outcome, StateTable
+from shoestring.core.results import Evaluation, Forecast, Outcome, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, position_curve, svg
@@ -74,10 +74,15 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
         first, second = ("unknown" if value is None else show(value) for value in (planned, actual))
         rows.append((name, first, second, difference))
     if (expected := outcome.forecast) is not None:
-        ends = f"{expected.loss:.3f} ({expected.low:.3f}–{expected.high:.3f}) by step {expected.step:,}"
         difference = f"{outcome.loss / expected.loss - 1:+.1%}" if expected.loss else "unknown"
-        rows.append(("held-out loss", ends, f"{outcome.loss:.3f}", difference))
+        rows.append(("held-out loss", f"{expected.loss:.3f}", f"{outcome.loss:.3f}", difference))
     return rows
+
+
+def forecast_line(expected: Forecast) -> str:
+    """When the held-out loss was expected, and its interval, for people."""
+    ends = f"{expected.low:.3f} to {expected.high:.3f}"
+    return f"the held-out loss was expected after step {expected.step:,}, at {expected.loss:.3f} ({ends}, 90 %)"
 
 
 def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | None) -> None:
@@ -97,6 +102,7 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
         changes = {"Shortened": outcome.shortened, "Lengthened": outcome.lengthened}
         note = "".join(f"<p>{how}: {escape(reason)}.</p>" for how, reason in changes.items() if reason)
         note += f"<p>{escape(skipped_line(outcome.skipped, outcome.steps))}.</p>" if outcome.skipped else ""
+        note += "" if outcome.forecast is None else f"<p>{escape(forecast_line(outcome.forecast))}.</p>"
         compared = table(("", "planned", "actual", "difference"), plan_against_actual(plan, outcome))
         sections.append(section("Plan against actual", note + compared))
     if outcome and outcome.timeline:
