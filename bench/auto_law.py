@@ -5,7 +5,7 @@ best lies between two others; its optimum is the vertex of a parabola in the log
 warm-up are those that "auto" chooses beside each rate.
 `lr = a · N^b · D^c · B^d` is fitted to the optima.
 
-python bench/auto_law.py [--resume FILE] [--out FOLDER]
+python bench/auto_law.py [--first COUNT] [--resume FILE] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--resume", type=Path, default=Path("auto_law.jsonl"), help="finished runs, a line each")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
+    parser.add_argument("--first", type=int, default=len(DESIGN), help="only so many configurations")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     runs = Runs(arguments.resume)
     optima = []
-    for width, layers, tokens, batch, optimizer in DESIGN:
+    for width, layers, tokens, batch, optimizer in DESIGN[: arguments.first]:
         setting = Setting(
             width=width, layers=layers, tokens=tokens, batch=batch, lr=FIRST[0], optimizer=optimizer,
             beta2=best_beta2(batch).value, warmup=warmup_share(tokens // batch, 0.05, 50),

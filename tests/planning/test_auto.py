@@ -109,6 +109,16 @@ def test_a_batch_divides_over_the_devices(devices: int, time: str) -> None:
     assert values_of(choose(written, facts))["train.batch"] % devices == 0
 
 
+def test_a_batch_is_a_small_part_of_the_run_and_of_the_text() -> None:
+    def rows(tokens: float, unique: float | None) -> float:
+        written = build({"budget": {"tokens": str(int(tokens))}, "data": {"length": 128}}, "test")
+        return values_of(choose(written, Facts(vocabulary=257, unique=unique, device="cpu", speed=None)))["train.batch"]
+
+    assert rows(1e6, None) * 128 <= 1.5 * 1e6 / auto.FEWEST_STEPS
+    assert rows(1e10, 1e6) * 128 <= 1.5 * 1e6 / auto.FEWEST_PER_EPOCH < rows(1e10, None) * 128
+    assert rows(10, None) == 1
+
+
 def test_more_time_buys_a_larger_model_until_the_text_ends() -> None:
     def size(time: str, unique: float | None) -> int:
         facts = Facts(vocabulary=257, unique=unique, device="cuda", speed=3e14)

@@ -50,8 +50,12 @@ class Choices(Record):
     def lines(self) -> tuple[Line, ...]:
         """The choices as lines of a plan."""
         return tuple(
-            Line(quantity=choice.field, value=f"{choice.value:.4g}", reason=choice.reason) for choice in self.chosen
+            Line(quantity=choice.field, value=_shown(choice.value), reason=choice.reason) for choice in self.chosen
         )
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def chosen_fields(recipe: Recipe) -> list[str]:

@@ -236,11 +236,17 @@ def best_batch(recipe: Recipe, facts: Facts, cost: Cost, d: float) -> Chosen:
         if filling > law:
             wanted = min(filling, 4 * law)
             reason = f"fills the device, at most 4 times the law of {_short(law)}: {reason}"
-    rows = min(wanted, d / FEWEST_STEPS) / length / facts.devices
+    text = math.inf if facts.unique is None else facts.unique / FEWEST_PER_EPOCH
+    rows = min(wanted, d / FEWEST_STEPS, text) / length / facts.devices
+    if d / FEWEST_STEPS < wanted <= text:
+        reason += f", but about {FEWEST_STEPS:,} steps at least"
+    elif text < wanted:
+        reason += f", but about {FEWEST_PER_EPOCH} steps per epoch at least"
     per_device = 1 << max(0, round(math.log2(max(1.0, rows))))
     return Chosen(min(MOST_ROWS, per_device * facts.devices), f"{reason}; a power of 2 per device")
 
 
+FEWEST_PER_EPOCH = 32
 FEWEST_STEPS = 1000
 """A run has about as many, whatever its batch should be: with 122 steps of 4,096 positions a network of 27 k parameters
 stayed at the loss of the unigram, 3.05, and with 488 steps of 1,024 it reached 2.04."""
