@@ -56,6 +56,20 @@ def test_overfitting_names_the_step_and_both_losses(error: float | None) -> None
     assert kinds([line for line in lines if line["step"] <= 160]) == []  # not yet
 
 
+def test_a_run_that_returned_to_its_best_weights_overfitted_before_and_is_not_unstable() -> None:
+    """Its training loss is that of the best weights again, and the held-out loss ends below theirs."""
+    lines = changed(clean_lines(error=0.01), "heldout_loss", lambda step, loss: loss + 0.004 * max(0, step - 160))
+    lines = changed(lines, "loss", lambda step, loss: loss - 0.01 * max(0, step - 160))
+    ended = changed(lines, "heldout_loss", lambda step, loss: loss if step <= 240 else 1.0)
+    best = next(line["loss"] for line in ended if line["step"] == 160 and "loss" in line)
+    ended = changed(ended, "loss", lambda step, loss: loss if step <= 240 else best - step / 1e4)
+    assert "diverging" in kinds(ended) and "overfitting" not in kinds(ended)
+    turned = [*ended, {"step": 240, "event": "overfitting", "best": 160, "total": 400, "was": 900}]
+    (verdict,) = live_verdicts(Curve.of(turned))
+    assert verdict.kind == "overfitting" and "since step 160" in verdict.text
+    assert [each.kind for each in verdicts(Curve.of(turned), evaluation(1.0))] == ["overfitting", "noise"]
+
+
 def test_a_rise_within_the_error_is_no_overfitting() -> None:
     flat = changed(clean_lines(error=0.02), "heldout_loss", lambda step, loss: max(loss, 1.9) + (step == 400) * 0.03)
     assert kinds(flat) == []

@@ -85,7 +85,12 @@ def _last_step(curve: Curve) -> int:
 
 
 def verdicts_by_law(curve: Curve, step_seconds: float | None = None) -> list[Verdict]:
-    """Whether a finished run was still falling, and whether its learning rate was too low."""
+    """Whether a finished run was still falling, and whether its learning rate was too low.
+
+    Nothing of a run that overfitted.
+    """
+    if curve.turn is not None:
+        return []
     path = taken_path(curve)
     fit = None if path is None else _fit(curve, path)
     if path is None or fit is None or not curve.heldout or curve.best != curve.heldout[-1]:

@@ -60,8 +60,9 @@ def clip_and_unit(recipe: Recipe) -> tuple[float | None, str]:
 
 def live_verdicts(curve: Curve, clip: float | None = None, unit: str = "step") -> tuple[Verdict, ...]:
     """The verdicts that the curve alone allows; `clip` is the largest gradient norm."""
-    unstable = _unstable(curve, unit)
-    found = (_overfitting(curve, unit), unstable, _too_high(curve, unstable, clip))
+    kept = curve.delivered()
+    unstable = _unstable(kept, unit)
+    found = (_overfitting(curve, unit), unstable, _too_high(kept, unstable, clip))
     return tuple(verdict for verdict in found if verdict is not None)
 
 
@@ -117,7 +118,12 @@ def _named(baseline: str) -> str:
 
 
 def _overfitting(curve: Curve, unit: str) -> Verdict | None:
-    """Whether the held-out loss rose from its best by more than its error while the training loss fell."""
+    """Whether the held-out loss rose from its best by more than its error while the training loss fell.
+
+    A run that noticed it itself may have fallen below that best since: what it saw then counts.
+    """
+    if curve.turn is not None:
+        curve = curve.until(curve.turn.step)
     best, last = curve.best, curve.heldout[-1] if curve.heldout else None
     if best is None or last is None or not _rose(curve.heldout, best):
         return None
