@@ -51,6 +51,13 @@ def test_nothing_is_expected_without_evaluations_or_a_learning_rate() -> None:
     assert verdicts_by_law(Curve.of(fit)) == []
 
 
+def test_nothing_is_expected_across_a_return_to_earlier_weights() -> None:
+    lines = lines_by_law(gain=0.1)
+    early, late = ({"step": step, "event": "overfitting", "best": 80} for step in (150, 400))
+    assert recorded_forecast(Curve.of([*lines, early])) is None
+    assert recorded_forecast(Curve.of([*lines, late])) == recorded_forecast(Curve.of(lines))
+
+
 def test_a_forecast_is_at_least_zero() -> None:
     lines = lines_by_law(gain=0.1)
     path = taken_path(Curve.of(lines))

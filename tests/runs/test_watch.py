@@ -73,6 +73,11 @@ def test_the_forecast_begins_after_a_tenth_and_is_by_the_schedule(tiny: Path, tm
     assert early is None and long is not None and short is not None
     assert long.loss < short.loss < 2.5
     assert long.step == short.step == 100
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": 100, "event": "overfitting", "best": 50}) + "\n")
+    watch = Watch(recipe, metrics, lambda _: None)
+    watch(replace(after(100), schedule=Schedule(total=1000)), REPORT)
+    assert watch.forecast is None, "it went back to earlier weights"
 
 
 class Listener(Reporter):

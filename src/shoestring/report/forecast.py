@@ -29,8 +29,8 @@ twice the sum of the rates would gain, and the loss falls by the third share of 
 
 def recorded_forecast(curve: Curve) -> Forecast | None:
     """What a finished run expected after `RECORDED_AT` of its steps, given the learning rates that followed."""
-    path, last = taken_path(curve), _last_step(curve)
-    return None if path is None else forecast(curve.until(RECORDED_AT * last), path)
+    path, known = taken_path(curve), curve.until(RECORDED_AT * _last_step(curve))
+    return None if path is None or known.turn is not None else forecast(known, path)
 
 
 def taken_path(curve: Curve) -> Path | None:

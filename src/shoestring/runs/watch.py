@@ -57,7 +57,8 @@ class Watch:
                 self._say(verdict.text)
         if self._recipe.kind != "hmm" and progress >= max(FIRST_AT, self._expected + FORECAST_EVERY):
             self._expected = progress
-            self.forecast = forecast(curve, self._path(curve, state.schedule))
+            onward = curve.turn is None  # no law holds across a return to earlier weights
+            self.forecast = forecast(curve, self._path(curve, state.schedule)) if onward else None
 
     def _path(self, curve: Curve, schedule: Schedule) -> RatePath:
         """The learning rates so far, and those to come."""
