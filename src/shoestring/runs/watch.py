@@ -18,10 +18,8 @@ from shoestring.training.checkpoint import State
 from shoestring.training.loop import Report
 from shoestring.training.schedule import Schedule, learning_rate
 
-LOOK_EVERY = 0.02
-"""Share of the schedule between two looks at the metrics."""
-FORECAST_EVERY = 0.05
-"""The same for a new forecast, which takes some milliseconds."""
+LOOK_EVERY = 0.05
+"""Share of the schedule between two looks at the metrics, each of which takes up to 40 ms."""
 _FUTURE = 200
 """Places of the rest of a schedule at which its learning rate is asked."""
 
@@ -35,7 +33,7 @@ class Watch:
     def __init__(self, recipe: Recipe, metrics: Path, say: Callable[[str], None]):
         self._recipe, self._metrics, self._say = recipe, metrics, say
         self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
-        self._looked = self._expected = 0.0
+        self._looked = 0.0
         self.forecast: Forecast | None = None
         """Of the held-out loss at the end, by the schedule as it is; None: not known yet, or an HMM is fitted."""
 
@@ -55,8 +53,7 @@ class Watch:
             if verdict.kind not in self._said:
                 self._said.add(verdict.kind)
                 self._say(verdict.text)
-        if self._recipe.kind != "hmm" and progress >= max(FIRST_AT, self._expected + FORECAST_EVERY):
-            self._expected = progress
+        if self._recipe.kind != "hmm" and progress >= FIRST_AT:
             onward = curve.turn is None  # no law holds across a return to earlier weights
             self.forecast = forecast(curve, self._path(curve, state.schedule)) if onward else None
 
