@@ -109,7 +109,7 @@ def vertex(losses: dict[float, float]) -> dict[str, float]:
 
 def fit(optima: list[dict[str, Any]]) -> dict[str, float] | None:
     """Least squares of log lr on log N, log D and log B, as far as they vary."""
-    if len(optima) < 3:
+    if len(optima) < 2:
         return None
     names = [name for name in ("parameters", "tokens", "batch") if len({o[name] for o in optima}) > 1]
     if len(optima) <= len(names):

@@ -26,7 +26,7 @@ from shoestring.core.warmup import least_steps, warmup_share
 from shoestring.planning.auto import Facts, choose
 
 SIZES = ((32, 2), (48, 2), (64, 2), (96, 2), (128, 2), (128, 3))
-BATCHES = (512, 1024, 2048, 4096)
+BATCHES = (128, 256, 512, 1024, 2048)
 RATES, DECAYS = (5e-4, 3e-2), (0.03, 3.0)
 
 
