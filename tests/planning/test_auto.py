@@ -105,7 +105,7 @@ def test_a_choice_is_a_function_of_the_recipe_and_the_facts() -> None:
 @pytest.mark.parametrize("time", ["10s", "1h"])
 def test_a_batch_divides_over_the_devices(devices: int, time: str) -> None:
     written = recipe(budget={"time": time})
-    facts = Facts(vocabulary=257, unique=None, device="cuda", speed=3e14, devices=devices)
+    facts = Facts(vocabulary=257, unique=1e12, device="cuda", speed=3e14, devices=devices)
     assert values_of(choose(written, facts))["train.batch"] % devices == 0
 
 
@@ -122,9 +122,11 @@ def test_a_batch_is_a_small_part_of_the_run_and_of_the_text() -> None:
 def test_more_time_buys_a_larger_model_until_the_text_ends() -> None:
     def size(time: str, unique: float | None) -> int:
         facts = Facts(vocabulary=257, unique=unique, device="cuda", speed=3e14)
-        return int(values_of(choose(recipe(budget={"time": time}), facts))["model.width"])
+        epochs = None if unique is None else "auto"
+        return int(values_of(choose(recipe(budget={"time": time, "epochs": epochs}), facts))["model.width"])
 
     assert size("1m", None) < size("1h", None) < size("1d", None)
+    assert size("1h", 7e6) == size("1d", 7e6), "more time buys nothing once the epochs are capped"
     assert size("1d", 7e6) < size("1d", None)
 
 
@@ -196,6 +198,11 @@ def test_choices_for_other_fields_are_refused() -> None:
     choices = choose(recipe(), FACTS)
     with pytest.raises(RecordError, match=r"chooses .*train.lr.*, not"):
         choices.applied(recipe(train={"lr": 0.1}), "choices.json")
+
+
+def test_epochs_of_a_corpus_without_end_are_refused() -> None:
+    with pytest.raises(PlanError, match=r'budget.epochs = "auto": the corpus has no end'):
+        choose(recipe(), Facts(vocabulary=257, unique=None, device="cpu", speed=1e10))
 
 
 def test_a_budget_that_says_nothing_about_tokens_is_refused() -> None:

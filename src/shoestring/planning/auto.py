@@ -88,6 +88,8 @@ class Chosen(NamedTuple):
 def choose(recipe: Recipe, facts: Facts) -> Choices:
     """A choice for every field of the recipe that is "auto"."""
     wanted, found = recipe.autos, list[Choice]()
+    if recipe.budget.epochs == "auto" and facts.unique is None:
+        raise PlanError('budget.epochs = "auto": the corpus has no end, so an epoch has no length; leave it out')
     written = recipe.fingerprint
 
     def take(field: str, chosen: Chosen) -> Recipe:
@@ -104,7 +106,7 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
         recipe = with_value(recipe, "model.dropout", 0.0)
     cost = _cost(recipe, facts)
     n = float(cost.total_parameters - cost.parameters.get("embedding", 0))
-    if "budget.epochs" in wanted:
+    if "budget.epochs" in wanted and facts.unique is not None:
         recipe = take("budget.epochs", useful_epochs(n, facts.unique))
     d = positions(recipe, facts, cost)
     if "train.batch" in wanted:
@@ -191,6 +193,8 @@ def best_size(recipe: Recipe, facts: Facts) -> tuple[Model, str]:
         n = float(cost.total_parameters - cost.parameters.get("embedding", 0))
         budget = recipe.budget if recipe.budget.epochs != "auto" else replace(recipe.budget, epochs=None)
         d = positions(replace(recipe, budget=budget, model=model), facts, cost)
+        if recipe.budget.epochs == "auto" and facts.unique is not None:
+            d = min(d, useful_epochs(n, facts.unique).value * facts.unique)
         loss = constrained_loss(n, d, facts.unique)
         if least is None or loss < least[0]:
             least = loss, model, n, d
@@ -216,10 +220,8 @@ def constrained_loss(n: float, d: float, unique: float | None) -> float:
 EPOCHS_FACTOR, LEAST_EPOCHS, MOST_EPOCHS = 16.0, 4.0, 36.0
 
 
-def useful_epochs(n: float, unique: float | None) -> Chosen:
+def useful_epochs(n: float, unique: float) -> Chosen:
     """Epochs after which held-out loss is expected to rise: fewer, the more parameters there are for the text."""
-    if unique is None:
-        return Chosen(1.0, "the corpus has no end: each position is read once")
     found = min(MOST_EPOCHS, max(LEAST_EPOCHS, EPOCHS_FACTOR * math.sqrt(unique / n)))
     value = float(f"{found:.2g}")
     return Chosen(
