@@ -32,8 +32,8 @@ BATCH_FACTOR = 1.8
 """By which 18 independent optima of 46 M to 2.9 B parameters had larger batches."""
 OWN_LR, OWN_LR_N, OWN_LR_D, OWN_MOST = 0.3, -0.345, 0.0, 6e5
 """Ours: peak learning rate of AdamW, and the parameters up to which it is used. It is 1.06 of the power law through the
-optima of 27 k and 107 k parameters with steps of 1,024 positions (results/auto_law-cpu.json). With steps of 256 it gives
-0.0028 for 107 k; 0.0014, 0.0028 and 0.0055 ended at 1.71, 1.55 and 1.61 nats."""
+optima of 27 k and 107 k parameters with steps of 1,024 positions (results/auto_law-cpu.json). With steps of 256 it is
+0.0028 for 107 k: 0.0014, 0.0028 and 0.0055 ended at 1.71, 1.55 and 1.61 nats."""
 MUON_FACTOR = 1.0
 """Learning rate of Muon over that of AdamW: its update is scaled to the size of AdamW's; not measured."""
 MOST_LR = 0.02
