@@ -16,13 +16,6 @@ from shoestring.core.errors import Fault, ShoestringError, storage_error
 from shoestring.core.host import is_out_of_memory
 from shoestring.core.text import printable
 
-_SPINS = "100000"
-"""How often a thread looks whether the others are there before it sleeps.
-
-A third of OpenMP's own count: as fast on a machine that is otherwise idle, where 5,000 cost a fifth, and up to
-twice as fast where three runs share two cores.
-"""
-
 
 def start() -> None:
     """As `main`, in a process of its own, which ends at once after a command that went well.
@@ -47,7 +40,6 @@ def main() -> None:
     arguments = sys.argv[1:]
     _open_streams()
     _import_as_here()
-    _share_processors()
     try:
         from shoestring.cli.root import root
 
@@ -119,16 +111,6 @@ def _import_as_here() -> None:
     """
     if not {"", os.getcwd()} & set(sys.path):
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-
-
-def _share_processors() -> None:
-    """Have threads that wait for each other sleep soon, unless the user has decided; torch reads this as it is loaded.
-
-    They would otherwise turn for milliseconds, and on a machine with other work keep the thread they wait for from
-    running: steps then take several times as long.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):
-        os.environ["GOMP_SPINCOUNT"] = _SPINS
 
 
 def _leave(end: SystemExit, well: bool) -> None:
