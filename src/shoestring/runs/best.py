@@ -26,6 +26,12 @@ FEWEST_SCORED = 32
 LONGEST = {"cpu": 256, "cuda": 512}
 """Bytes of a row by device."""
 SHORTEST = 16
+SCORED_PER_SECOND, LEAST_SCORED, MOST_SCORED = 0.5, 32, 256
+"""Held-out rows on a CPU, by the seconds of the deadline: evaluations then take some percent of it."""
+SHORT = 600.0
+"""Seconds: a shorter run on a CPU is evaluated five times, not ten."""
+SCORED_AT_ONCE = 16
+"""Rows per scoring pass on a CPU, where a micro-batch may be too small to be fast."""
 PACKED = 3.5
 """Bytes of text per byte of a compressed file, about."""
 END_LINE = "<|endoftext|>"
@@ -144,6 +150,17 @@ def values_for(corpus: Corpus, time: float, device: str, name: str | None) -> Va
         },
         "model": {"size": auto, "dropout": auto},
         "train": dict.fromkeys(("batch", "lr", "warmup", "weight_decay", "beta2"), auto),
+        **({"evaluate": _scored(time)} if device == "cpu" else {}),
+    }
+
+
+def _scored(time: float) -> dict[str, tuple[Any, str]]:
+    """The fields of `[evaluate]` on a CPU."""
+    rows = int(min(MOST_SCORED, max(LEAST_SCORED, SCORED_PER_SECOND * time)))
+    return {
+        "rows": (rows, "so that evaluations take some percent of the time"),
+        "every": (0.2 if time < SHORT else 0.1, "a fifth of a run below 10 minutes, else a tenth"),
+        "per_device": (SCORED_AT_ONCE, "several rows at once are faster to score"),
     }
 
 
