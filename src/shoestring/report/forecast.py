@@ -22,9 +22,12 @@ _LEAST_SPREAD = 0.003
 """Relative standard deviation of that difference, at least."""
 _LEAST_GAIN = 0.01
 """Share of the loss that more steps must gain to be worth a sentence."""
-_DECAYED, _GAINLESS, _STEEP = 0.2, 0.2, 0.07
+_LEAST_SHARE = 0.5
+"""What is expected of more steps is said if the lower end of its interval is at least this share of the upper end."""
+_DECAYED, _GAINLESS, _STEEP, _STEEPEST = 0.2, 0.2, 0.07, 0.5
 """A rate is too low if it came down to the first share of its peak, gained by that less than the second share of what
-twice the sum of the rates would gain, and the loss falls by the third share of itself per unit of ln S."""
+twice the sum of the rates would gain, and the loss falls by the third share of itself per unit of ln S. One that falls
+by the fourth share is just leaving a plateau, which says nothing of the rate."""
 
 
 def recorded_forecast(curve: Curve) -> Forecast | None:
@@ -104,10 +107,12 @@ def _falling(fit: Fit, curve: Curve, path: Path, last: HeldoutLine, step_seconds
     found = _heldout(fit, curve, path, path.stretched(2.0), 2.0 * steps)
     if found.high >= last.loss or found.loss > (1 - _LEAST_GAIN) * last.loss:
         return None
+    if found.low < _LEAST_SHARE * found.high:  # nothing is known of so steep a fall
+        return None
     took = "" if step_seconds is None else f", {Seconds(steps * step_seconds).short()} more,"
     text = (
         f"Still falling: twice the steps{took} would give about {found.loss:.3f} "
-        f"({max(0.0, found.low):.3f} to {found.high:.3f}, 90 %)."
+        f"({found.low:.3f} to {found.high:.3f}, 90 %)."
     )
     return Verdict(kind="still_falling", text=text)
 
@@ -123,7 +128,7 @@ def _too_low(fit: Fit, path: Path) -> Verdict | None:
         return None
     now, slope, gained = fit.mean
     _, slope_error, gained_error = fit.error
-    steep = slope > _STEEP * now and slope > 4 * slope_error
+    steep = _STEEP * now < slope < _STEEPEST * now and slope > 4 * slope_error
     if not steep or gained + gained_error > _GAINLESS * slope * math.log(2):
         return None
     text = (
