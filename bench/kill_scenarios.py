@@ -21,7 +21,7 @@ from shoestring.core.run_folder import RunFolder  # noqa: E402
 
 STEPS, BATCH, DOCUMENTS = 12, 8, 200
 DEMO = (
-    "budget.steps=12", "train.per_device=16", "train.checkpoint_every=30ms", "train.keep=1", "data.length=32",
+    "budget.steps=12", "train.per_device=12", "train.checkpoint_every=30ms", "train.keep=1", "data.length=32",
     "data.tokenizer=words:100", "model.width=16", "model.layers=2", "model.heads=2", "evaluate.rows=8",
 )  # fmt: skip
 
@@ -176,7 +176,7 @@ def demo() -> tuple[Recipe, Plan]:
     with resources.as_file(resources.files("shoestring.recipes")) as folder:
         recipe = recipe_file.load(folder / "demo.toml", DEMO)
     return recipe, Plan(
-        binding="steps", recipe=recipe.fingerprint, steps=STEPS, effective_batch=16, per_device=16, accumulate=1,
+        binding="steps", recipe=recipe.fingerprint, steps=STEPS, effective_batch=12, per_device=12, accumulate=1,
         devices=1, entries=DOCUMENTS, evaluations=4,
     )  # fmt: skip
 
