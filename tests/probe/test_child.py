@@ -216,7 +216,8 @@ def test_ctrl_c_while_it_waits_ends_all_processes() -> None:
     with RemoteTrials(COMMAND, 30) as trials:
         processes = [Path(f"/proc/{number}") for number in trials.ask({"do": "who"}).values()]
         assert all(process.exists() for process in processes)
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        # to the thread that waits: sent to the process, another thread may take it, and the wait goes on
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             trials.ask({"do": "sleep"})
     assert not any(process.exists() for process in processes)
