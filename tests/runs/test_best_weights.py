@@ -212,7 +212,7 @@ def judged(train: float, loss: float, error: float | None, **state: Any) -> Stat
         (1.9, 1.07, 0.01, 0, 2),  # beyond doubt
         (1.9, 1.015, 0.01, 1, 0),  # noise
         (2.1, 1.50, 0.01, 1, 0),  # the training loss rises as well: something else is wrong
-        (1.9, 1.50, None, 1, 0),  # nobody knows the noise
+        (1.9, 1.50, None, 1, 0),  # the noise is unknown
         (1.9, 0.99, 0.01, 1, 0),  # the best
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shoestring.core.errors import StorageError
 from shoestring.core.units import Seconds, counted
@@ -71,7 +72,7 @@ def restored(trainee: Trainee, checkpoints: Checkpoints, state: State, say: Call
     None where its checkpoint is damaged, which is said; all processes call this.
     """
     assert state.best_step is not None, "there was an evaluation"
-    checkpoints.wait()
+    trainee.group.on_all(checkpoints.wait)  # the others read what the first process writes
     try:
         kept = checkpoints.restore(state.best_step, trainee.saveable, state.recipe, state.data)
     except StorageError as cause:
@@ -79,3 +80,34 @@ def restored(trainee: Trainee, checkpoints: Checkpoints, state: State, say: Call
         return None
     trainee.put_values(kept.task)
     return kept
+
+
+def delivered(trainee: Trainee, checkpoints: Checkpoints, state: State, say: Callable[[str], None]) -> State:
+    """The state whose weights a run delivers: the best one. The trainee has them from here on."""
+    if state.best_step in (None, state.step):
+        return state
+    kept = restored(trainee, checkpoints, state, say)
+    if kept is None:
+        say("the weights of the last step are delivered")
+        return state
+    say(f"the weights of {trainee.unit} {trainee.label(kept):,} are delivered: the held-out loss was lowest there")
+    return kept
+
+
+class Taken(NamedTuple):
+    """What a run has done, whichever of its weights it delivers."""
+
+    steps: int
+    tokens: int
+    predictions: int | None
+    label: int
+    """Of its last step."""
+
+    @classmethod
+    def by(cls, trainee: Trainee, state: State) -> Taken:
+        return cls(
+            trainee.steps_taken(state),
+            trainee.tokens_seen(state),
+            trainee.predictions_made(state),
+            trainee.label(state),
+        )

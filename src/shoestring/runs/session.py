@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, StorageError
@@ -24,7 +23,7 @@ from shoestring.probe.trials import Usage
 from shoestring.report.forecast import recorded_forecast
 from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.report.verdicts import verdicts_of
-from shoestring.runs.best_weights import EndOverfitting, restored
+from shoestring.runs.best_weights import EndOverfitting, Taken, delivered
 from shoestring.runs.finish import Finish, deadline_of
 from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
@@ -150,15 +149,15 @@ def train(
             reporter.trained()
             if state.skipped:
                 reporter.say(skipped_line(state.skipped, state.step))
-            usage, taken = meter.usage(), _Taken.by(trainee, state)
-            shown = _delivered(session, state)
+            usage, taken = meter.usage(), Taken.by(trainee, state)
+            shown = delivered(trainee, checkpoints, state, reporter.say)
             evaluation = trainee.evaluate(shown)
             usage = meter.usage() if shown is state else usage  # as in the profile: of training and evaluation alone
             if writes:
                 folder.write(folder.evaluation, evaluation)
                 reporter.evaluated(evaluation)
                 clock.begin("page")
-                delivered, figures = trainee.write_results(folder), draw(folder)
+                written, figures = trainee.write_results(folder), draw(folder)
         clock.begin("last checkpoint")
         group.on_all(checkpoints.wait)
     except OutOfMemory as cause:  # of a sharded model: the others cannot continue without this process
@@ -174,46 +173,13 @@ def train(
         return None
     clock.begin("page")
     session.note(taken.label, "end")
-    outcome = _outcome(session, folder, state, evaluation, usage, delivered, taken)
+    outcome = _outcome(session, folder, state, evaluation, usage, written, taken)
     folder.check()
     session.seal_lines()
     folder.write(folder.done, outcome)
     write_page(folder, figures, outcome)
     session.note(taken.label, "exit")
     return outcome, evaluation
-
-
-class _Taken(NamedTuple):
-    """What a run has done, whichever of its weights it delivers."""
-
-    steps: int
-    tokens: int
-    predictions: int | None
-    label: int
-    """Of its last step."""
-
-    @classmethod
-    def by(cls, trainee: Trainee, state: State) -> _Taken:
-        return cls(
-            trainee.steps_taken(state),
-            trainee.tokens_seen(state),
-            trainee.predictions_made(state),
-            trainee.label(state),
-        )
-
-
-def _delivered(session: _Session, state: State) -> State:
-    """The state whose weights the run delivers, and has from now on: the best one."""
-    if state.best_step in (None, state.step):
-        return state
-    trainee, say = session.trainee, session.reporter.say
-    kept = restored(trainee, session.checkpoints, state, say)
-    if kept is None:
-        say("the weights of the last step are delivered")
-        return state
-    unit, number = trainee.unit, trainee.label(kept)
-    say(f"the weights of {unit} {number:,} are delivered: the held-out loss was lowest there")
-    return kept
 
 
 def finish_of(trainee: Trainee, baselines: float | None) -> Finish:
@@ -269,10 +235,10 @@ def _outcome(
     state: State,
     evaluation: Evaluation,
     usage: Usage | None,
-    delivered: int,
-    taken: _Taken,
+    written: int,
+    taken: Taken,
 ) -> Outcome:
-    """The record of a finished run that delivers so many bytes besides its checkpoints."""
+    """The record of a finished run that has written so many bytes besides its checkpoints."""
     trainee, lines = session.trainee, read_lines(folder.timings)
     rate = rate_of(lines)
     story = _story(trainee, state.step, trainee.tokens_per_step / rate if rate else None)
@@ -285,7 +251,7 @@ def _outcome(
         timeline=parts_of(lines),
         segments=sum(line.get("event") == "start" for line in lines),
         tokens_per_second=rate,
-        disk_bytes=trainee.data_bytes + checkpoint_bytes + delivered,
+        disk_bytes=trainee.data_bytes + checkpoint_bytes + written,
         peak_bytes=None if usage is None else usage.reserved,
         loss=evaluation.loss,
         delivered=None if evaluation.step == taken.label else evaluation.step,

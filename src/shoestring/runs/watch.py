@@ -19,7 +19,7 @@ from shoestring.training.loop import Report
 from shoestring.training.schedule import Schedule, learning_rate
 
 LOOK_EVERY = 0.05
-"""Share of the schedule between two looks at the metrics, each of which takes up to 40 ms."""
+"""Share of the schedule between two looks at the metrics; a look takes up to 40 ms."""
 _FUTURE = 200
 """Places of the rest of a schedule at which its learning rate is asked."""
 
