@@ -33,7 +33,7 @@ BATCH_FACTOR = 1.8
 OWN_LR, OWN_LR_N, OWN_LR_D, OWN_MOST = 0.3, -0.345, 0.0, 6e5
 """Ours: peak learning rate of AdamW, and the parameters up to which it is used. It is 1.06 of the power law through the
 optima of 27 k and 107 k parameters with steps of 1,024 positions (results/auto_law-cpu.json). With steps of 256 it is
-0.0028 for 107 k: 0.0014, 0.0028 and 0.0055 ended at 1.71, 1.55 and 1.61 nats."""
+0.0028 for 107 k: 0.0014, 0.0028 and 0.0055 ended at 1.71, 1.55 and 1.61 in single runs, which were not recorded."""
 MUON_FACTOR = 1.0
 """Learning rate of Muon over that of AdamW: its update is scaled to the size of AdamW's; not measured."""
 MOST_LR = 0.02
@@ -49,7 +49,8 @@ USUAL_DECAY, MOST_DECAY = 0.1, 3.0
 """The published best for little data is up to 30 times the usual (Kim et al. 2025)."""
 MOST_MORE, MORE_EPOCHS = 4.0, 8.0
 """Factor for a text that is repeated, and the epochs with N = U that double it. With N / U = 3.3 and 16 epochs a decay
-of 4 ended at 1.67, of 1 at 1.92, of 0.1 at 2.02 nats (`bench/little_data.py`)."""
+of 4 ended at 1.67, of 1 at 1.92, of 0.1 at 2.02 nats, in single runs of which there is no record
+(`bench/little_data.py` makes one)."""
 DROPOUT = 0.1
 
 LAW_A, LAW_B, LAW_EXPONENT = 521.0, 1488.0, 0.353
@@ -208,7 +209,7 @@ def best_size(recipe: Recipe, facts: Facts) -> tuple[Model, str]:
 
 
 def constrained_loss(n: float, d: float, unique: float | None) -> float:
-    """What a law says of the loss above its limit: of N parameters and D positions, of which U are unique."""
+    """The loss above its limit, by the law: N parameters read D positions, and U of those are unique."""
     text = d if unique is None else min(d, unique)
     supported = (LAW_A / LAW_B) ** (1 / LAW_EXPONENT) * text  # parameters that the unique text supports
     used = min(n, supported) if d > text else n

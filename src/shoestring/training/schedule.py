@@ -62,7 +62,7 @@ class Schedule:
 
         A schedule that is through continues from the middle of its last step, which had the last learning rate. A
         warm-up that is not through ends where it would in a run of `total` steps; where that is too near or passed, it
-        goes on as before, for a part of the rest at most.
+        takes as many more steps as before, but at most a part of the rest.
         """
         done = self.progress(step) if step < self.total else self.progress(step - 0.5)
         found = Schedule(total=total, anchor_step=step, anchor_progress=done, warmup=self.warmup)
