@@ -39,10 +39,10 @@ import torch
 from measure_workloads import NAMES, PEERS_OWN, RECIPES, TIMEOUT, TINY_BYTES, build_workload, open_trials, write_recipe
 
 from shoestring.core import recipe_file
-from shoestring.core.records import Machine, Profile
+from shoestring.core.records import Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
-from shoestring.probe.machine import describe_machine, pick_device
+from shoestring.probe.machine import pick_device
 from shoestring.probe.search import FRAGMENTATION, find_largest, margin_bytes
 from shoestring.probe.trials import Trial, Workload
 from shoestring.runs.timeline import parts_of
@@ -306,17 +306,6 @@ def runs(name: str, tiny: bool, budget: str, number: int) -> list[dict[str, Any]
 # --- the record
 
 
-def earlier(folder: Path | None, machine: Machine) -> dict[str, Any]:
-    """Results by name of the record that is to be added to: in `folder`, or else among the results."""
-    for place in (folder, record.ROOT / "results"):
-        for file in sorted(place.glob("measure-*.json")) if place is not None else ():
-            old = json.loads(file.read_text())
-            if old["machine"]["device_name"] == machine.device_name and old["schema"] == "shoestring.bench.measure/1":
-                results: dict[str, Any] = old["results"]
-                return results
-    return {}
-
-
 def with_earlier(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     """A result of runs, with those that are there of the same budget before them."""
     if old is None or old["budget"] != new["budget"]:
@@ -350,7 +339,7 @@ def main() -> None:
     wanted = arguments.only or [*NAMES, *(f"runs:{name}" for name in RECIPES)]
     if unknown := [name for name in wanted if name.removeprefix("runs:") not in NAMES or name == f"runs:{PEERS_OWN}"]:
         parser.error(f"--only {' '.join(unknown)}: unknown")
-    results = {} if arguments.tiny else earlier(arguments.out, describe_machine(pick_device()))
+    results = {} if arguments.tiny else record.earlier("measure", arguments.out)
 
     def keep(name: str, found: dict[str, Any]) -> None:
         results[name] = origin | found

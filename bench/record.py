@@ -51,6 +51,18 @@ def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path
     return path
 
 
+def earlier(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Results by name of this machine's record that is to be added to: in `folder`, or else among the results."""
+    here = describe_machine(pick_device()).device_name
+    for place in (folder, ROOT / "results"):
+        for file in sorted(place.glob(f"{name}-*.json")) if place is not None else ():
+            old = json.loads(file.read_text())
+            if old["machine"]["device_name"] == here and old["schema"] == f"shoestring.bench.{name}/1":
+                results: dict[str, Any] = old["results"]
+                return results
+    return {}
+
+
 def _told(arguments: list[str]) -> list[str]:
     """The command without where its record went, and what it was resumed from."""
     for option in ("--out", "--resume", "--minutes"):

@@ -1,11 +1,12 @@
 """From the command to the first step, and the share of a time budget spent in steps; a public trainer beside it.
 
-    python bench/start.py [--only NAME …] [--time 100s …] [--peer five_minutes.py] [--out FOLDER]
+    python bench/start.py [--only NAME …] [--time 100s …] [--cold-only] [--peer five_minutes.py] [--out FOLDER]
 
 Each case is run as a new user would: `cold` with empty caches and no data, `warm` again with what that left behind (a
 run of another name, its data prepared), and `resume` after that run was stopped halfway. Seconds are those of the run's
 own timeline, from the start of the process; `wall` is the clock of this script around the whole process.
-The peer trains on the rows of the first case for as long as its cold run trained.
+The peer trains on the rows of the first case for as long as its cold run trained. Results are merged into the record
+that is there, case by case and budget by budget; each has its commit and date.
 """
 
 from __future__ import annotations
@@ -115,16 +116,17 @@ def numbers(parts: dict[str, float], wall: float, budget: float) -> dict[str, An
     }
 
 
-def case(name: str, sections: dict[str, Any], budget: str, peer: Path | None) -> dict[str, Any]:
+def case(name: str, sections: dict[str, Any], budget: str, cold_only: bool, peer: Path | None) -> dict[str, Any]:
     seconds = float(Seconds.parse(budget))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         recipe, wall = train(write_recipe("cold", sections, folder, budget), folder)
         found = {"budget": seconds, "cold": outcome(recipe) | numbers(sessions(recipe)[0], wall, seconds)}
-        warm, wall = train(write_recipe("warm", sections, folder, budget), folder, "--time", f"{seconds / 2:.0f}s")
-        found["warm"] = numbers(sessions(warm)[0], wall, seconds)
-        _, wall = train(folder / "warm.toml", folder)
-        found["resume"] = outcome(warm) | numbers(sessions(warm)[1], wall, seconds)
+        if not cold_only:
+            warm, wall = train(write_recipe("warm", sections, folder, budget), folder, "--time", f"{seconds / 2:.0f}s")
+            found["warm"] = numbers(sessions(warm)[0], wall, seconds)
+            _, wall = train(folder / "warm.toml", folder)
+            found["resume"] = outcome(warm) | numbers(sessions(warm)[1], wall, seconds)
         if peer is not None:
             found["peer"] = five_minutes(peer, recipe, folder, found["cold"]["parts"].get("train", 0.0))
     print(name, json.dumps({way: {k: v for k, v in told.items() if k != "parts"} for way, told in found.items()
@@ -168,16 +170,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=list(cases), help="of " + ", ".join(cases))
     parser.add_argument("--time", nargs="+", default=["100s"], help="budgets")
+    parser.add_argument("--cold-only", action="store_true", help="no warm and no resumed run")
     parser.add_argument("--peer", type=Path, help="the file of the public trainer, which needs a GPU")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.only if name not in cases]:
         parser.error(f"--only {' '.join(unknown)}: unknown")
-    results: dict[str, Any] = {}
+    results, peer = record.earlier("start", arguments.out), arguments.peer
     for name in arguments.only:
         for budget in arguments.time:
-            peer = arguments.peer if not results else None
-            results[f"{name}, {budget}"] = case(name, cases[name], budget, peer)
+            origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+            results[f"{name}, {budget}"] = origin | case(name, cases[name], budget, arguments.cold_only, peer)
+            peer = None
             record.write("start", {"results": results}, arguments.out)
 
 
