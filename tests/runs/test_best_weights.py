@@ -47,7 +47,7 @@ def planted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
     """Runs whose held-out loss is a function of the steps, evaluated every second step, in folder NAME."""
     write_profile(tiny)
     monkeypatch.chdir(tiny.parent)
-    monkeypatch.setattr(session, "checkpoint_interval", lambda _: math.inf)
+    monkeypatch.setattr(session, "checkpoint_interval", lambda *_: math.inf)
     score, begin, taken = NetworkTrainee.score, NetworkTrainee.begin, [0]
 
     def planted_score(trainee: NetworkTrainee) -> dict[str, float]:

@@ -247,7 +247,7 @@ def test_killed_in_any_update_it_resumes_to_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the last checkpoint, which may be of the middle of an epoch whose end was logged after it."""
-    monkeypatch.setattr(session, "checkpoint_interval", lambda _: 2.5)  # after every third update
+    monkeypatch.setattr(session, "checkpoint_interval", lambda *_: 2.5)  # after every third update
     for update in kills:
         recipe, counted = recipe_of(corpus, f"killed-{update}", **hmm), time.counted
         time.kill(update)
@@ -266,7 +266,7 @@ def test_killed_before_it_removes_older_checkpoints_it_resumes_and_leaves_none(
     corpus: Path, time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the last checkpoint no other one is written that would remove them."""
-    monkeypatch.setattr(session, "checkpoint_interval", lambda _: 2.5)
+    monkeypatch.setattr(session, "checkpoint_interval", lambda *_: 2.5)
     prune = Checkpoints._prune
 
     def killed(checkpoints: Checkpoints, path: Path, state: Any) -> None:

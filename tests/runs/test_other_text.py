@@ -297,7 +297,7 @@ def test_a_plan_takes_the_time_of_every_text_and_no_documents_for_held_out_rows(
     )
     (tmp_path / "recipe.toml").write_text(dump(one))
     profile = write_profile(tmp_path / "recipe.toml")
-    seconds = [_fixed_seconds(recipe, profile, 0.0) for recipe in (one, two)]
+    seconds = [_fixed_seconds(recipe, profile, 0.0, 5) for recipe in (one, two)]
     assert seconds[1]["evaluations"] == pytest.approx(2 * seconds[0]["evaluations"]) and seconds[0]["evaluations"]
     density = recipe_density(one)
     assert density is not None

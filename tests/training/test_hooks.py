@@ -93,7 +93,7 @@ def test_checkpoints_come_when_due_at_a_new_best_and_at_the_end(tmp_path: Path) 
     def write(state: State, wait: bool) -> None:
         checkpoints.save(learner, state, wait)
 
-    save = hooks.Save(write, Requests(), _no_hurry(), every=1e9)
+    save = hooks.Save(write, Requests(), _no_hurry(), every=lambda: 1e9)
     for step in range(1, 11):
         save(replace(_state(step), best_step=4, best_loss=1.0), _report(1.0, 1, begun=step))
     assert checkpoints.steps() == [10, 4]
@@ -102,7 +102,7 @@ def test_checkpoints_come_when_due_at_a_new_best_and_at_the_end(tmp_path: Path) 
 def test_a_checkpoint_that_is_due_is_a_request_until_all_know_of_it() -> None:
     saved: list[int] = []
     requests = Requests(alone=False)
-    save = hooks.Save(lambda state, _: saved.append(state.step), requests, _no_hurry(), every=0.0)
+    save = hooks.Save(lambda state, _: saved.append(state.step), requests, _no_hurry(), every=lambda: 0.0)
     assert not save.due(5, Schedule(total=10))
     save(_state(5), _report(1.0, 1, begun=6))
     assert requests.save
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_due_is_a_request_until_all_know_of_it() -> None:
 def test_a_stop_that_all_know_of_saves_and_ends_the_session(stop: str) -> None:
     saved: list[tuple[int, bool]] = []
     requests = Requests(alone=False)
-    save = hooks.Save(lambda state, wait: saved.append((state.step, wait)), requests, _no_hurry(), 1e9)
+    save = hooks.Save(lambda state, wait: saved.append((state.step, wait)), requests, _no_hurry(), lambda: 1e9)
     save(_state(5), _report(1.0, 1, begun=6)._replace(consensus=Consensus(stop=stop)))
     assert save.due(6, Schedule(total=10))
     with pytest.raises(Fault, match=f"stopped by {stop} after step 6, saved"):
@@ -156,7 +156,7 @@ def test_a_schedule_is_never_cut_below_the_steps_that_are_under_way() -> None:
 
 def test_the_time_limit_is_a_request_to_stop() -> None:
     requests = Requests(alone=False)
-    save = hooks.Save(lambda *_: None, requests, _no_hurry(), 1e9, limit=lambda: True)
+    save = hooks.Save(lambda *_: None, requests, _no_hurry(), lambda: 1e9, limit=lambda: True)
     save(_state(1), _report(1.0, 1))
     assert requests.stops == {"the time limit"}
     assert requests.numbers(1) == [0, 0, 0, 0, 0, 0, 1], "and one that any process may have"

@@ -66,9 +66,9 @@ def run(folder: Path, stop_at: int | None = None, seed: int = 3) -> Checkpoints:
     save = hooks.Save(
         lambda state, wait: checkpoints.save(learner, state, wait),
         requests,
-        NoHurry(),
-        1e9,
-        is_saved=train.is_saved,  # type: ignore[arg-type]
+        NoHurry(),  # type: ignore[arg-type]
+        lambda: 1e9,
+        is_saved=train.is_saved,
     )
 
     def stop(state: State, _: object) -> State:

@@ -248,7 +248,10 @@ class Train:
         "score a running mean of the weights with this decay",
     ] = None
     checkpoint_every: Annotated[
-        Seconds | None, _TIME, "time between checkpoints; default: a twentieth of the time budget, 1 s to 10 min"
+        Seconds | None,
+        _TIME,
+        "time between checkpoints; default: a twentieth of the time budget, 1 s to 10 min, "
+        "but ten times what writing one takes where that is over a second",
     ] = None
     keep: Annotated[
         int, Between(1, 10**6), "checkpoints kept, besides the best and those of save_every and save_steps"

@@ -52,11 +52,17 @@ _RANGE_SIGMAS = 4.0
 Ends = tuple[float, float]
 
 
-def checkpoint_interval(recipe: Recipe) -> float:
-    """Seconds between checkpoints."""
+STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
+"""Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
+longer than so many seconds. Then there are fewer."""
+
+
+def checkpoint_interval(recipe: Recipe, write_seconds: float = 0.0) -> float:
+    """Seconds between checkpoints; by default more where one takes long to write."""
     if recipe.train.checkpoint_every is not None:
         return float(recipe.train.checkpoint_every)
-    return min(600.0, max(1.0, float(recipe.budget.time or 12000) / 20))
+    rare = write_seconds / STOPS_SHARE if write_seconds > STOP_SECONDS else 0.0
+    return max(rare, min(600.0, max(1.0, float(recipe.budget.time or 12000) / 20)))
 
 
 def saved_interval(recipe: Recipe, step_seconds: float) -> float:
@@ -81,6 +87,27 @@ def _listed_seconds(recipe: Recipe, profile: Profile, steps: int) -> float:
 def counting_seconds(tokens: float) -> float:
     """Seconds that the baselines take to count a training split of `tokens`."""
     return COUNT_SECONDS * min(MOST_COUNTED, tokens)
+
+
+def _validation_seconds(recipe: Recipe, profile: Profile) -> float:
+    """Of one evaluation."""
+    return max(1, len(recipe.data.scored)) * recipe.evaluate.rows * profile.validate_seconds_per_row
+
+
+def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
+    """As many as the recipe says, or as a short time budget allows where a checkpoint takes `save` seconds."""
+    count, each = evaluation_count(recipe), _validation_seconds(recipe, profile) + save
+    if recipe.budget.time is None or each <= STOP_SECONDS:
+        return count
+    return min(count, max(1, int(STOPS_SHARE * float(recipe.budget.time) / each)))
+
+
+def _saving(recipe: Recipe, profile: Profile, split: Split) -> tuple[float, float, int]:
+    """Seconds between regular checkpoints, seconds that one takes, and the evaluations, which have one each."""
+    regular = checkpoint_interval(recipe, profile.write_seconds or 0.0)
+    interval = min(regular, saved_interval(recipe, split.step_seconds))
+    save = saving_seconds(profile, interval)
+    return interval, save, _evaluations(recipe, profile, save)
 
 
 def evaluation_count(recipe: Recipe) -> int:
@@ -113,7 +140,8 @@ def make_plan(
     split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory, devices)
     split = split._replace(step_seconds=split.step_seconds * correction.factor)
     tokens_per_step = recipe.batch * recipe.data.length
-    fixed = _fixed_seconds(recipe, profile, spent)
+    interval, save, evaluations = _saving(recipe, profile, split)
+    fixed = _fixed_seconds(recipe, profile, spent, evaluations)
     steps, binding, most = _steps(recipe, profile, supply, split, fixed)
     kept = kept_checkpoints(recipe, most or steps)
     if isinstance(supply, Ready):
@@ -123,13 +151,12 @@ def make_plan(
         corpus = corpus_to_read(recipe, supply, store_bytes, kept, profile.checkpoint_bytes, steps, free_disk)
         counted = (corpus.documents or 0) * _counted_per_document(recipe, supply)
     tokens = steps * tokens_per_step
-    interval = min(checkpoint_interval(recipe), saved_interval(recipe, split.step_seconds))
-    saves = steps * split.step_seconds / interval + evaluation_count(recipe)
+    saves = steps * split.step_seconds / interval + evaluations
     parts = fixed | {
         "baselines": counting_seconds(counted),
         "prepare": corpus.seconds,
         "train": steps * split.step_seconds,
-        "checkpoints": saves * saving_seconds(profile, interval) + _listed_seconds(recipe, profile, steps),
+        "checkpoints": saves * save + _listed_seconds(recipe, profile, steps),
     }
     during = sum(parts[name] for name in ("train", "evaluations", "checkpoints"))
     wanted = None if isinstance(supply, Ready) else _wanted(recipe, profile, supply, split, fixed, steps, binding)
@@ -159,7 +186,7 @@ def make_plan(
         overall_tokens_per_second=tokens / during,
         disk_bytes=corpus.bytes + kept * profile.checkpoint_bytes,
         peak_bytes=split.peak_bytes,
-        evaluations=evaluation_count(recipe),
+        evaluations=evaluations,
         most_steps=most,
         intervals=_intervals(profile, split, corpus, steps, parts, correction.spread) | (wanted.ends if wanted else {}),
         correction=correction.factor if correction.runs else None,
@@ -220,16 +247,15 @@ def text_ends(density: Density, entries: float, gigabytes: float, as_needed: boo
     }
 
 
-def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float) -> dict[str, float]:
+def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float, evaluations: int) -> dict[str, float]:
     """Seconds that do not grow with the steps."""
-    texts = max(1, len(recipe.data.scored))
-    validation = texts * recipe.evaluate.rows * profile.validate_seconds_per_row
+    validation = _validation_seconds(recipe, profile)
     finish = validation + REPORT_SECONDS
     meanwhile = finish if profile.machine.device == "cuda" else profile.checkpoint_seconds
     return {
         "spent so far": spent,
         "set-up": profile.setup_seconds,
-        "evaluations": evaluation_count(recipe) * validation,
+        "evaluations": evaluations * validation,
         "finish": finish,
         "last checkpoint": max(0.0, (profile.write_seconds or 0.0) - meanwhile),
     }
@@ -305,9 +331,8 @@ def _wanted(
 def _time_for_steps(recipe: Recipe, profile: Profile, split: Split, fixed: dict[str, float]) -> tuple[float, float]:
     """Seconds of the time budget for steps and text, and seconds of a step with its share of the checkpoints."""
     time = float(recipe.budget.time or 0)
-    interval = min(checkpoint_interval(recipe), saved_interval(recipe, split.step_seconds))
-    save = saving_seconds(profile, interval)
-    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluation_count(recipe) * save
+    interval, save, evaluations = _saving(recipe, profile, split)
+    left = time - sum(fixed.values()) - reserve_seconds(time) - evaluations * save
     step = split.step_seconds * (1 + save / interval)
     return left - _listed_seconds(recipe, profile, int(max(0.0, left) / step)), step
 

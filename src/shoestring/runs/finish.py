@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.planning.make import RESERVE_SECONDS, checkpoint_interval, saved_interval
+from shoestring.planning.make import RESERVE_SECONDS, STOP_SECONDS, STOPS_SHARE, checkpoint_interval, saved_interval
 from shoestring.training.deadline import Deadline
 
 IDLE_SHARE = 0.01
@@ -43,8 +43,14 @@ class Finish(NamedTuple):
         return FINISH_MARGIN * (max(self.rest, write) if self.beside else self.rest + write)
 
 
-def deadline_of(recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float) -> Deadline:
-    """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit."""
+def deadline_of(
+    recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float, alone: bool = False
+) -> Deadline:
+    """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit.
+
+    Several processes evaluate at the same steps, which the clock of one cannot decide; one that is `alone` evaluates
+    less often if that takes long.
+    """
     budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
     train, evaluations = parts.get("train", 0.0), plan.evaluations or 0
     every = min(checkpoint_interval(recipe), saved_interval(recipe, plan.step_seconds or math.inf))
@@ -57,6 +63,9 @@ def deadline_of(recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_b
         evaluation_seconds=parts.get("evaluations", 0.0) / max(1, evaluations),
         checkpoint_seconds=parts.get("checkpoints", 0.0) / max(1.0, train / every + evaluations),
         checkpoint_every=every,
+        most_saving=STOPS_SHARE if recipe.train.checkpoint_every is None else 0.9,
+        most_evaluating=STOPS_SHARE,
+        long_evaluation=STOP_SECONDS if alone and recipe.budget.time is not None else math.inf,
         idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
         spent_before=spent_before,
         planned_start=sum(parts.get(name, 0.0) for name in ("spent so far", "set-up", "prepare")),

@@ -14,6 +14,7 @@ from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
 from shoestring.planning.lines import parts_reason, warmup_line
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.meter import Meter
+from shoestring.runs.trainee import Trainee
 from shoestring.training.checkpoint import State
 from shoestring.training.deadline import Deadline
 from shoestring.training.hooks import KeepDeadline
@@ -33,7 +34,7 @@ class FirstSteps:
     own seconds and the whole memory. Before that no change of the schedule is news."""
 
     plan: Plan
-    recipe: Recipe
+    trainee: Trainee
     deadline: Deadline
     keep: KeepDeadline
     meter: Meter
@@ -58,15 +59,17 @@ class FirstSteps:
             seconds = self.plan.step_seconds or seconds
         took = Took(seconds, evaluation, None if usage is None else usage.reserved, self.clock.parts(), state.step)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
-        self.plan = final_plan(self.plan, self.recipe, total, took)
+        self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
         self.keep.planned = total
         self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))
         self.write(self.plan, first)
         return replace(state, shortened=None, lengthened=None) if first else state
 
     def _known(self) -> bool:
-        time = self.recipe.budget.time
+        time = self.trainee.recipe.budget.time
         long = _LONG_SECONDS if time is None else _LONG_SHARE * float(time)
+        if self.trainee.settling:
+            return False
         alike = self.deadline.differing < _ALIKE or self.deadline.step_seconds >= long
         return self.deadline.settled and alike
 

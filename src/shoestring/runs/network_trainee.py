@@ -23,6 +23,7 @@ from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
+from shoestring.probe.machine import available_bytes
 from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.network_workload import make_learner
 from shoestring.runs.prepare import prepare_recipe
@@ -39,6 +40,8 @@ from shoestring.training.stepper import NetworkStep, Stepper
 
 METRICS_LINES = 1000
 """About how many lines a run writes."""
+AS_THEY_ARE = 3.0
+"""The memory of layers that are not compiled, at most, in that of compiled ones."""
 
 
 class NetworkTrainee(Trainee):
@@ -72,7 +75,22 @@ class NetworkTrainee(Trainee):
 
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
-        self.learner = make_learner(recipe, group.device, group, init=fresh, say=say)
+        self.learner = make_learner(recipe, group.device, group, fresh, say, self._compiles_beside())
+
+    def _compiles_beside(self) -> bool:
+        """Whether steps may run before their layers are compiled: on one GPU with room for what they then keep.
+
+        Not with dropout, whose random numbers a thread that compiles would draw from.
+        """
+        device, train, peak = self.group.device, self.recipe.train, self.plan.peak_bytes
+        if device.type != "cuda" or self.group.world > 1 or train.recompute != "none" or peak is None:
+            return False
+        free = available_bytes(device)
+        return free is not None and AS_THEY_ARE * peak < free and not number(self.recipe.model.dropout)
+
+    @property
+    def settling(self) -> bool:
+        return self.learner.settling
 
     def open_rows(self) -> None:
         recipe, group = self.recipe, self.group

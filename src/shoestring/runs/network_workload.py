@@ -41,14 +41,19 @@ def make_learner(
     group: ProcessGroup | None = None,
     init: bool = True,
     say: Callable[[str], object] = lambda _: None,
+    beside: bool = False,
 ) -> Learner:
-    """The learner of a run with its first weights; without `init`, those of `model.init` are not read."""
-    if is_compiled(recipe.train, device):
+    """The learner of a run with its first weights; without `init`, those of `model.init` are not read.
+
+    With `beside`, it takes steps before its layers are compiled.
+    """
+    if is_compiled(recipe.train, device) and not beside:
         start_compiler(device)
     model = build(recipe.model, vocabulary(recipe), recipe.data.length, derive(recipe.run.seed, "weights"))
     if init and recipe.model.init is not None:
         start_from(model, recipe.model, recipe.model.init, say)
-    return Learner(model, recipe.train, device, group, shard=recipe.parallel is not None and recipe.parallel.shard)
+    shard = recipe.parallel is not None and recipe.parallel.shard
+    return Learner(model, recipe.train, device, group, shard, beside)
 
 
 def own_rows(recipe: Recipe, device: torch.device) -> TokenSource:

@@ -130,7 +130,9 @@ def train(
         checkpoints=checkpoints,
         metrics=metrics,
         timings=LineFile(folder.timings) if writes else NoLines(),
-        deadline=deadline_of(recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings))),
+        deadline=deadline_of(
+            recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings)), group.world == 1
+        ),
         baseline_seconds=baselines,
         reporter=reporter,
         clock=clock,
@@ -331,10 +333,21 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             trainee.keep_scores(state.step)
         return state
 
+    settling = trainee.settling
+
+    def settle(state: State, _: loop.Report) -> State:
+        nonlocal settling
+        if settling and not trainee.settling:
+            settling = False
+            deadline.begin_again()
+            session.meter.reset()
+        return state
+
     keep, wanted = _keep_deadline(session), trainee.evaluates(state)
     watch = Watch(trainee.recipe, metrics.path, session.reporter.say)
     return (
         began,
+        settle,
         keep,
         more,
         *logged,
@@ -345,7 +358,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             write,
             requests,
             deadline,
-            checkpoint_interval(trainee.recipe),
+            lambda: checkpoint_interval(trainee.recipe, session.checkpoints.slowest),
             partial(_out_of_time, session),
             trainee.recipe.train.is_saved,
         ),
@@ -387,7 +400,7 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
         if first and settled:
             session.reporter.settled(plan)
 
-    return [FirstSteps(trainee.plan, trainee.recipe, session.deadline, keep, session.meter, session.clock, write)]
+    return [FirstSteps(trainee.plan, trainee, session.deadline, keep, session.meter, session.clock, write)]
 
 
 def _progress(session: _Session, state: State, report: loop.Report, forecast: Forecast | None) -> TrainingProgress:

@@ -45,6 +45,11 @@ class Trainee(ABC):
     step_unit: str = "step"
 
     @property
+    def settling(self) -> bool:
+        """Whether its steps will soon be faster than now, as its layers are being compiled."""
+        return False
+
+    @property
     @abstractmethod
     def saveable(self) -> Saveable:
         """What its checkpoints hold, besides `saved_values`."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from shoestring.core.compiled_code import keep_compiled_code
 from shoestring.core.sections import Train
 
+Context = Callable[[], AbstractContextManager[None]]
 _MOST_GRAPHS = 64
 """Shapes that a layer is compiled for, at least: a measurement tries many."""
 
@@ -44,4 +52,78 @@ def compile_layers(layers: nn.ModuleList) -> None:
     keep_compiled_code(torch.__version__)
     for layer in layers:
         layer.compile(dynamic=False)
+    _allow_many_graphs()
+
+
+def _allow_many_graphs() -> None:
     torch._dynamo.config.recompile_limit = max(_MOST_GRAPHS, torch._dynamo.config.recompile_limit)
+
+
+class CompilingBeside:
+    """Compiles layers in a thread, while the first steps of a run take them as they are.
+
+    Loading the compiler takes seconds, and compiling as many more, in which the steps learn already. The thread
+    compiles a copy of each kind of layer on the inputs of its first pass. Layers that are then compiled find the code.
+    """
+
+    def __init__(
+        self, layers: nn.ModuleList, device: torch.device, context: Callable[[], AbstractContextManager[None]]
+    ):
+        self._device, self._context = device, context
+        self._kinds: dict[object, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
+        self._seen = threading.Event()
+        self._hooks: list[RemovableHandle] = [
+            layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers
+        ]
+        threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._compile, args=(threads,), name="compiler", daemon=True)
+        self._thread.start()
+
+    def _note(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the inputs of a layer, once for each kind of layer and input."""
+        like = [(x.shape, x.dtype) if isinstance(x, Tensor) else type(x) for x in tree_leaves((args, kwargs))]
+        kind = (type(layer), *(p.shape for p in layer.parameters()), *like)
+        if kind not in self._kinds:
+            args, kwargs = tree_map_only(Tensor, _apart, (args, kwargs))
+            self._kinds[kind] = layer, args, kwargs
+
+    def passed(self) -> None:
+        """Note that a pass is over: all inputs are known."""
+        if not self._seen.is_set():
+            for hook in self._hooks:
+                hook.remove()
+            self._seen.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the code is there, or cannot be made beside the steps."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when it is ready."""
+        self.passed()
+        self._thread.join()
+
+    def _compile(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # compiled code is for their number, which each thread has for itself
+        with contextlib.suppress(Exception):  # the layers themselves are compiled next, and will raise it again
+            start_compiler(self._device)
+            from torch._inductor import compile_fx  # noqa: F401 (the larger half of the compiler)
+
+            _allow_many_graphs()
+            self._seen.wait()
+            for layer, args, kwargs in self._kinds.values():
+                self._compile_one(copy.deepcopy(layer), args, kwargs)
+        self._kinds.clear()
+
+    def _compile_one(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compile both passes of a layer."""
+        layer.compile(dynamic=False)
+        with self._context():
+            found = [x for x in tree_leaves(layer(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+        torch.autograd.backward(found, [torch.ones_like(x) for x in found])
+
+
+def _apart(x: Tensor) -> Tensor:
+    """The same values, of no graph."""
+    return x.detach().requires_grad_(x.requires_grad)

@@ -119,6 +119,12 @@ class Deadline:
     checkpoint_seconds: float = 0.0
     checkpoint_every: float = math.inf
     """Seconds between checkpoints; each evaluation may have one more."""
+    most_saving: float = 0.9
+    """The share of the time that regular checkpoints may take."""
+    most_evaluating: float = 0.1
+    """The share of the remaining time that evaluations may take, with their checkpoints, where one takes long:"""
+    long_evaluation: float = math.inf
+    """more than so many seconds."""
     idle_seconds: float = math.inf
     """A schedule that would end earlier than this may be lengthened."""
     spent_before: float = 0.0
@@ -129,7 +135,8 @@ class Deadline:
     """Spent in steps so far in this process."""
 
     def __post_init__(self) -> None:
-        self._steps, self._first_seconds, self._started = 0, 0.0, 0.0
+        self._steps, self._first_seconds = 0, 0.0
+        self._started: float | None = None
         self._half, self._short = _Window(1), _Window(_FIRST_STEPS)
         self._stops = {"evaluation": _Stops(self.evaluation_seconds), "checkpoint": _Stops(self.checkpoint_seconds)}
         self._changed: tuple[float, float] | None = None
@@ -142,9 +149,9 @@ class Deadline:
 
     def took_step(self, seconds: float) -> None:
         self._steps += 1
-        if self._steps == 1:
+        if self._started is None:
             self._started = self.clock.elapsed() - seconds
-        elif self._steps in (2, _FIRST_STEPS + 1):  # the very first one says less than any other
+        if self._steps in (2, _FIRST_STEPS + 1):  # the very first one says less than any other
             self._half.clear()
             self._short.clear()
         self.step_seconds += seconds
@@ -152,6 +159,12 @@ class Deadline:
             self._first_seconds += seconds
         self._half.add(seconds, max(_SETTLED_SECONDS, self.step_seconds / 2))
         self._short.add(seconds, _SETTLED_SECONDS)
+
+    def begin_again(self) -> None:
+        """Forget the seconds of the steps so far: those that follow are faster, but for the very next."""
+        self._steps, self._first_seconds, self.step_seconds = 0, 0.0, 0.0
+        self._half.clear()
+        self._short.clear()
 
     def took_overhead(self, seconds: float, kind: str) -> None:
         """Count one "evaluation" or "checkpoint"."""
@@ -184,12 +197,26 @@ class Deadline:
         """Seconds of the evaluations that are due, with their checkpoints; that of the last one is in the finish."""
         due = math.ceil(self.evaluations * (1 - progress) - 1e-9)
         evaluation, checkpoint = self._stops["evaluation"].each, self._stops["checkpoint"].each
-        return due * evaluation + max(0, due - 1) * checkpoint
+        seconds = due * evaluation + max(0, due - 1) * checkpoint
+        return min(seconds, max(evaluation, self.most_evaluating * self.time_left())) if self._long_stops else seconds
+
+    @property
+    def _long_stops(self) -> bool:
+        return self._evaluated > self.long_evaluation
+
+    @property
+    def _evaluated(self) -> float:
+        """Seconds of an evaluation with its checkpoint."""
+        return self._stops["evaluation"].each + self._stops["checkpoint"].each
+
+    def too_soon(self, last: float) -> bool:
+        """Whether another evaluation so soon after the one that ended at `last`, on the clock, would take too much."""
+        return self._long_stops and self.clock.elapsed() - last < self._evaluated / self.most_evaluating
 
     @property
     def _saving_share(self) -> float:
         """Of the time, what regular checkpoints take."""
-        return min(0.9, self._stops["checkpoint"].each / self.checkpoint_every)
+        return min(self.most_saving, self._stops["checkpoint"].each / self.checkpoint_every)
 
     def time_left(self) -> float:
         return self.last_step - self._later_finish() - self.clock.elapsed()
@@ -216,7 +243,7 @@ class Deadline:
 
     def replan(self, step_seconds: float | None, evaluation_seconds: float) -> None:
         """Compare with these seconds from now on, which the steps so far have shown."""
-        self.planned_step_seconds, self.planned_start = step_seconds, self._started
+        self.planned_step_seconds, self.planned_start = step_seconds, self._started or 0.0
         self.evaluation_seconds = self._stops["evaluation"].planned = evaluation_seconds
 
     @property
@@ -245,7 +272,7 @@ class Deadline:
         if not self._steps:
             return None
         time_left, (fast, slow) = self.time_left(), self._means()
-        if left and time_left < self._evaluating(1 - 1e-6) + max(self._short.steps):
+        if left and time_left < self._evaluating(1 - 1e-6) + self._longest():
             return 0
         if not self._may_change(progress, time_left):
             return None
@@ -255,6 +282,11 @@ class Deadline:
         if found is not None:
             self._changed = self.clock.elapsed(), progress
         return found
+
+    def _longest(self) -> float:
+        """Seconds that the next step may take; the very first one says nothing about it."""
+        first = self._steps == 1 and self.planned_step_seconds is not None
+        return self.planned_step_seconds or 0.0 if first else max(self._short.steps)
 
     def _may_change(self, progress: float, time_left: float) -> bool:
         if self._changed is None:
@@ -298,7 +330,8 @@ class Deadline:
         if self.evaluations * abs(evaluation.each - evaluation.planned) > _NOTABLE * budget:
             took, was = Seconds(evaluation.each).short(), Seconds(evaluation.planned).short()
             found.append(f"an evaluation takes {took}, planned: {was}")
-        if self.planned_start is not None and abs(self._started - self.planned_start) > _NOTABLE * budget:
-            began, was = Seconds(self._started).short(), Seconds(self.planned_start).short()
+        started = self._started or 0.0
+        if self.planned_start is not None and abs(started - self.planned_start) > _NOTABLE * budget:
+            began, was = Seconds(started).short(), Seconds(self.planned_start).short()
             found.append(f"training began after {began}, planned: {was}")
         return "; ".join(found) or step_takes

@@ -101,9 +101,10 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         self._written = {line["step"] for line in read_lines(self.metrics.path) if "heldout_loss" in line}
+        self._last = self.deadline.clock.elapsed()
 
     def due(self, step: int, schedule: Schedule) -> bool:
-        return step == schedule.total or self.wanted(step, schedule)
+        return step == schedule.total or (self.wanted(step, schedule) and not self.deadline.too_soon(self._last))
 
     def __call__(self, state: State, report: Report) -> State:
         nats, count = state.since_nats + report.loss.nats, state.since_count + report.loss.predictions
@@ -115,6 +116,7 @@ class Evaluate:
         started = time.perf_counter()
         scores = self.score()
         self.deadline.took_overhead(time.perf_counter() - started, "evaluation")
+        self._last = self.deadline.clock.elapsed()
         loss = scores["heldout_loss"]
         for name in (name for name in scores if name.startswith("heldout_loss") and not math.isfinite(scores[name])):
             what = "held-out loss" + name.removeprefix("heldout_loss").replace("/", " of ")
@@ -239,7 +241,8 @@ class Save:
     """Takes the state, and whether to wait until it is on disk."""
     requests: Requests
     deadline: Deadline
-    every: float
+    every: Callable[[], float]
+    """Seconds."""
     limit: Callable[[], bool] = lambda: False
     """Whether the time is up."""
     is_saved: Callable[[int], bool] = lambda _: False
@@ -268,7 +271,7 @@ class Save:
 
     def _listen(self, report: Report) -> None:
         """Send the requests of this process to all, and follow what they agreed on."""
-        self.requests.save = time.monotonic() - self._last >= self.every
+        self.requests.save = time.monotonic() - self._last >= self.every()
         if self.limit():
             self.requests.stops.add("the time limit")
         agreed = self.requests.consensus() if self.requests.alone else report.consensus

@@ -10,7 +10,7 @@ import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.models.layers.blocks import Block, scoring_as_in_training
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.training.compiling import compile_layers, is_compiled
+from shoestring.training.compiling import CompilingBeside, compile_layers, is_compiled
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
@@ -110,7 +110,9 @@ class Learner:
         device: torch.device,
         group: ProcessGroup | None = None,
         shard: bool = False,
+        beside: bool = False,
     ):
+        """With `beside`, layers that are to be compiled run as they are until a thread has compiled them."""
         self.model = model.to(device)
         self.device, self.group = device, group or ProcessGroup(0, 1, device)
         self.sharded = shard and self.group.world > 1
@@ -122,10 +124,15 @@ class Learner:
         self.compiled = is_compiled(settings, device)
         for block in self.model.blocks:
             setattr(block, "recompute", settings.recompute)  # noqa: B010 (a module's attributes are typed as tensors)
-        if self.compiled:
-            compile_layers(self.model.blocks)
-        one_mode = all(isinstance(block, Block) and not block.dropout for block in self.model.blocks)
-        self._scores_as_in_training = self.compiled and not self.sharded and one_mode
+        self._attention = ExitStack()
+        self._beside: CompilingBeside | None = None
+        self._scores_as_in_training = False
+        if self.compiled and beside:
+            if device.type == "cuda":  # for all threads; each pass sets it again
+                self._attention.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
+            self._beside = CompilingBeside(self.model.blocks, device, self.precision)
+        elif self.compiled:
+            self._compile()
         if self.sharded:
             shard_model(self.model)
         self.parameters = dict(self.model.named_parameters())
@@ -140,6 +147,25 @@ class Learner:
         self._prepared = False
         self.unscored = 0
         """How often rows to be scored did not fit the memory."""
+
+    @property
+    def settling(self) -> bool:
+        """Whether layers run as they are until they are compiled."""
+        return self._beside is not None
+
+    def _compile(self) -> None:
+        compile_layers(self.model.blocks)
+        one_mode = all(isinstance(block, Block) and not block.dropout for block in self.model.blocks)
+        self._scores_as_in_training = not self.sharded and one_mode
+
+    def _take_compiled(self) -> None:
+        """Compile the layers, with the code that is there by now; recordings of them as they were are dropped."""
+        assert self._beside is not None, "it is settling"
+        self._beside.wait()
+        self._beside = None
+        self._attention.close()
+        self._compile()
+        self.forget()
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -156,6 +182,8 @@ class Learner:
         """Add the gradient of the summed loss of all rows, in micro-batches of `per_device` rows."""
         batch, nats = Batch.of(rows), torch.zeros((), device=self.device, dtype=torch.float64)
         predictions = batch.predictions()
+        if self._beside is not None and self._fresh and self._beside.ready:
+            self._take_compiled()
         parts = [part.to(self.device) for part in batch.split(per_device)]
         try:
             self._prepare()
@@ -170,16 +198,22 @@ class Learner:
                     loss.backward()
                     nats += loss.detach()
                 self._fresh = False
+            if self._beside is not None:
+                self._beside.passed()
             return Tally(nats, predictions)
         except (RuntimeError, MemoryError, OSError) as cause:
             full = self.compiled and not self.sharded and leave_if_full(cause)
             if not full and not is_out_of_memory(cause):
                 raise
+            if self._beside is not None:  # compiled layers keep less
+                full = True
             if self.sharded:
                 # The others wait in the middle of this pass for collectives of this process, which are matched by
                 # their order alone, and autograd cannot continue a backward pass from the middle. So the processes
                 # cannot agree to repeat the step: this one ends, torchrun ends the others, and all start again.
                 raise OutOfMemory(per_device) from cause
+        if self._beside is not None:
+            self._take_compiled()
         self.forget()
         return self.accumulate(batch, per_device) if full else Tally(torch.zeros_like(nats), predictions, fitted=False)
 
