@@ -139,8 +139,13 @@ def outcome(recipe: Recipe) -> dict[str, Any]:
     folder = RunFolder.of(recipe)
     done, plan = (json.loads(path.read_text()) for path in (folder.done, folder.plan))
     told = {name: done[name] for name in ("loss", "steps", "tokens", "seconds", "peak_bytes")}
-    bigram = json.loads(folder.evaluation.read_text())["baselines"]["bigram"]
-    return told | {"bigram": bigram, "planned": {name: plan[name] for name in ("steps", "seconds", "peak_bytes")}}
+    counted = {"baselines": json.loads(folder.evaluation.read_text())["baselines"]}
+    compiled = [
+        (line["step"], line["elapsed"]) for line in read_lines(folder.timings) if line.get("event") == "compiled"
+    ]
+    changes = [line["total"] for line in read_lines(folder.metrics) if line.get("event") in ("shortened", "lengthened")]
+    planned = {name: plan[name] for name in ("steps", "seconds", "peak_bytes")}
+    return told | counted | {"planned": planned, "compiled": compiled, "changes": changes}
 
 
 def five_minutes(peer: Path, recipe: Recipe, folder: Path, seconds: float) -> dict[str, Any]:

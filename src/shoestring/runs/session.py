@@ -341,6 +341,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             settling = False
             deadline.begin_again()
             session.meter.reset()
+            session.timings.add(step=trainee.label(state), elapsed=session.clock.elapsed(), event="compiled")
         return state
 
     keep, wanted = _keep_deadline(session), trainee.evaluates(state)
