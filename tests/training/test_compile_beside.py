@@ -94,3 +94,16 @@ def test_a_step_without_room_waits_for_compiled_layers(monkeypatch: pytest.Monke
     assert tally.nats == plain.accumulate(ROWS, 4).nats
     for one, two in zip(learner.model.parameters(), plain.model.parameters(), strict=True):
         assert one.grad is not None and two.grad is not None and torch.equal(one.grad, two.grad)
+
+
+def test_a_warm_up_changes_nothing() -> None:
+    """Weights, moments and the next step are as without it."""
+    model = Model(family="llama", width=16, layers=2, heads=2)
+    for optimizer in ("adamw", "muon"):
+        settings = Train(batch=4, optimizer=optimizer, ema=0.9)
+        one, two = (Learner(build(model, 20, 15, 0), settings, CPU) for _ in range(2))
+        one.warm_up(ROWS.flip(0), 2)
+        for learner in (one, two):
+            learner.update(learner.accumulate(ROWS, 4), 0.01)
+        expected = two.saved_tensors()
+        assert all(torch.equal(found, expected[name]) for name, found in one.saved_tensors().items())

@@ -25,7 +25,7 @@ from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
 from shoestring.probe.machine import available_bytes
 from shoestring.runs.evaluate import Known, Watch, evaluate_learner
-from shoestring.runs.network_workload import make_learner
+from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.trainee import Trainee
@@ -76,6 +76,12 @@ class NetworkTrainee(Trainee):
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
         self.learner = make_learner(recipe, group.device, group, fresh, say, self._compiles_beside())
+
+    def warm_up(self) -> None:
+        """On a GPU, kernels are compiled and loaded; several processes would have to agree on it."""
+        if self.group.device.type == "cuda" and self.group.world == 1:
+            rows = self._split[1]
+            self.learner.warm_up(RandomRows(self.recipe).rows(rows), rows)
 
     def _compiles_beside(self) -> bool:
         """Whether steps may run before their layers are compiled: on one GPU with room for what they then keep.

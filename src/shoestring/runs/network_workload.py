@@ -69,28 +69,18 @@ def own_rows(recipe: Recipe, device: torch.device) -> TokenSource:
     return training_corpus(recipe, plan or Plan(binding=""), store).training(device)
 
 
-class TrainingWorkload:
-    """Steps of a recipe's learner at any batch size, on the rows of `source` or on random ones."""
+class RandomRows:
+    """Rows of the shape and kind that a recipe reads, with random ids."""
 
-    def __init__(self, recipe: Recipe, meter: Meter, source: TokenSource | None = None):
-        self.learner = make_learner(recipe, meter.device)
-        self.compiled, self._meter = self.learner.compiled, meter
-        self.reset_peak, self.usage, self.forget = meter.reset, meter.usage, self.learner.forget
-        self._folder, self._seed = Path(recipe.run.folder), recipe.run.seed
+    def __init__(self, recipe: Recipe):
         self._length, self._data, self._model = recipe.data.length, recipe.data, recipe.model
         self._vocabulary = vocabulary(recipe)
         self._encoder = family_of(recipe.model).predicts_hidden(recipe.model)
         self._last = family_of(recipe.model).last_predictions(recipe.model)
-        self._tally: Tally | None = None
-        self._source, self._step = source, 0
         self._random = np.random.default_rng(derive(recipe.run.seed, "random ids"))
         self._generator = torch.Generator().manual_seed(derive(recipe.run.seed, "random tokens"))
 
-    def _rows(self, batch: int) -> Batch:
-        """Rows like those of the recipe."""
-        if self._source is not None:
-            self._step += 1
-            return self._source.batch(self._source.order(self._seed, self._step, batch))
+    def rows(self, batch: int) -> Batch:
         ids = self._random_ids(batch)
         if self._encoder:
             return self._encoder_rows(ids[:, :-1])
@@ -113,6 +103,26 @@ class TrainingWorkload:
         hidden = torch.rand(ids.shape, generator=self._generator) < self._data.masked
         hidden[0, 0] = True  # at least one in a batch of any size
         return Batch(ids, segments, wanted=ids.masked_fill(~hidden, IGNORED), share=self._data.masked)
+
+
+class TrainingWorkload:
+    """Steps of a recipe's learner at any batch size, on the rows of `source` or on random ones."""
+
+    def __init__(self, recipe: Recipe, meter: Meter, source: TokenSource | None = None):
+        self.learner = make_learner(recipe, meter.device)
+        self.compiled, self._meter = self.learner.compiled, meter
+        self.reset_peak, self.usage, self.forget = meter.reset, meter.usage, self.learner.forget
+        self._folder, self._seed = Path(recipe.run.folder), recipe.run.seed
+        self._tally: Tally | None = None
+        self._source, self._step = source, 0
+        self._random = RandomRows(recipe)
+
+    def _rows(self, batch: int) -> Batch:
+        """Rows like those of the recipe."""
+        if self._source is None:
+            return self._random.rows(batch)
+        self._step += 1
+        return self._source.batch(self._source.order(self._seed, self._step, batch))
 
     def accumulate(self, batch: int) -> None:
         self._tally = self.learner.accumulate(self._rows(batch), batch)

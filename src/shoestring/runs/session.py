@@ -108,6 +108,7 @@ def train(
         reporter.say(f"left out: {line}")
     meter = Meter(group.device)
     trainee.build(fresh=step is None, say=reporter.say)
+    trainee.warm_up()
     prepared()
     trainee.open_rows()
     state = _restore(recipe, checkpoints, step, trainee, reporter)

@@ -58,6 +58,10 @@ class Trainee(ABC):
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         """Make the model on its device; `fresh` where no checkpoint will replace its first weights."""
 
+    def warm_up(self) -> None:
+        """Do what the first step would have to wait for, while rows are prepared."""
+        return
+
     def open_rows(self) -> None:
         """Open the rows, which were prepared meanwhile; `data` is known from then on."""
         return

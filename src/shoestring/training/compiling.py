@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,6 +19,8 @@ from shoestring.core.compiled_code import keep_compiled_code
 from shoestring.core.sections import Train
 
 Context = Callable[[], AbstractContextManager[None]]
+SWITCH_SECONDS = 2e-4
+"""After which a thread that compiles lets another go on: each read, copy and launch of a step waits so long."""
 _MOST_GRAPHS = 64
 """Shapes that a layer is compiled for, at least: a measurement tries many."""
 
@@ -72,6 +75,8 @@ class CompilingBeside:
         self._device, self._context = device, context
         self._kinds: dict[object, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
         self._seen = threading.Event()
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._hooks: list[RemovableHandle] = [
             layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers
         ]
@@ -103,6 +108,7 @@ class CompilingBeside:
         """Return when it is ready."""
         self.passed()
         self._thread.join()
+        sys.setswitchinterval(self._interval)
 
     def _compile(self, threads: int) -> None:
         torch.set_num_threads(threads)  # compiled code is for their number, which each thread has for itself

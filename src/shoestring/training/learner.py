@@ -226,6 +226,15 @@ class Learner:
                 small @ small  # the workspace of all products
             self._prepared = True
 
+    def warm_up(self, rows: SomeRows, per_device: int) -> None:
+        """Load and compile what a step on rows of this shape needs, and change nothing.
+
+        The update is one that is not made, as after a pass that did not fit.
+        """
+        tally = self.accumulate(rows, per_device)
+        self.update(tally._replace(fitted=False), 0.0)
+        self.optimizer.refused.zero_()
+
     def rehearse(self, rows: SomeRows) -> bool:
         """Record the passes over rows of a shape that was seen once, if possible; leaves no gradient."""
         recording = None
