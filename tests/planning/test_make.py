@@ -403,7 +403,7 @@ def cases(draw: st.DrawFn, endless: bool | None = None) -> Case:
 def documents_for(case: Case, steps: int) -> int:
     """What `steps` need; of a small corpus, all.
 
-    Of an endless one, at least enough for the held-out rows, and at most a tenth of the time's worth.
+    Of an endless one, at least enough for the held-out rows, and at most a twentieth of the time's worth.
     """
     data, density = case.recipe.data, case.density
     per_document = density.tokens / density.documents
@@ -417,7 +417,7 @@ def documents_for(case: Case, steps: int) -> int:
     least = max(heldout, one_step) + 1
     needed = math.ceil(steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     assert case.recipe.budget.time is not None
-    limit = max(int(0.1 * case.recipe.budget.time / case.document_seconds), least)
+    limit = max(int(0.05 * case.recipe.budget.time / case.document_seconds), least)
     return min(max(needed, least), limit)
 
 
@@ -490,7 +490,7 @@ def test_a_time_budget_is_kept_and_used_to_the_last_step(case: Case) -> None:
     )
     assert made.seconds <= room(case) + slack, "the time with its reserve is kept"
     one_more = seconds_for(case, made.steps + 1, made.step_seconds)
-    # documents are read whole: one may be kept free, and one may be cut off the tenth of the time
+    # documents are read whole: one may be kept free, and one may be cut off the twentieth of the time
     assert one_more > room(case) - 2 * case.whole_document_seconds - slack, "one more step would not have fitted"
 
 
@@ -565,3 +565,21 @@ def test_a_run_waits_for_what_steps_do_not_hide_of_a_checkpoint_nor_a_gpu_s_fini
     given = make({"time": "100s"}, long, train={"checkpoint_every": "5s"})
     assert given.parts["checkpoints"] == pytest.approx((given.parts["train"] / 5 + given.evaluations) * 2.5)
     assert given.evaluations == 3, "a tenth of the time, each with its checkpoint"
+
+
+def test_of_an_endless_corpus_a_store_that_is_there_is_read_instead_of_preparing_another() -> None:
+    """Half of what would be prepared is enough, and the nearest number is taken."""
+    alone = make({"time": "1000s"}, with_documents(None))
+    assert alone.entries is not None and alone.parts["prepare"] > 0
+    near, far = alone.entries + 7, 40 * alone.entries
+    for prepared, expected in {
+        (): alone.entries,
+        (alone.entries // 3,): alone.entries,
+        (alone.entries // 3, near, far): near,
+        (far,): far,
+    }.items():
+        plan = make_plan(recipe({"time": "1000s"}), with_documents(None), store_bytes, prepared=prepared)
+        assert plan.entries == expected
+        assert (plan.parts["prepare"] == 0) == (expected in prepared)
+    finite = make_plan(recipe({"time": "1000s"}), with_documents(50), store_bytes, prepared=(near,))
+    assert finite == make({"time": "1000s"}, with_documents(50)), "a corpus with an end is read as before"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoestring.core.errors import Refusal
@@ -13,9 +13,11 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density
 from shoestring.core.units import Bytes, counted
 
-_PREPARE_SHARE = 0.10
+_PREPARE_SHARE = 0.05
 """Largest share of the time budget for preparing an endless corpus, which is then repeated."""
 
+_ENOUGH = 0.5
+"""Of the documents that would be prepared of an endless corpus: so many that are prepared already will do."""
 WHOLE_SECONDS, WHOLE_SHARE = 5.0, 0.03
 """At least as much is read as is prepared in so many seconds, or in this share of the time budget."""
 SPARE = 1.1
@@ -161,7 +163,12 @@ def corpus_to_read(
     checkpoint_bytes: int,
     steps: int,
     free_disk: int | None,
+    prepared: Sequence[int] = (),
 ) -> Corpus:
+    """The documents to read; of an endless corpus rather as many as an existing store has than to prepare another.
+
+    `prepared`: the numbers of documents of such stores.
+    """
     needed = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
     limit, share, extra = document_limit(recipe, density), None, 0.0
     if (drawn := drawn_documents(recipe, density, steps)) is not None:
@@ -177,6 +184,10 @@ def corpus_to_read(
     else:
         documents, reason = int(limit), f"as many as can be prepared in {_PREPARE_SHARE:.0%} of the time; then repeated"
     as_needed = drawn is not None or (available_documents(recipe, density) is None and needed <= limit)
+    is_prepared = False
+    if available_documents(recipe, density) is None and (there := _nearest(prepared, recipe, density, documents)):
+        documents, is_prepared, as_needed = there, True, False
+        reason = "already prepared" if there >= needed else "already prepared; then repeated"
 
     def size(number: int) -> int:
         return store_bytes(number * density.tokens_per_document, number)
@@ -199,6 +210,7 @@ def corpus_to_read(
             reason = f"as many as fit {name}; then repeated"
             as_needed, share = False, None
             documents = bisect.bisect_right(range(documents), room, lo=least, key=size) - 1
+            is_prepared = False
     rows = documents * (1 - recipe.data.heldout) * _rows_per_document(recipe, density)
     reads_all = density.total_documents is not None and documents >= density.total_documents
     return Corpus(
@@ -208,11 +220,17 @@ def corpus_to_read(
         documents=documents,
         text_bytes=documents * density.text_bytes / density.documents,
         tokens_per_document=density.tokens_per_document,
-        seconds=density.seconds_for(documents) + extra,
+        seconds=(0.0 if is_prepared else density.seconds_for(documents)) + extra,
         share=share,
         whole=reads_all and (recipe.data.documents is None or documents < int(recipe.data.documents)),
         as_needed=as_needed,
     )
+
+
+def _nearest(prepared: Sequence[int], recipe: Recipe, density: Density, documents: int) -> int | None:
+    """The number that is nearest to `documents`, of those that are enough."""
+    least = max(least_documents(recipe, density), _ENOUGH * documents)
+    return min((n for n in prepared if n >= least), key=lambda n: abs(math.log(n / documents)), default=None)
 
 
 def _chosen(recipe: Recipe, checkpoints: int, checkpoint_bytes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -129,11 +129,13 @@ def make_plan(
     ready: Ready | None = None,
     devices: int = 1,
     correction: Correction = NO_HISTORY,
+    prepared: Sequence[int] = (),
 ) -> Plan:
     """The plan of a recipe on the measured machine.
 
     `spent` seconds of the time budget are gone, and at most `free_disk` bytes may be written (None: unknown).
-    `correction` comes from past runs on this machine. Raises PlanError with the reason when nothing fits.
+    `correction` comes from past runs on this machine. Stores with `prepared` numbers of documents exist. Raises
+    PlanError with the reason when nothing fits.
     """
     supply = ready or profile.density
     assert supply is not None, "a profile without a density needs rows that are ready"
@@ -148,7 +150,7 @@ def make_plan(
         corpus = corpus_that_is_ready(recipe, supply, kept, profile.checkpoint_bytes, free_disk)
         counted = float((supply.rows or 0) * recipe.data.length)
     else:
-        corpus = corpus_to_read(recipe, supply, store_bytes, kept, profile.checkpoint_bytes, steps, free_disk)
+        corpus = corpus_to_read(recipe, supply, store_bytes, kept, profile.checkpoint_bytes, steps, free_disk, prepared)
         counted = (corpus.documents or 0) * _counted_per_document(recipe, supply)
     tokens = steps * tokens_per_step
     saves = steps * split.step_seconds / interval + evaluations

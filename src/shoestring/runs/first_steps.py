@@ -41,6 +41,8 @@ class FirstSteps:
     clock: Clock
     write: Callable[[Plan, bool], None]
     """Takes the final plan, and whether it is the first."""
+    _asked: bool = field(default=False, init=False)
+    """Whether the schedule was changed once more, by the speed that is known now."""
     _paced: bool = field(default=False, init=False)
     _done: bool = field(default=False, init=False)
 
@@ -50,6 +52,10 @@ class FirstSteps:
     def __call__(self, state: State, report: Report) -> State:
         evaluation = self.deadline.evaluation_seen
         if self._done or report.finished or not (self._known() if not self._paced else evaluation is not None):
+            return state
+        if not self._asked:
+            self._asked = True
+            self.deadline.reconsider()
             return state
         first, self._done = not self._paced, evaluation is not None
         self._paced, self.keep.quiet = True, False

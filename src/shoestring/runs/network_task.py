@@ -21,7 +21,7 @@ from shoestring.planning.corpus import Ready
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.make import make_plan
 from shoestring.planning.room import check_host
-from shoestring.runs.prepare import check_source, prepare_recipe, ready_rows, vocabulary_of
+from shoestring.runs.prepare import check_source, prepare_recipe, prepared_documents, ready_rows, vocabulary_of
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
 
@@ -105,4 +105,6 @@ def plan_network(
 ) -> Plan:
     """As `NetworkTask.make_plan`, for rows that are `ready`, or must be prepared."""
     store_bytes, free = partial(estimate_bytes, data=recipe.data), free_bytes(Path(recipe.run.folder))
-    return make_plan(recipe, profile, store_bytes, spent, free, ready, devices, correction)
+    endless = ready is None and profile.density is not None and profile.density.total_documents is None
+    prepared = prepared_documents(recipe) if endless else ()
+    return make_plan(recipe, profile, store_bytes, spent, free, ready, devices, correction, prepared)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoestring.core.errors import UserError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Plan, Profile
@@ -76,6 +78,24 @@ def ready_rows(recipe: Recipe) -> Ready | None:
 
         rows = len(PackedSource(store, "train", length, data.packing))
     return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
+
+
+def prepared_documents(recipe: Recipe) -> tuple[int, ...]:
+    """The numbers of documents of the stores that there are of this corpus, in its folder."""
+    from shoestring.data.store.prepare import store_folder
+    from shoestring.data.store.store import Manifest, StorePaths
+
+    data, found = recipe.data, []
+    if data.documents is not None:
+        return ()
+    own = store_folder(data, recipe.run.seed, 0)
+    for folder in own.parent.glob(f"{own.name.rpartition('-')[0]}-*"):
+        with contextlib.suppress(UserError, OSError):
+            manifest = Manifest.read(StorePaths(folder).manifest)
+            documents = sum(split.documents for split in manifest.splits.values())
+            if store_folder(data, recipe.run.seed, documents) == folder:  # the count is part of its name
+                found.append(documents)
+    return tuple(sorted(found))
 
 
 def recipe_density(recipe: Recipe) -> Density | None:

@@ -283,6 +283,10 @@ class Deadline:
             self._changed = self.clock.elapsed(), progress
         return found
 
+    def reconsider(self) -> None:
+        """Let the schedule change at once, however recent the last change is."""
+        self._changed = None
+
     def _longest(self) -> float:
         """Seconds that the next step may take; the very first one says nothing about it."""
         first = self._steps == 1 and self.planned_step_seconds is not None
