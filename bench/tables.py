@@ -380,6 +380,28 @@ def startup_table() -> str:
     return "".join(lines)
 
 
+def start_table() -> str:
+    """From the command to the first step, and what became of a time budget."""
+    lines = ["| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram's "
+             "| commit, date |\n", "|---|---|---|---|---|---|---|---|---|\n"]  # fmt: skip
+    for r in results("start"):
+        for name, found in r["results"].items():
+            for way in ("cold", "warm", "resume"):
+                if way not in found:
+                    continue
+                told = found[way]
+                compiled = told.get("compiled") or []
+                after = f"{compiled[-1][1]:.1f} s" if compiled else ""
+                share = f"{told['steps_share']:.0%}" if way == "cold" else ""
+                loss = f"{told['loss']:.3f}" if "loss" in told else ""
+                bigram = f"{told['baselines']['bigram']:.3f}" if "bigram" in told.get("baselines", {}) else ""
+                lines.append(
+                    f"| {_machine(r)} | {name} | {way} | {told['first_step']:.1f} s | {after} | {share} | {loss} | "
+                    f"{bigram} | {found['commit']}, {found['date']} |\n"
+                )
+    return "".join(lines) + "\nBy `python bench/start.py`; the seconds are those of a run's own timeline.\n"
+
+
 def kill_table() -> str:
     """Kills, full disks and little memory, and what came of them; problems by name."""
     lines = []
@@ -489,6 +511,7 @@ PARTS = {
     "memory-table": memory_table,
     "measure-table": measure_table,
     "kill-table": kill_table,
+    "start-table": start_table,
 }
 
 

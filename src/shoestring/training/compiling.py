@@ -72,17 +72,16 @@ class CompilingBeside:
     def __init__(
         self, layers: nn.ModuleList, device: torch.device, context: Callable[[], AbstractContextManager[None]]
     ):
+        keep_compiled_code(torch.__version__)
         self._device, self._context = device, context
         self._kinds: dict[object, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
-        self._seen = threading.Event()
+        self._begun = False
         self._interval = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_SECONDS)
         self._hooks: list[RemovableHandle] = [
             layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers
         ]
         threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._compile, args=(threads,), name="compiler", daemon=True)
-        self._thread.start()
 
     def _note(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the inputs of a layer, once for each kind of layer and input."""
@@ -93,16 +92,19 @@ class CompilingBeside:
             self._kinds[kind] = layer, args, kwargs
 
     def passed(self) -> None:
-        """Note that a pass is over: all inputs are known."""
-        if not self._seen.is_set():
+        """Begin, as a pass is over: all inputs are known, and nothing of its own kernels is left to compile, for which
+        two threads would wait twice as long as one."""
+        if not self._begun:
+            self._begun = True
             for hook in self._hooks:
                 hook.remove()
-            self._seen.set()
+            sys.setswitchinterval(SWITCH_SECONDS)
+            self._thread.start()
 
     @property
     def ready(self) -> bool:
         """Whether the code is there, or cannot be made beside the steps."""
-        return not self._thread.is_alive()
+        return self._begun and not self._thread.is_alive()
 
     def wait(self) -> None:
         """Return when it is ready."""
@@ -117,7 +119,6 @@ class CompilingBeside:
             from torch._inductor import compile_fx  # noqa: F401 (the larger half of the compiler)
 
             _allow_many_graphs()
-            self._seen.wait()
             for layer, args, kwargs in self._kinds.values():
                 self._compile_one(copy.deepcopy(layer), args, kwargs)
         self._kinds.clear()

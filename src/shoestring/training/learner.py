@@ -198,8 +198,6 @@ class Learner:
                     loss.backward()
                     nats += loss.detach()
                 self._fresh = False
-            if self._beside is not None:
-                self._beside.passed()
             return Tally(nats, predictions)
         except (RuntimeError, MemoryError, OSError) as cause:
             full = self.compiled and not self.sharded and leave_if_full(cause)
@@ -288,6 +286,8 @@ class Learner:
             self.group.all_reduce([square])
         nats, predictions, unfitted = sums[:3]
         norm = self.optimizer.step(square, predictions, unfitted + ~nats.isfinite(), lr)
+        if self._beside is not None:
+            self._beside.passed()
         self._fresh = True
         return Update(nats, predictions, norm, unfitted, self.optimizer.skipped, sums[3:])
 
