@@ -382,8 +382,10 @@ def startup_table() -> str:
 
 def start_table() -> str:
     """From the command to the first step, and what became of a time budget."""
-    lines = ["| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram's "
-             "| commit, date |\n", "|---|---|---|---|---|---|---|---|---|\n"]  # fmt: skip
+    head = (
+        "| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram's |"
+    )
+    lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|---|---|\n"]
     for r in results("start"):
         for name, found in r["results"].items():
             for way in ("cold", "warm", "resume"):
