@@ -17,14 +17,14 @@ trains = st.builds(
     Train,
     batch=st.just(1),
     lr=st.floats(1e-6, 1),
-    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    schedule=st.sampled_from(["cosine", "linear", "cooldown", "constant"]),
     warmup=st.just(0.0) | st.floats(1e-3, 0.9),
     final_lr=st.floats(0, 1),
 )
 
 
-def planned(total: int, least: int, share: float = 0.05) -> Schedule:
-    return Schedule(total=total, warmup=Warmup.planned(total, share, least))
+def planned(total: int, least: int, share: float = 0.05, cooldown: float | None = None) -> Schedule:
+    return Schedule(total=total, warmup=Warmup.planned(total, share, least), cooldown=cooldown)
 
 
 def driven(total: int, cuts: list[tuple[float, float]]) -> tuple[list[float], list[Schedule]]:
@@ -140,13 +140,21 @@ def test_a_warm_up_has_its_least_steps_or_a_share_of_the_run(total: int, least: 
     assert rates[:steps] == pytest.approx([(step + 0.5) / steps for step in range(steps)])
 
 
-@given(totals, st.integers(1, 200), st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.05, 8)), max_size=5))
+@given(
+    totals,
+    st.integers(1, 200),
+    st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.05, 8)), max_size=5),
+    st.none() | st.floats(0.05, 0.6),
+)
 @checked
-def test_a_warm_up_makes_no_jump_when_its_run_is_changed(
-    total: int, least: int, changes: list[tuple[float, float]]
+def test_a_learning_rate_makes_no_jump_when_its_run_is_changed(
+    total: int, least: int, changes: list[tuple[float, float]], cooldown: float | None
 ) -> None:
     """The rate is the same before and after a change, rises to the peak, and is through before the run is."""
-    train, schedule, step = Train(batch=1, lr=1.0, final_lr=0.1), planned(total, least), 0
+    train = Train(batch=1, lr=1.0, final_lr=0.1)
+    if cooldown is not None:
+        train = Train(batch=1, lr=1.0, final_lr=0.1, schedule="cooldown", cooldown=cooldown)
+    schedule, step = planned(total, least, cooldown=cooldown), 0
     for where, factor in changes:
         step += int(where * (schedule.total - step))
         left = schedule.total - step
@@ -183,3 +191,23 @@ def test_a_warm_up_of_no_share_is_none_and_a_large_share_is_kept() -> None:
 
 def test_a_schedule_of_an_older_checkpoint_warms_up_for_the_share_it_had() -> None:
     assert [learning_rate(Train(batch=1, lr=1.0), share) for share in (0.025, 0.05)] == [0.5, 1.0]
+
+
+def test_a_cool_down_moves_with_the_end_until_it_begins() -> None:
+    """A run that is lengthened or shortened before has the rates of one that was planned so."""
+    train = Train(batch=1, lr=1.0, schedule="cooldown", cooldown=0.25)
+
+    def rates(schedule: Schedule, first: int) -> list[float]:
+        steps = range(first, schedule.total)
+        return [learning_rate(train, schedule.progress(step + 0.5), schedule.warmup) for step in steps]
+
+    plain = planned(1000, 20, cooldown=0.25)
+    for total in (600, 1000, 4000):
+        assert rates(plain.ending(300, total), 300) == pytest.approx(rates(planned(total, 20, cooldown=0.25), 300))
+    moved = plain.ending(200, 900).ending(250, 3000)
+    assert rates(moved, 250) == pytest.approx(rates(planned(3000, 20, cooldown=0.25), 250))
+    at_once = plain.ending(700, 800)
+    assert rates(at_once, 700) == pytest.approx([1 - (step + 0.5) / 100 for step in range(100)])
+    assert not at_once.is_movable(at_once.progress(701))
+    later = at_once.ending(750, 1750)
+    assert rates(later, 750) == pytest.approx([0.5 * (1 - (step + 0.5) / 1000) for step in range(1000)])

@@ -204,6 +204,10 @@ class Model:
         _as_specs(self, rotary_scaling=RotaryScaling)
 
 
+COOLDOWN = 0.4
+"""The share of the steps in which a learning rate cools down, where the recipe names none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Train:
     """The optimization. The effective batch is the same on every machine; the plan chooses its split."""
@@ -218,7 +222,8 @@ class Train:
     ] = "adamw"
     lr: Annotated[float | Auto, Between(1e-12, 1e3), "peak learning rate"] = 3e-4
     schedule: Annotated[
-        Literal["cosine", "linear", "constant"], "shape after the warm-up, by fraction of the budget"
+        Literal["cosine", "linear", "cooldown", "constant"],
+        "shape after the warm-up, by fraction of the budget; cooldown: constant, then linear",
     ] = "cosine"
     warmup: Annotated[
         float | Auto, Between(0, 1, open_high=True), "fraction of the budget for the warm-up; 0: none"
@@ -227,6 +232,11 @@ class Train:
         int | None,
         Between(0, 10**9),
         "steps of the warm-up at least, up to a quarter of the run; default: what the family needs",
+    ] = None
+    cooldown: Annotated[
+        float | None,
+        Between(0, 1, open_low=True),
+        "share of the steps, the last ones, in which a cooldown decays; default: 0.4",
     ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
     weight_decay: Annotated[float | Auto, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
@@ -261,6 +271,13 @@ class Train:
         StepsSpec | None,
         'steps whose checkpoints are all kept: "1,10,100", or "1,2,4,...", which continues to the end with that ratio',
     ] = None
+
+    @property
+    def cooling(self) -> float | None:
+        """The share of the steps, the last ones, in which the learning rate decays; None: it decays otherwise."""
+        if self.schedule != "cooldown":
+            return None
+        return COOLDOWN if self.cooldown is None else self.cooldown
 
     def __post_init__(self) -> None:
         _as_specs(self, save_steps=StepsSpec)

@@ -40,7 +40,7 @@ class EndOverfitting:
             return state
         was, steps = state.schedule.total, self._decay(state)
         if steps and restored(self.trainee, self.checkpoints, state, self.say) is not None:
-            progress = state.best_progress or 0.0
+            progress = max(state.best_progress or 0.0, 1 - (state.schedule.cooldown or 1.0))
             total, at = state.step + steps, state.step
             schedule = replace(state.schedule, total=total, anchor_step=at, anchor_progress=progress)
             what = f"back to its weights, and {counted(steps, 'step')} more while the learning rate decays"

@@ -286,7 +286,8 @@ def _rows_that_fitted(folder: RunFolder, name: str, planned: int) -> int:
 def _restore(recipe: Recipe, checkpoints: Checkpoints, step: int | None, trainee: Trainee, reporter: Reporter) -> State:
     """Restore the checkpoint of this step; without one, the state of a run that begins."""
     if step is None:
-        schedule = Schedule(total=trainee.planned_steps, warmup=trainee.warmup())
+        cooldown = recipe.train.cooling if trainee.decays else None
+        schedule = Schedule(total=trainee.planned_steps, warmup=trainee.warmup(), cooldown=cooldown)
         return State(recipe=recipe.fingerprint, data=trainee.data, schedule=schedule, predictions=0)
     state = checkpoints.restore(step, trainee.saveable, recipe.fingerprint, trainee.data)
     trainee.group.on_first(checkpoints.drop_older, state)

@@ -30,9 +30,8 @@ class Warmup:
         """The learning rate, up to `end`."""
         return peak * (progress - self.start) / (self.end - self.start)
 
-    def through(self, progress: float, end: float) -> Warmup:
-        """The warm-up that has the same learning rate at `progress`, and ends at `end`."""
-        reached = self.rate(1.0, progress)
+    def through(self, reached: float, progress: float, end: float) -> Warmup:
+        """The warm-up that has `reached` this share of the peak at `progress`, and ends at `end`."""
         return replace(self, end=end, start=(progress - reached * end) / (1 - reached))
 
 
@@ -49,6 +48,8 @@ class Schedule:
     anchor_progress: float = 0.0
     warmup: Warmup | None = None
     """None: there is no learning rate, or a run of an older version warms up for the recipe's share of the progress."""
+    cooldown: float | None = None
+    """The share at the end in which the learning rate decays from its peak; None: it decays all the time, or never."""
 
     def progress(self, step: float) -> float:
         """The fraction of the budget that is spent after `step` steps."""
@@ -60,18 +61,39 @@ class Schedule:
     def ending(self, step: int, total: int) -> Schedule:
         """The rest of the schedule from `step` on, squeezed or stretched to end at `total`.
 
+        A cool-down that has not begun moves with the end.
+
         A schedule that is through continues from the middle of its last step, which had the last learning rate. A
         warm-up that is not through ends where it would in a run of `total` steps; where that is too near or passed, it
         takes as many more steps as before, but at most a part of the rest.
         """
         done = self.progress(step) if step < self.total else self.progress(step - 0.5)
-        found = Schedule(total=total, anchor_step=step, anchor_progress=done, warmup=self.warmup)
-        if self.warmup is None or done >= self.warmup.end or total <= step:
+        found = self._at_peak(step, total) if self.is_movable(done) else self._continued(step, total, done)
+        if self.warmup is None or total <= step:
             return found
+        if done >= self.warmup.end:
+            end = min(self._steps_to(self.warmup.end) / total, found.progress(step)) if self.is_movable(done) else None
+            return found if end is None else replace(found, warmup=replace(self.warmup, start=0.0, end=end))
         left = self._steps_to(self.warmup.end) - step
         fresh = total * warmup_share(total, self.warmup.share, self.warmup.least)
         end = max(fresh, step + min(left, MOST * (total - step)))
-        return replace(found, warmup=self.warmup.through(done, found.progress(end)))
+        reached = self.warmup.rate(1.0, done)
+        return replace(found, warmup=self.warmup.through(reached, found.progress(step), found.progress(end)))
+
+    def is_movable(self, progress: float) -> bool:
+        """Whether a cool-down is still to come: until then the learning rate does not depend on the end."""
+        return self.cooldown is not None and progress < 1 - self.cooldown
+
+    def _at_peak(self, step: int, total: int) -> Schedule:
+        """The schedule of a run that had `total` steps from the start; its cool-down begins at `step` at the latest."""
+        whole = replace(self, total=total, anchor_step=0, anchor_progress=0.0)
+        if whole.is_movable(whole.progress(step)):
+            return whole
+        assert self.cooldown is not None, "it is movable"
+        return replace(whole, anchor_step=step, anchor_progress=1 - self.cooldown)
+
+    def _continued(self, step: int, total: int, done: float) -> Schedule:
+        return replace(self, total=total, anchor_step=step, anchor_progress=done)
 
     def _steps_to(self, progress: float) -> float:
         """The inverse of `progress`."""
@@ -88,6 +110,9 @@ def learning_rate(train: Train, progress: float, warmup: Warmup | None = None) -
         return warmup.rate(peak, progress)
     if train.schedule == "constant":
         return peak
+    if train.cooling is not None:
+        cooling = min(train.cooling, 1 - warmup.end)
+        return peak * (train.final_lr + (1 - train.final_lr) * min(1.0, (1 - progress) / cooling))
     left = (1 - progress) / (1 - warmup.end)
     shape = left if train.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
     return peak * (train.final_lr + (1 - train.final_lr) * shape)
