@@ -67,7 +67,8 @@ def test_three_mistakes_are_three_lines_with_field_value_and_what_is_allowed(wri
     time, width, schedule = lines
     assert time.startswith("budget.time = 120:") and '"2h30m"' in time
     assert width == "model.width = 0: must be at least 1 and at most 1,000,000,000"
-    assert schedule == 'train.schedule = "cosin": must be one of "cosine", "linear", "constant"'
+    allowed = '"cosine", "linear", "cooldown", "constant"'
+    assert schedule == f"train.schedule = \"cosin\": must be one of {allowed}; did you mean 'cosine'?"
 
 
 @pytest.mark.parametrize(
@@ -404,7 +405,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         tokens=Count(batch * length) if in_tokens else None,
         per_device=draw(st.none() | st.just(per_device)),
         lr=draw(st.floats(1e-12, 1e3)),
-        schedule=draw(st.sampled_from(["cosine", "linear", "constant"])),
+        schedule=draw(st.sampled_from(["cosine", "linear", "cooldown", "constant"])),
         warmup=draw(st.floats(0, 1, exclude_max=True)),
         final_lr=draw(units),
         weight_decay=draw(st.floats(0, 1e3)),
@@ -497,6 +498,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "schedule": "linear",
         "warmup": 0.5,
         "least_warmup": 7,
+        "cooldown": 0.3,
+        "continued": True,
         "final_lr": 0.5,
         "weight_decay": 0.0,
         "beta1": 0.5,

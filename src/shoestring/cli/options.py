@@ -80,7 +80,12 @@ class _Duration(click.ParamType[float]):
 
 DURATION = _Duration()
 checkpoint = click.option(
-    "--checkpoint", type=_Checkpoint(), default="best", show_default=True, metavar="WHICH", help="best, last or a step."
+    "--checkpoint",
+    type=_Checkpoint(),
+    default="best",
+    show_default=True,
+    metavar="WHICH",
+    help="best, last, peak (before a cool-down) or a step.",
 )
 plan_file = click.option("--plan", type=PATH, metavar="FILE", help="Follow this plan.json instead of making a plan.")
 time_limit = click.option(

@@ -238,6 +238,10 @@ class Train:
         Between(0, 1, open_low=True),
         "share of the steps, the last ones, in which a cooldown decays; default: 0.4",
     ] = None
+    continued: Annotated[
+        bool | None,
+        "continue the run of model.init from before its cool-down, with its optimizer and its place in the text",
+    ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
     weight_decay: Annotated[float | Auto, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
     beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9

@@ -204,12 +204,12 @@ class RotaryScaling(Spec):
 class CheckpointSpec(Spec):
     """The checkpoint of a run."""
 
-    form = r"best|last|[0-9]{1,18}"
-    allowed = '"best", "last" or a step'
+    form = r"best|last|peak|[0-9]{1,18}"
+    allowed = '"best", "last", "peak" or a step'
 
     @property
     def step(self) -> int | None:
-        """The step; None of "best" and "last"."""
+        """The step; None of the others."""
         return int(self) if self.isdecimal() else None
 
 

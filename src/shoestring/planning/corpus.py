@@ -151,8 +151,9 @@ def document_limit(recipe: Recipe, density: Density) -> float:
 
 
 def kept_checkpoints(recipe: Recipe, steps: int) -> int:
-    """Most checkpoints on disk: those kept, the best, the one being written, and those of chosen steps."""
-    return recipe.train.keep + 2 + recipe.train.saved_count(steps)
+    """Most checkpoints on disk: those kept, the best, the one before a cool-down, the one being written, and those of
+    chosen steps."""
+    return recipe.train.keep + 2 + (recipe.train.cooling is not None) + recipe.train.saved_count(steps)
 
 
 def corpus_to_read(
@@ -235,7 +236,7 @@ def _nearest(prepared: Sequence[int], recipe: Recipe, density: Density, document
 
 def _chosen(recipe: Recipe, checkpoints: int, checkpoint_bytes: int) -> str:
     """The share of train.save_every and train.save_steps in the checkpoints, for people."""
-    if not (count := checkpoints - recipe.train.keep - 2):
+    if not (count := checkpoints - kept_checkpoints(recipe, 0)):
         return ""
     fields = [name for name in ("save_every", "save_steps") if getattr(recipe.train, name) is not None]
     taken = Bytes(count * checkpoint_bytes).short()

@@ -51,6 +51,8 @@ class NetworkTask(Task):
                 f"an effective batch of {counted(self.batch, 'row')} does not divide over {devices} processes; "
                 f"start another number of processes, or change train.batch"
             )
+        if self.recipe.train.continued and self.recipe.model.init is None:
+            raise UserError("train.continued = true: model.init must name the run to continue")
         check_host(self.recipe)
         check_source(self.recipe)
 

@@ -28,6 +28,7 @@ from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
+from shoestring.runs.trained_model import continue_run
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
@@ -66,6 +67,7 @@ class NetworkTrainee(Trainee):
             self.most_steps = math.inf if plan.most_steps is None else plan.most_steps
         self.tokens_per_step = plan.effective_batch * recipe.data.length
         self._saved: dict[str, Any] = {}
+        self._before = 0
         self._known = Known()
         self._best: tuple[int, Known] | None = None
 
@@ -75,7 +77,11 @@ class NetworkTrainee(Trainee):
 
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
-        self.learner = make_learner(recipe, group.device, group, fresh, say, self._compiles_beside())
+        continued = bool(recipe.train.continued)
+        init = fresh and not continued
+        self.learner = make_learner(recipe, group.device, group, init, say, self._compiles_beside())
+        if fresh and continued:
+            self._before = continue_run(self.learner, recipe, say)
 
     def warm_up(self) -> None:
         """On a GPU, kernels are compiled and loaded; several processes would have to agree on it."""
@@ -105,8 +111,11 @@ class NetworkTrainee(Trainee):
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
         self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
+        self._stepper.before = self._before
 
     def warmup(self) -> Warmup:
+        if self.recipe.train.continued:
+            return Warmup.planned(self.planned_steps, 0.0, 0)
         return Warmup.planned(self.planned_steps, number(self.recipe.train.warmup), least_steps(self.recipe))
 
     @property
@@ -129,13 +138,15 @@ class NetworkTrainee(Trainee):
         return self._stepper.halve()
 
     def saved_values(self) -> dict[str, Any]:
+        before = {"before": self._before} if self._before else {}
         pools = () if self._reads is None else self._reads.training_rows.pools
         if self._reads is None or len(pools) < 2:
-            return {}
-        return {"pools": [list(pool) for pool in pools], "share": self._reads.share}
+            return before
+        return before | {"pools": [list(pool) for pool in pools], "share": self._reads.share}
 
     def put_values(self, values: dict[str, Any]) -> None:
         self._saved = values
+        self._stepper.before = self._before = values.get("before", 0)
         self._known.forget()
 
     def continue_rows(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,12 +23,13 @@ from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import LanguageModel, build, differences, weights_of
 from shoestring.probe.machine import pick_device
 from shoestring.training.checkpoint import Checkpoints, State
+from shoestring.training.learner import Learner
 
 if TYPE_CHECKING:
     from shoestring.hmm.parameters import Saved
 
-BEST = CheckpointSpec("best")
-"""What a run delivers."""
+BEST, PEAK = CheckpointSpec("best"), CheckpointSpec("peak")
+"""What a run delivers, and what another continues."""
 MOST_TOKENS = 10**8
 """Of all texts of a call together, as ids in memory."""
 Say = Callable[[str], object]
@@ -80,12 +82,44 @@ def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent
     return model.take_over(state, where)
 
 
-def _run_of(place: str) -> tuple[Path, CheckpointSpec]:
+def continue_run(learner: Learner, recipe: Recipe, say: Say = _silent) -> int:
+    """Give a learner the weights and the optimizer of the run of `model.init`, as they were before its cool-down, or
+    at the checkpoint that RUN#CHECKPOINT names.
+
+    Returns the steps of this recipe that read as many rows as that run had; 0 where it read others.
+    """
+    where = f'model.init = "{recipe.model.init}"'
+    run, checkpoint = _run_of(recipe.model.init or "", PEAK)
+    folder = RunFolder(run)
+    if not folder.recipe.is_file():
+        raise UserError(f"{where}: train.continued = true needs the folder of a run, and {run} has no recipe.toml")
+    folder.check_records(folder.recipe, folder.choices)
+    other = folder.read_recipe()
+    other.need_network(f"{where}: the run of an HMM, which has no weights")
+    _refuse_others(where, recipe.model, other.model)
+    opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path, say)
+    wanted = learner.saved_tensors().keys()
+    if recipe.train.optimizer != other.train.optimizer:
+        raise UserError(f'{where}: a run with train.optimizer = "{other.train.optimizer}" is continued with that one')
+    if missing := sorted(wanted - opened.shapes.keys()):
+        raise UserError(
+            f"{where}: {opened.path} has no {missing[0]}; train.ema and train.precision must be those of that run"
+        )
+    learner.put_tensors(opened.read({name: learner.placement(name) for name in wanted}))
+    say(f"continues {folder.path} after step {opened.state.step:,}")
+    same = (
+        recipe.corpus == other.corpus and recipe.run.seed == other.run.seed and recipe.data.length == other.data.length
+    )
+    before: int = opened.state.task.get("before", 0)
+    return math.ceil((before + opened.state.step) * other.batch / recipe.batch) if same else 0
+
+
+def _run_of(place: str, default: CheckpointSpec = BEST) -> tuple[Path, CheckpointSpec]:
     """The folder of RUN or RUN#CHECKPOINT, and the checkpoint."""
     path, mark, name = place.rpartition("#")
     which = CheckpointSpec(name)
     if not mark or which.problem() or RunFolder(Path(place).expanduser()).recipe.is_file():
-        return Path(place).expanduser(), BEST
+        return Path(place).expanduser(), default
     return Path(path).expanduser(), which
 
 

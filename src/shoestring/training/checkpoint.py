@@ -52,6 +52,8 @@ class State(Record):
     """Since the first step; None: an older version did not count them."""
     best_step: int | None = None
     """The step after which the held-out loss was lowest."""
+    peak_step: int | None = None
+    """The last step before the cool-down, if there is one: the last at the peak of the learning rate."""
     best_loss: float | None = None
     best_progress: float | None = None
     """Of the schedule, after that step."""
@@ -72,6 +74,11 @@ class State(Record):
     """Lines of metrics up to this step; None: an older version did not count them."""
     task: dict[str, Any] = field(default_factory=dict)
     """What the task needs in addition to continue, as plain values."""
+
+    @property
+    def at_peak(self) -> bool:
+        """Whether the learning rate is to cool down later."""
+        return self.schedule.is_movable(self.schedule.progress(self.step))
 
 
 class Saveable(Protocol):
@@ -194,7 +201,7 @@ class Checkpoints:
 
     def _kept(self, state: State) -> set[int | None]:
         steps = [step for step in self._steps() if step <= state.step]
-        return {*steps[: self.keep], state.best_step, *filter(self._always, steps)}
+        return {*steps[: self.keep], state.best_step, state.peak_step, *filter(self._always, steps)}
 
     def _remove(self, step: int) -> None:
         remove(self.path(step))
@@ -223,15 +230,20 @@ class Checkpoints:
         return None, damaged
 
     def find(self, which: CheckpointSpec, run: Path, say: Callable[[str], object] = lambda _: None) -> Opened:
-        """The newest intact checkpoint, the best one according to it (if there was an evaluation), or that of a step.
+        """The newest intact checkpoint, the best one according to it (if there was an evaluation), the last one before
+        the learning rate cools down, or that of a step.
 
         For the first two, `say` gets a line for every one that is damaged, and a line where the best one is not the
         newest. One that is named must be intact.
         """
         steps, named = self.steps(), which.step
+        newest, damaged = (None, []) if named in steps else self._newest()
+        if which == "peak" and newest is not None and not newest.state.at_peak:
+            named = newest.state.peak_step
+            if named is None:
+                raise RunError(f'{run} has no checkpoint "peak"; only a run with train.schedule = "cooldown" keeps one')
         if named is not None and named in steps:
             return self.open(named)
-        newest, damaged = self._newest()
         if newest is None:
             raise RunError("\n  ".join([f"{run} has no intact checkpoint yet", *damaged]))
         if named is not None:

@@ -234,8 +234,8 @@ class Stopped(Fault):
 
 @dataclass
 class Save:
-    """A checkpoint every `every` seconds, after some steps, at each new best, after a return to it, at the end, and
-    before the session stops."""
+    """A checkpoint every `every` seconds, after some steps, at each new best, after a return to it, before a cool-down,
+    at the end, and before the session stops."""
 
     save: Callable[[State, bool], None]
     """Takes the state, and whether to wait until it is on disk."""
@@ -252,13 +252,16 @@ class Save:
     _last: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def due(self, step: int, schedule: Schedule) -> bool:
-        return self._pending or step == schedule.total or self.is_saved(step)
+        kept = self.is_saved(step) or schedule.begins_cooldown(step)
+        return self._pending or step == schedule.total or kept
 
     def __call__(self, state: State, report: Report) -> State:
         self._listen(report)
         last = state.step >= state.schedule.total
         settled = report.begun == state.step  # the weights are those after this step
-        wanted = last or state.step in (state.best_step, state.turned) or self.is_saved(state.step)
+        if settled and not last and state.schedule.begins_cooldown(state.step):
+            state = replace(state, peak_step=state.step)
+        wanted = last or state.step in (state.best_step, state.turned, state.peak_step) or self.is_saved(state.step)
         if settled and (self._pending or wanted):
             started = time.perf_counter()
             self.save(state, last or self._stop is not None)

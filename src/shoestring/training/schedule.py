@@ -84,6 +84,13 @@ class Schedule:
         """Whether a cool-down is still to come: until then the learning rate does not depend on the end."""
         return self.cooldown is not None and progress < 1 - self.cooldown
 
+    def begins_cooldown(self, step: int) -> bool:
+        """Whether the next step is the first one of the cool-down."""
+        if self.cooldown is None:
+            return False
+        start = 1 - self.cooldown + 1e-12
+        return self.progress(step) <= start < self.progress(step + 1)
+
     def _at_peak(self, step: int, total: int) -> Schedule:
         """The schedule of a run that had `total` steps from the start; its cool-down begins at `step` at the latest."""
         whole = replace(self, total=total, anchor_step=0, anchor_progress=0.0)

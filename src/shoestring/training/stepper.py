@@ -78,10 +78,12 @@ class Stepper:
     ):
         self.learner, self.source, self._settings = learner, source, settings
         self._batch, self.per_device, self._seed = batch, per_device, seed
+        self.before = 0
+        """Steps of another run, which this one continues: its rows follow theirs."""
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
         learner, group = self.learner, self.learner.group
-        index = self.source.order(self._seed, step, self._batch)
+        index = self.source.order(self._seed, self.before + step, self._batch)
         _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
         rows = self.source.batch(index.share(group.rank, group.world))
         lr = learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
