@@ -82,18 +82,17 @@ def ready_rows(recipe: Recipe) -> Ready | None:
 
 def prepared_documents(recipe: Recipe) -> tuple[int, ...]:
     """The numbers of documents of the stores that there are of this corpus, in its folder."""
-    from shoestring.data.store.prepare import store_folder
-    from shoestring.data.store.store import Manifest, StorePaths
-
     data, found = recipe.data, []
-    if data.documents is not None:
+    manifests = [] if data.documents is not None else list(Path(data.folder).glob("*/manifest.json"))
+    if not manifests:  # a plan then loads nothing more
         return ()
-    own = store_folder(data, recipe.run.seed, 0)
-    for folder in own.parent.glob(f"{own.name.rpartition('-')[0]}-*"):
+    from shoestring.data.store.prepare import store_folder
+    from shoestring.data.store.store import Manifest
+
+    for file in manifests:
         with contextlib.suppress(UserError, OSError):
-            manifest = Manifest.read(StorePaths(folder).manifest)
-            documents = sum(split.documents for split in manifest.splits.values())
-            if store_folder(data, recipe.run.seed, documents) == folder:  # the count is part of its name
+            documents = sum(split.documents for split in Manifest.read(file).splits.values())
+            if store_folder(data, recipe.run.seed, documents) == file.parent:  # the count is part of its name
                 found.append(documents)
     return tuple(sorted(found))
 
