@@ -149,7 +149,13 @@ def values_for(corpus: Corpus, time: float, device: str, name: str | None) -> Va
             "heldout": (HELDOUT, "for the held-out loss"),
         },
         "model": {"size": auto, "dropout": auto},
-        "train": dict.fromkeys(("batch", "lr", "warmup", "weight_decay", "beta2"), auto),
+        "train": {
+            **dict.fromkeys(("batch", "lr", "warmup", "weight_decay", "beta2"), auto),
+            "schedule": (
+                "cooldown",
+                "a learning rate that stays, then decays; the run can be continued from before that",
+            ),
+        },
         **({"evaluate": _scored(time)} if device == "cpu" else {}),
     }
 
