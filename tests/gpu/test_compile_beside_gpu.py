@@ -16,7 +16,7 @@ ROWS = torch.arange(8 * 65).reshape(8, 65) % 50
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_steps_around_compiling_are_those_of_plain_layers(family: str) -> None:
-    """Four steps as they are, of which the later ones are replayed, then four compiled ones; a warm-up changes nothing."""
+    """Four steps as they are, the later ones replayed, then four compiled ones; a warm-up before changes nothing."""
     device, model = torch.device("cuda"), Model(family=family, width=64, layers=3, heads=2)
     learner = Learner(build(model, 50, 64, 0), Train(batch=8), device, beside=True)
     plain = Learner(build(model, 50, 64, 0), Train(batch=8, compile=False), device)
