@@ -382,9 +382,7 @@ def startup_table() -> str:
 
 def start_table() -> str:
     """From the command to the first step, and what became of a time budget."""
-    head = (
-        "| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram |"
-    )
+    head = "| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram |"
     lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|---|---|\n"]
     for r in results("start"):
         for name, found in r["results"].items():
