@@ -250,3 +250,51 @@ def test_the_reason_names_what_differs_from_the_plan() -> None:
         deadline.took_overhead(3.0, "evaluation")
     assert "an evaluation takes 1.55s, planned: 100ms" in deadline.why()
     assert watched().why() == "a step takes 2s"
+
+
+def test_a_first_step_that_compiles_does_not_end_a_run() -> None:
+    """It takes longer than all that is left; the planned steps fit, and all are taken."""
+    clock = Turned()
+    deadline = Deadline(clock, until := 16.0, planned_step_seconds=0.002)
+    done = driven(clock, deadline, 400, lambda step: 9.0 if step == 0 else 0.002)
+    assert (done.steps, done.totals) == (400, [400])
+    assert done.end < until
+
+
+def test_a_run_that_begins_again_learns_its_new_speed() -> None:
+    """Steps of 1 s, then of 0.1: nothing of the slow ones is left in the estimate."""
+    clock = Turned()
+    deadline = Deadline(clock, 100.0, idle_seconds=1.0)
+    for seconds in [1.0] * 10:
+        clock.now += seconds
+        deadline.took_step(seconds)
+    deadline.begin_again()
+    assert deadline.seconds_per_step is None and not deadline.settled
+    for seconds in [2.0, *[0.1] * 30]:
+        clock.now += seconds
+        deadline.took_step(seconds)
+    assert deadline.seconds_per_step == pytest.approx(0.1) and deadline.settled
+    assert deadline.steps_to_take(10, 0.5) == pytest.approx((100 - clock.now) * 0.98 / 0.1, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "sparing", "expected"), [(3.0, 1.0, True), (0.1, 1.0, False), (3.0, math.inf, False)]
+)
+def test_evaluations_that_take_long_are_ten_times_as_long_apart(
+    checkpoint: float, sparing: float, expected: bool
+) -> None:
+    clock = Turned()
+    deadline = Deadline(
+        clock,
+        100.0,
+        evaluations=10,
+        evaluation_seconds=0.5,
+        checkpoint_seconds=checkpoint,
+        long_evaluation=sparing,
+    )
+    deadline.took_step(0.1)
+    clock.now = 30.0
+    assert deadline.too_soon(last=1.0) is expected
+    assert not deadline.too_soon(last=30.0 - 10 * 3.5)
+    needed = deadline.seconds_left(0, 0.0)
+    assert needed is not None and (needed <= 0.1 * 70 + 1e-9) is (expected or checkpoint == 0.1)

@@ -95,9 +95,10 @@ def _validation_seconds(recipe: Recipe, profile: Profile) -> float:
 
 
 def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
-    """As many as the recipe says, or as a short time budget allows where a checkpoint takes `save` seconds."""
+    """As many as the recipe says; on a GPU fewer where a short time budget has no room for them, with a checkpoint of
+    `save` seconds each. On a CPU, what a run writes does not depend on its speed."""
     count, each = evaluation_count(recipe), _validation_seconds(recipe, profile) + save
-    if recipe.budget.time is None or each <= STOP_SECONDS:
+    if recipe.budget.time is None or each <= STOP_SECONDS or profile.machine.device == "cpu":
         return count
     return min(count, max(1, int(STOPS_SHARE * float(recipe.budget.time) / each)))
 

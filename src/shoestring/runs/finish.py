@@ -44,12 +44,11 @@ class Finish(NamedTuple):
 
 
 def deadline_of(
-    recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float, alone: bool = False
+    recipe: Recipe, plan: Plan, clock: Clock, finish: float, spent_before: float, sparing: bool = False
 ) -> Deadline:
     """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit.
 
-    Several processes evaluate at the same steps, which the clock of one cannot decide; one that is `alone` evaluates
-    less often if that takes long.
+    A run that is `sparing` evaluates less often if that takes long.
     """
     budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
     train, evaluations = parts.get("train", 0.0), plan.evaluations or 0
@@ -65,7 +64,7 @@ def deadline_of(
         checkpoint_every=every,
         most_saving=STOPS_SHARE if recipe.train.checkpoint_every is None else 0.9,
         most_evaluating=STOPS_SHARE,
-        long_evaluation=STOP_SECONDS if alone and recipe.budget.time is not None else math.inf,
+        long_evaluation=STOP_SECONDS if sparing and recipe.budget.time is not None else math.inf,
         idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
         spent_before=spent_before,
         planned_start=sum(parts.get(name, 0.0) for name in ("spent so far", "set-up", "prepare")),

@@ -132,7 +132,7 @@ def train(
         metrics=metrics,
         timings=LineFile(folder.timings) if writes else NoLines(),
         deadline=deadline_of(
-            recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings)), group.world == 1
+            recipe, plan, clock, finish.seconds(), seconds_of(read_lines(folder.timings)), _is_sparing(group)
         ),
         baseline_seconds=baselines,
         reporter=reporter,
@@ -187,6 +187,12 @@ def train(
 
 def finish_of(trainee: Trainee, baselines: float | None) -> Finish:
     return Finish.of(trainee.plan, baselines, trainee.group.device.type == "cuda")
+
+
+def _is_sparing(group: ProcessGroup) -> bool:
+    """Whether the clock may decide on evaluations: not of several processes, which make them at the same steps, nor on
+    a CPU, where two runs of one plan write the same lines."""
+    return group.world == 1 and group.device.type == "cuda"
 
 
 def _reached(folder: RunFolder, first: int) -> int:
