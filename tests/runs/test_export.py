@@ -145,7 +145,7 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     run = some_run(tmp_path / "l", MODELS["llama"])
     with pytest.raises(RunError, match='no checkpoint "7"; it has last, best, 1, 2, 3'):
         export_run(run, tmp_path / "out", CheckpointSpec("7"))
-    with pytest.raises(ValueError, match='must be "best", "last" or a step'):
+    with pytest.raises(ValueError, match='must be "best", "last", "peak" or a step'):
         CheckpointSpec.parse("newest")
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="already exists"):
