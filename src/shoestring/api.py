@@ -123,8 +123,8 @@ def train(
 
 
 def evaluate(run: Run | str | Path, checkpoint: str | int = "best", data: str | None = None) -> Evaluation:
-    """Score a run's checkpoint ("best", "last" or a step) beside the baselines, on its held-out rows or on the text
-    `data`, as "text:PATH"."""
+    """Score a run's checkpoint ("best", "last", "peak" or a step) beside the baselines, on its held-out rows or on the
+    text `data`, as "text:PATH"."""
     from shoestring.runs.evaluate import evaluate_run
 
     return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)), data, _warn)

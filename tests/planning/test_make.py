@@ -14,15 +14,8 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Density, Machine, Plan, Point, Profile
 from shoestring.core.sections import Budget
 from shoestring.core.units import Bytes, Count
-from shoestring.planning.make import (
-    REPORT_SECONDS,
-    RESERVE_SECONDS,
-    RESERVE_SHARE,
-    available_documents,
-    checkpoint_interval,
-    evaluation_count,
-    make_plan,
-)
+from shoestring.planning.make import REPORT_SECONDS, RESERVE_SECONDS, RESERVE_SHARE, available_documents, make_plan
+from shoestring.planning.stops import checkpoint_interval, evaluation_count
 
 MACHINE = Machine(device="cpu", device_name="x", threads=2, memory_bytes=None, system="x", python="3.11", versions={})
 DENSITY = Density(documents=1000, text_bytes=200_000, tokens=50_000, seconds=0.1, total_documents=None)

@@ -19,7 +19,7 @@ from shoestring.core.units import Count
 from shoestring.cost.transformer import parameters
 from shoestring.data.tokenize.tokenizers import open_tokenizer
 from shoestring.planning.corpus import full_passes
-from shoestring.planning.make import evaluation_count
+from shoestring.planning.stops import evaluation_count
 from shoestring.runs.prepare import vocabulary_of
 from shoestring.studies.accounting import CONVENTIONS, count_all, flops_per_prediction
 from shoestring.studies.isoflop import design, fit_size, own_flops, parse_amount, parse_sizes, write_recipes

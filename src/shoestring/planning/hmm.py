@@ -13,15 +13,10 @@ from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counte
 from shoestring.planning.figures import show_seconds
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.lines import devices_note, parts_reason
-from shoestring.planning.make import (
-    REPORT_SECONDS,
-    checkpoint_interval,
-    evaluation_count,
-    reserve_seconds,
-    seconds_ends,
-)
+from shoestring.planning.make import REPORT_SECONDS, reserve_seconds, seconds_ends
 from shoestring.planning.refusal import naming_the_nearest
 from shoestring.planning.split import choose_split
+from shoestring.planning.stops import checkpoint_interval, evaluation_count
 
 HMM_ROWS = 1 << 16
 """Largest useful micro-batch."""

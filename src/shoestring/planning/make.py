@@ -33,6 +33,7 @@ from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.lines import plan_lines
 from shoestring.planning.refusal import naming_the_nearest
 from shoestring.planning.split import Split, choose_split
+from shoestring.planning.stops import listed_seconds, saving, validation_seconds
 
 RESERVE_SECONDS = 2.5
 RESERVE_SHARE = 0.02
@@ -52,67 +53,9 @@ _RANGE_SIGMAS = 4.0
 Ends = tuple[float, float]
 
 
-STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
-"""Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
-longer than so many seconds. Then there are fewer."""
-
-
-def checkpoint_interval(recipe: Recipe, write_seconds: float = 0.0) -> float:
-    """Seconds between checkpoints; by default more where one takes long to write."""
-    if recipe.train.checkpoint_every is not None:
-        return float(recipe.train.checkpoint_every)
-    rare = write_seconds / STOPS_SHARE if write_seconds > STOP_SECONDS else 0.0
-    return max(rare, min(600.0, max(1.0, float(recipe.budget.time or 12000) / 20)))
-
-
-def saved_interval(recipe: Recipe, step_seconds: float) -> float:
-    """Seconds between the checkpoints of train.save_every."""
-    return math.inf if recipe.train.save_every is None else recipe.train.save_every * step_seconds
-
-
-def saving_seconds(profile: Profile, interval: float) -> float:
-    """How long one checkpoint delays a run, including the wait for the previous one to be written.
-
-    Checkpoints are at least half the interval apart: that of an evaluation may fall between two others.
-    """
-    return max(profile.checkpoint_seconds, (profile.write_seconds or 0.0) - interval / 2)
-
-
-def _listed_seconds(recipe: Recipe, profile: Profile, steps: int) -> float:
-    """Seconds of the checkpoints of train.save_steps; the first ones follow each other at once, and are waited for."""
-    count = 0 if recipe.train.save_steps is None else len(recipe.train.save_steps.up_to(steps))
-    return count * max(profile.checkpoint_seconds, profile.write_seconds or 0.0)
-
-
 def counting_seconds(tokens: float) -> float:
     """Seconds that the baselines take to count a training split of `tokens`."""
     return COUNT_SECONDS * min(MOST_COUNTED, tokens)
-
-
-def _validation_seconds(recipe: Recipe, profile: Profile) -> float:
-    """Of one evaluation."""
-    return max(1, len(recipe.data.scored)) * recipe.evaluate.rows * profile.validate_seconds_per_row
-
-
-def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
-    """As many as the recipe says; on a GPU fewer where a short time budget has no room for them, with a checkpoint of
-    `save` seconds each. On a CPU, what a run writes does not depend on its speed."""
-    count, each = evaluation_count(recipe), _validation_seconds(recipe, profile) + save
-    if recipe.budget.time is None or each <= STOP_SECONDS or profile.machine.device == "cpu":
-        return count
-    return min(count, max(1, int(STOPS_SHARE * float(recipe.budget.time) / each)))
-
-
-def _saving(recipe: Recipe, profile: Profile, split: Split) -> tuple[float, float, int]:
-    """Seconds between regular checkpoints, seconds that one takes, and the evaluations, which have one each."""
-    regular = checkpoint_interval(recipe, profile.write_seconds or 0.0)
-    interval = min(regular, saved_interval(recipe, split.step_seconds))
-    save = saving_seconds(profile, interval)
-    return interval, save, _evaluations(recipe, profile, save)
-
-
-def evaluation_count(recipe: Recipe) -> int:
-    return math.ceil(1 / recipe.evaluate.every - 1e-9)  # as hooks.Evenly: 49.00000000000001 is 49
 
 
 def reserve_seconds(time: float) -> float:
@@ -143,7 +86,7 @@ def make_plan(
     split = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory, devices)
     split = split._replace(step_seconds=split.step_seconds * correction.factor)
     tokens_per_step = recipe.batch * recipe.data.length
-    interval, save, evaluations = _saving(recipe, profile, split)
+    interval, save, evaluations = saving(recipe, profile, split)
     fixed = _fixed_seconds(recipe, profile, spent, evaluations)
     steps, binding, most = _steps(recipe, profile, supply, split, fixed)
     kept = kept_checkpoints(recipe, most or steps)
@@ -159,7 +102,7 @@ def make_plan(
         "baselines": counting_seconds(counted),
         "prepare": corpus.seconds,
         "train": steps * split.step_seconds,
-        "checkpoints": saves * save + _listed_seconds(recipe, profile, steps),
+        "checkpoints": saves * save + listed_seconds(recipe, profile, steps),
     }
     during = sum(parts[name] for name in ("train", "evaluations", "checkpoints"))
     wanted = None if isinstance(supply, Ready) else _wanted(recipe, profile, supply, split, fixed, steps, binding)
@@ -252,7 +195,7 @@ def text_ends(density: Density, entries: float, gigabytes: float, as_needed: boo
 
 def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float, evaluations: int) -> dict[str, float]:
     """Seconds that do not grow with the steps."""
-    validation = _validation_seconds(recipe, profile)
+    validation = validation_seconds(recipe, profile)
     finish = validation + REPORT_SECONDS
     meanwhile = finish if profile.machine.device == "cuda" else profile.checkpoint_seconds
     return {
@@ -334,10 +277,10 @@ def _wanted(
 def _time_for_steps(recipe: Recipe, profile: Profile, split: Split, fixed: dict[str, float]) -> tuple[float, float]:
     """Seconds of the time budget for steps and text, and seconds of a step with its share of the checkpoints."""
     time = float(recipe.budget.time or 0)
-    interval, save, evaluations = _saving(recipe, profile, split)
+    interval, save, evaluations = saving(recipe, profile, split)
     left = time - sum(fixed.values()) - reserve_seconds(time) - evaluations * save
     step = split.step_seconds * (1 + save / interval)
-    return left - _listed_seconds(recipe, profile, int(max(0.0, left) / step)), step
+    return left - listed_seconds(recipe, profile, int(max(0.0, left) / step)), step
 
 
 def _counting(recipe: Recipe, density: Density) -> list[tuple[float, float]]:

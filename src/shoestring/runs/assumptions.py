@@ -8,7 +8,7 @@ from typing import Any
 
 from shoestring.core.records import Point, Profile
 from shoestring.core.units import Seconds
-from shoestring.planning.make import evaluation_count
+from shoestring.planning.stops import evaluation_count
 from shoestring.probe.trials import Overheads, Trial, Usage
 from shoestring.runs.estimate import WRITTEN_BYTES_PER_SECOND, saved_bytes
 from shoestring.runs.task import Task

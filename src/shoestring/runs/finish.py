@@ -8,7 +8,8 @@ from typing import NamedTuple
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.planning.make import RESERVE_SECONDS, STOP_SECONDS, STOPS_SHARE, checkpoint_interval, saved_interval
+from shoestring.planning.make import RESERVE_SECONDS
+from shoestring.planning.stops import STOP_SECONDS, STOPS_SHARE, checkpoint_interval, saved_interval
 from shoestring.training.deadline import Deadline
 
 IDLE_SHARE = 0.01

@@ -9,31 +9,26 @@ from functools import partial
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, StorageError
-from shoestring.core.files import folder_bytes
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Forecast, Outcome
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Seconds
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.planning.make import checkpoint_interval
+from shoestring.planning.stops import checkpoint_interval
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
-from shoestring.probe.trials import Usage
-from shoestring.report.forecast import recorded_forecast
 from shoestring.report.page import draw, skipped_line, write_page
-from shoestring.report.verdicts import verdicts_of
 from shoestring.runs.best_weights import EndOverfitting, Taken, delivered
 from shoestring.runs.finish import Finish, deadline_of
 from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
+from shoestring.runs.outcome import outcome_of
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.task import Task
-from shoestring.runs.timeline import parts_of, rate_of, seconds_of
+from shoestring.runs.timeline import seconds_of
 from shoestring.runs.trainee import Trainee
 from shoestring.runs.watch import Watch
 from shoestring.track import LineFile, NoLines, read_lines
-from shoestring.track.curve import Curve
 from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
@@ -176,7 +171,7 @@ def train(
         return None
     clock.begin("page")
     session.note(taken.label, "end")
-    outcome = _outcome(session, folder, state, evaluation, usage, written, taken)
+    outcome = outcome_of(trainee, checkpoints, folder, state, evaluation, usage, written, taken)
     folder.check()
     session.seal_lines()
     folder.write(folder.done, outcome)
@@ -236,51 +231,6 @@ def _more_rows(session: _Session) -> Iterator[MoreRows]:
     )
     with contextlib.closing(more):
         yield more
-
-
-def _outcome(
-    session: _Session,
-    folder: RunFolder,
-    state: State,
-    evaluation: Evaluation,
-    usage: Usage | None,
-    written: int,
-    taken: Taken,
-) -> Outcome:
-    """The record of a finished run that has written so many bytes besides its checkpoints."""
-    trainee, lines = session.trainee, read_lines(folder.timings)
-    rate = rate_of(lines)
-    story = _story(trainee, state.step, trainee.tokens_per_step / rate if rate else None)
-    checkpoint_bytes = max(session.checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
-    return Outcome(
-        steps=taken.steps,
-        tokens=taken.tokens,
-        predictions=taken.predictions,
-        seconds=seconds_of(lines),
-        timeline=parts_of(lines),
-        segments=sum(line.get("event") == "start" for line in lines),
-        tokens_per_second=rate,
-        disk_bytes=trainee.data_bytes + checkpoint_bytes + written,
-        peak_bytes=None if usage is None else usage.reserved,
-        loss=evaluation.loss,
-        delivered=None if evaluation.step == taken.label else evaluation.step,
-        shortened=state.shortened and f"{story}; last change at {state.shortened}",
-        lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
-        skipped=state.skipped,
-        verdicts=verdicts_of(folder),
-        forecast=recorded_forecast(Curve.of(read_lines(folder.metrics))),
-    )
-
-
-def _story(trainee: Trainee, taken: int, seconds: float | None) -> str:
-    """The planned and the taken steps, with their seconds."""
-
-    def at(each: float | None) -> str:
-        return "" if each is None else f" at {Seconds(each).short()}"
-
-    unit = trainee.step_unit
-    planned = f"{trainee.planned_steps:,} {unit}s were planned{at(trainee.plan.step_seconds)}"
-    return f"{planned}, {taken:,} were taken{at(seconds)}"
 
 
 def _rows_that_fitted(folder: RunFolder, name: str, planned: int) -> int:
