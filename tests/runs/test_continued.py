@@ -11,12 +11,13 @@ import torch
 from profiles import write_profile
 
 from shoestring.core.clock import Clock
-from shoestring.core.errors import RunError, UserError
+from shoestring.core.errors import RunError, StorageError, UserError
 from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
+from shoestring.runs.trained_model import steps_before
 from shoestring.training.checkpoint import Checkpoints, Opened
 
 Trained = Callable[..., RunFolder]
@@ -124,3 +125,11 @@ def test_a_longer_budget_is_told_how_to_go_on(trained: Trained) -> None:
     with pytest.raises(RunError) as refused:
         trained("short", 20, **COOLDOWN)
     assert f"--set model.init={short.path} --set train.continued=true" in str(refused.value)
+
+
+@pytest.mark.parametrize("forged", ["x", -1, 1.5, 10**30, None])
+def test_a_forged_number_of_steps_is_refused(forged: object) -> None:
+    with pytest.raises(StorageError, match=r"it continues .* steps"):
+        steps_before({"before": forged}, Path("here"))
+    assert steps_before({"before": 7}, Path("here")) == 7
+    assert steps_before({}, Path("here")) == 0

@@ -28,7 +28,7 @@ from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
-from shoestring.runs.trained_model import continue_run
+from shoestring.runs.trained_model import continue_run, steps_before
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
@@ -146,7 +146,7 @@ class NetworkTrainee(Trainee):
 
     def put_values(self, values: dict[str, Any]) -> None:
         self._saved = values
-        self._stepper.before = self._before = values.get("before", 0)
+        self._stepper.before = self._before = steps_before(values, RunFolder.of(self.recipe).checkpoints)
         self._known.forget()
 
     def continue_rows(self) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoestring.core.errors import RunError, UserError
+from shoestring.core.errors import RunError, StorageError, UserError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Model
 from shoestring.core.seeds import derive
-from shoestring.core.specs import CheckpointSpec
+from shoestring.core.specs import MOST_STEPS, CheckpointSpec
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, words_of
 from shoestring.datasets.corpus import vocabulary
 from shoestring.models.generate import Drawing, generate
@@ -110,8 +110,16 @@ def continue_run(learner: Learner, recipe: Recipe, say: Say = _silent) -> int:
     same = (
         recipe.corpus == other.corpus and recipe.run.seed == other.run.seed and recipe.data.length == other.data.length
     )
-    before: int = opened.state.task.get("before", 0)
-    return math.ceil((before + opened.state.step) * other.batch / recipe.batch) if same else 0
+    steps = steps_before(opened.state.task, opened.path) + opened.state.step
+    return math.ceil(steps * other.batch / recipe.batch) if same else 0
+
+
+def steps_before(values: dict[str, Any], where: Path) -> int:
+    """The steps of the run that the values of a checkpoint continue."""
+    found = values.get("before", 0)
+    if not isinstance(found, int) or not 0 <= found <= MOST_STEPS:
+        raise StorageError(f"{where}: not a checkpoint of shoestring: it continues {found!r} steps")
+    return found
 
 
 def _run_of(place: str, default: CheckpointSpec = BEST) -> tuple[Path, CheckpointSpec]:

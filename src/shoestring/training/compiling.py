@@ -69,9 +69,8 @@ class CompilingBeside:
     compiles a copy of each kind of layer on the inputs of its first pass. Layers that are then compiled find the code.
     """
 
-    def __init__(
-        self, layers: nn.ModuleList, device: torch.device, context: Callable[[], AbstractContextManager[None]]
-    ):
+    def __init__(self, layers: nn.ModuleList, device: torch.device, context: Context):
+        """`context` is that of a pass."""
         keep_compiled_code(torch.__version__)
         self._device, self._context = device, context
         self._kinds: dict[object, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
