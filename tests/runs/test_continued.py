@@ -54,7 +54,7 @@ def tensors(folder: RunFolder, which: str = "last") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_that_is_continued_ends_as_one_that_was_planned_so(trained: Trained, optimizer: str) -> None:
-    """20 steps at the peak, then 60 more of which half cool down: as 80 steps whose last 30 cool down."""
+    """20 steps at the peak and 60 more, the last 30 cooling down, end as one run of 80 steps with the same rates."""
     rule = {"train.optimizer": optimizer, "train.least_warmup": 1}
     short = trained("short", 40, **COOLDOWN, **rule)
     assert found(short, "peak").state.step == 20

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_compile_once import run_script
+from products import PRODUCTS
+from scripts import run_script
 
 from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
@@ -16,46 +17,17 @@ from shoestring.training.learner import Learner
 CPU = torch.device("cpu")
 ROWS = torch.arange(64).reshape(4, 16) % 20
 
-FOUND = """
-import torch
-from torch import nn
-from torch._dynamo.utils import counters
-from shoestring.core.sections import Train
-from shoestring.models.language_model import LanguageModel, Output
-from shoestring.models.layers.blocks import Block, run
-from shoestring.training.learner import Learner
+FOUND = (
+    PRODUCTS
+    + """
 
-class Product(Block):
-    dropout = 0.0
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(8))
-
-    def forward(self, x):
-        return x @ self.weight  # a product of a library, so that no C++ is compiled
-
-class Products(LanguageModel):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.blocks = nn.Embedding(20, 8), nn.ModuleList(Product() for _ in range(3))
-
-    def hidden(self, inputs):
-        x = self.embedding(inputs.ids)
-        for block in self.blocks:
-            x = run(block, x)
-        return x
-
-    def output(self):
-        return Output(self.embedding.weight)
-
-    def parameter_groups(self):
-        return {"all": list(self.parameters())}
+def make():
+    torch.manual_seed(0)
+    return Products()
 
 ROWS = torch.arange(64).reshape(4, 16) % 20
-plain = Learner(Products(), Train(batch=4, compile=False), torch.device("cpu"))
-learner = Learner(Products(), Train(batch=4, compile=True), torch.device("cpu"), beside=True)
+plain = Learner(make(), Train(batch=4, compile=False), torch.device("cpu"))
+learner = Learner(make(), Train(batch=4, compile=True), torch.device("cpu"), beside=True)
 losses, graphs = [], []
 for step in range(6):
     if step == 3:
@@ -73,6 +45,7 @@ torch.testing.assert_close(losses[::2], losses[1::2], rtol=1e-5, atol=1e-5)
 assert losses[-1] < losses[0]
 assert not any(block._forward_pre_hooks for block in learner.model.blocks)
 """
+)
 
 
 def test_steps_before_and_after_compiling_are_those_of_plain_layers(

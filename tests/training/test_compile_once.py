@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from products import PRODUCTS
 from scripts import run_script
 from torch import Tensor
 
@@ -72,45 +73,14 @@ import multiprocessing
 import os
 import threading
 from pathlib import Path
-import torch
 import torch._inductor.compile_fx  # once for both processes
-from torch import nn
-from torch._dynamo.utils import counters
 from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from shoestring.core.sections import Train
-from shoestring.models.language_model import LanguageModel, Output
-from shoestring.models.layers.blocks import Block, run
 from shoestring.training.compiling import start_compiler
-from shoestring.training.learner import Learner
-
-class Product(Block):
-    dropout = 0.0
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(8))
-
-    def forward(self, x):
-        return x @ self.weight  # a product of a library, so that no C++ is compiled
-
-class Products(LanguageModel):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.blocks = nn.Embedding(20, 8), nn.ModuleList(Product() for _ in range(3))
-
-    def hidden(self, inputs):
-        x = self.embedding(inputs.ids)
-        for block in self.blocks:
-            x = run(block, x)
-        return x
-
-    def output(self):
-        return Output(self.embedding.weight)
-
-    def parameter_groups(self):
-        return {"all": list(self.parameters())}
-
+"""
+CACHED += (
+    PRODUCTS
+    + """
 def check(compiled, read):
     cache_dir()  # writes torch's own choice into the environment, as some of its modules do when they are loaded
     readers, read_files = set(), codecache.build_code_hash
@@ -134,6 +104,7 @@ for expected in ((2, 0), (0, 2)):
     process.join()
     assert process.exitcode == 0, expected
 """
+)
 
 
 def test_another_process_finds_what_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

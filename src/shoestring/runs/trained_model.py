@@ -98,6 +98,8 @@ def continue_run(learner: Learner, recipe: Recipe, say: Say = _silent) -> int:
     other.need_network(f"{where}: the run of an HMM, which has no weights")
     _refuse_others(where, recipe.model, other.model)
     opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path, say)
+    if opened.state.recipe != other.fingerprint:
+        raise RunError(f"{opened.path} belongs to another recipe than {folder.path}")
     wanted = learner.saved_tensors().keys()
     if recipe.train.optimizer != other.train.optimizer:
         raise UserError(f'{where}: a run with train.optimizer = "{other.train.optimizer}" is continued with that one')
