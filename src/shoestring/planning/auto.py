@@ -49,8 +49,8 @@ USUAL_DECAY, MOST_DECAY = 0.1, 3.0
 """The published best for little data is up to 30 times the usual (Kim et al. 2025)."""
 MOST_MORE, MORE_EPOCHS = 4.0, 8.0
 """Factor for a text that is repeated, and the epochs with N = U that double it. With N / U = 3.3 and 16 epochs,
-single runs with a decay of 0.1, 1 and 4 ended at 2.02, 1.92 and 1.67 nats. They were not recorded; `bench/little_data.py`
-makes a record."""
+single runs with a decay of 0.1, 1 and 4 ended at 2.02, 1.92 and 1.67 nats. They were not recorded;
+`bench/little_data.py` makes a record."""
 DROPOUT = 0.1
 
 LAW_A, LAW_B, LAW_EXPONENT = 521.0, 1488.0, 0.353
