@@ -38,9 +38,12 @@ class Priors:
                 raise HmmError(f"prior of {name} = {value}: a pseudo-count must be finite and not negative")
 
 
+USUAL = Priors()
+
+
 def maximize(
     counts: Counts,
-    priors: Priors = Priors(),  # noqa: B008  (frozen)
+    priors: Priors = USUAL,
     old: Parameters | None = None,
     tied_start: bool = False,
 ) -> Parameters:
