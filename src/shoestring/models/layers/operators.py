@@ -11,6 +11,7 @@ from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HALF = (torch.bfloat16, torch.float16)
+_LIBRARY = torch.library.Library("shoestring", "FRAGMENT")
 
 
 def is_fused(x: Tensor) -> bool:
@@ -31,11 +32,10 @@ def register(
     """`torch.ops.shoestring.NAME` and `NAME_backward`.
 
     `gradient` calls the latter with what `keep` saved: they are `backward` and `setup_context` of `register_autograd`.
+    Torch's `custom_op` would do the same, but loads the compiler when an operator is first called, which takes seconds.
     """
-    made = [
-        torch.library.custom_op(f"shoestring::{full}", each.compute, mutates_args=(), schema=each.schema)
-        for full, each in ((name, forward), (f"{name}_backward", backward))
-    ]
-    for operator, each in zip(made, (forward, backward), strict=True):
-        operator.register_fake(each.outputs)
-    made[0].register_autograd(gradient, setup_context=keep)
+    for full, each in ((name, forward), (f"{name}_backward", backward)):
+        _LIBRARY.define(full + each.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(full, each.compute, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"shoestring::{full}", each.outputs, lib=_LIBRARY)
+    torch.library.register_autograd(f"shoestring::{name}", gradient, setup_context=keep, lib=_LIBRARY)
