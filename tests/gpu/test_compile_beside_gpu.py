@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -31,3 +36,36 @@ def test_steps_around_compiling_are_those_of_plain_layers(family: str) -> None:
     assert not learner.settling and losses[-1] < losses[0]
     scores = [one.score(ROWS, 8).nanmean().item() for one in (learner, plain)]
     assert scores[0] == pytest.approx(scores[1], rel=2e-3)
+
+
+NO_COMPILER = """
+import sys
+import torch
+from shoestring.core.sections import Model, Train
+from shoestring.models.language_model import build
+from shoestring.training import learner as module
+from shoestring.training.learner import Learner
+from shoestring.training.triton_kernels import load_kernels
+
+found = []
+module.load_kernels = lambda *given: found.append(load_kernels(*given))
+rows = torch.arange(8 * 65).reshape(8, 65) % 50
+learner = Learner(build(Model(family="llama", width=64, layers=3, heads=2), 50, 64, 0), Train(batch=8), torch.device("cuda"), beside=True)
+learner._beside.passed = lambda: None
+learner.warm_up(rows, 8)
+assert found[0] >= 8, found
+before = {name: tensor.clone() for name, tensor in learner.saved_tensors().items()}
+learner.warm_up(rows, 8)
+assert found[1] == 0, found
+assert all(torch.equal(tensor, before[name]) for name, tensor in learner.saved_tensors().items())
+losses = [learner.update(learner.accumulate(rows, 8), 1e-2).nats.item() for _ in range(6)]
+assert losses[-1] < losses[0], losses
+assert "torch._dynamo" not in sys.modules
+"""  # noqa: E501
+
+
+def test_before_layers_are_compiled_nothing_loads_the_compiler(tmp_path: Path) -> None:
+    """Loading it takes seconds; kernels are all compiled by the step that is not made, which changes nothing."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    ended = subprocess.run([sys.executable, "-c", NO_COMPILER], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]

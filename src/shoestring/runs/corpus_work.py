@@ -77,7 +77,9 @@ class CorpusWork:
         if self._pipe is None:
             self._task.prepare(self._plan, self._reporter)
         else:
-            self._result()
+            from shoestring.data.store.shards import trust  # loads numpy
+
+            trust(self._result())
             self.close()
         self._plan = None
 
@@ -161,7 +163,13 @@ def _serve(pipe: Connection, theirs: Connection, task: Task) -> None:
         while True:
             request, plan = pipe.recv()
             try:
-                done = recipe_density(task.recipe) if request == "sample" else task.prepare(plan, _Forwarding(pipe))
+                if request == "sample":
+                    done: object = recipe_density(task.recipe)
+                else:
+                    from shoestring.data.store.shards import checked_shards  # loads numpy
+
+                    task.prepare(plan, _Forwarding(pipe))
+                    done = checked_shards()
             except Exception as cause:
                 cause.add_note(traceback.format_exc())
                 pipe.send(("failed", cause))

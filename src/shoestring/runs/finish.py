@@ -20,6 +20,8 @@ KNOWN_CHECKPOINTS = 4
 """After so many, the slowest one counts, even where it is faster than planned."""
 FINISH_MARGIN = 1.25
 """The finish may take this many times as long as planned without missing the deadline."""
+GPU_RESERVE = 1.0
+"""Seconds kept free on a machine with a GPU, where the finish is timed beforehand; a process takes 0.2 to end."""
 
 
 class Finish(NamedTuple):
@@ -49,14 +51,14 @@ def deadline_of(
 ) -> Deadline:
     """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit.
 
-    A run that is `sparing` evaluates less often if that takes long.
+    A run that is `sparing` evaluates less often if that takes long, and keeps less time free.
     """
     budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
     train, evaluations = parts.get("train", 0.0), plan.evaluations or 0
     every = min(checkpoint_interval(recipe), saved_interval(recipe, plan.step_seconds or math.inf))
     return Deadline(
         clock,
-        budget - finish - RESERVE_SECONDS,
+        budget - finish - (GPU_RESERVE if sparing else RESERVE_SECONDS),
         plan.step_seconds,
         finish,
         evaluations=evaluations,

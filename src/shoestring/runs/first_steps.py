@@ -26,6 +26,8 @@ _ALIKE = 0.05
 """Steps show their speed where the last ones, the later half and all differ by no more than this share."""
 _LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
 """Or after this share of the time budget; without one, after so many seconds."""
+PAGE_SLACK, LEAST_PAGE = 3.0, 0.25
+"""How much longer the page of a whole run may take than that of its first steps, and its seconds at least."""
 
 
 @dataclass
@@ -41,6 +43,8 @@ class FirstSteps:
     clock: Clock
     write: Callable[[Plan, bool], None]
     """Takes the final plan, and whether it is the first."""
+    rehearse_page: Callable[[], object] | None = None
+    """Draws the page, so that its seconds are known; None: those planned stay."""
     _asked: bool = field(default=False, init=False)
     """Whether the schedule was changed once more, by the speed that is known now."""
     _paced: bool = field(default=False, init=False)
@@ -63,13 +67,23 @@ class FirstSteps:
         assert seconds is not None, "there were steps"
         if not first:
             seconds = self.plan.step_seconds or seconds
-        took = Took(seconds, evaluation, None if usage is None else usage.reserved, self.clock.parts(), state.step)
+        peak = None if usage is None else usage.reserved
+        page = None if evaluation is None else self._page_seconds()
+        took = Took(seconds, evaluation, peak, self.clock.parts(), state.step, page)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
         self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
         self.keep.planned = total
         self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))
         self.write(self.plan, first)
         return replace(state, shortened=None, lengthened=None) if first else state
+
+    def _page_seconds(self) -> float | None:
+        if self.rehearse_page is None:
+            return None
+        with self.clock.during("page"):
+            started = self.clock.elapsed()
+            self.rehearse_page()
+            return max(LEAST_PAGE, PAGE_SLACK * (self.clock.elapsed() - started))
 
     def _known(self) -> bool:
         time = self.trainee.recipe.budget.time
@@ -93,6 +107,8 @@ class Took(NamedTuple):
     """Seconds of the parts of the session so far."""
     steps: int
     """That were taken."""
+    page: float | None = None
+    """Seconds of the page, and of the baselines on few tokens; None: as planned."""
 
 
 def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
@@ -113,7 +129,7 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
     parts |= {
         "train": steps * took.step,
         "evaluations": (plan.evaluations or 0) * evaluation,
-        "finish": evaluation + REPORT_SECONDS,
+        "finish": evaluation + (REPORT_SECONDS if took.page is None else min(took.page, REPORT_SECONDS)),
     }
     during = sum(parts.get(name, 0.0) for name in ("train", "evaluations", "checkpoints"))
     seconds, tokens = sum(parts.values()), steps * rows * length
@@ -155,7 +171,7 @@ def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
         points=(point,),
         update_seconds=update,
         setup_seconds=plan.parts["set-up"],
-        validate_seconds_per_row=(plan.parts["finish"] - REPORT_SECONDS) / scored,
+        validate_seconds_per_row=plan.parts["evaluations"] / max(1, plan.evaluations or 0) / scored,
         stopped="taken from the first steps of the run",
         date=datetime.date.today().isoformat(),
         estimated=False,

@@ -291,7 +291,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             trainee.keep_scores(state.step)
         return state
 
-    settling = trainee.settling
+    settling = deadline.settling = trainee.settling
 
     def settle(state: State, _: loop.Report) -> State:
         nonlocal settling
@@ -359,7 +359,9 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
         if first and settled:
             session.reporter.settled(plan)
 
-    return [FirstSteps(trainee.plan, trainee, session.deadline, keep, session.meter, session.clock, write)]
+    session.deadline.estimated = on_gpu = trainee.group.device.type == "cuda"
+    page = partial(draw, session.folder) if on_gpu and first else None  # a CPU may be slow at any time
+    return [FirstSteps(trainee.plan, trainee, session.deadline, keep, session.meter, session.clock, write, page)]
 
 
 def _progress(session: _Session, state: State, report: loop.Report, forecast: Forecast | None) -> TrainingProgress:

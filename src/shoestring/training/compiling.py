@@ -91,8 +91,8 @@ class CompilingBeside:
             self._kinds[kind] = layer, args, kwargs
 
     def passed(self) -> None:
-        """Begin, as a pass is over: all inputs are known, and nothing of its own kernels is left to compile, for which
-        two threads would wait twice as long as one."""
+        """Begin, as a step is over: all inputs are known, and its own kernels are compiled and recorded. Two threads at
+        that would wait for each other."""
         if not self._begun:
             self._begun = True
             for hook in self._hooks:

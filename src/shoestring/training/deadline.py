@@ -131,6 +131,10 @@ class Deadline:
     """Seconds of earlier sessions: a session may take the whole time for the planned steps, but not for more."""
     planned_start: float | None = None
     """When the first step was expected to begin, on the clock."""
+    settling: bool = False
+    """Whether steps still share the host with a compiler, so that one that takes long says little about the next."""
+    estimated: bool = False
+    """Whether the planned seconds were only counted, so that other ones say nothing about the machine."""
     step_seconds: float = field(default=0.0, init=False)
     """Spent in steps so far in this process."""
 
@@ -162,6 +166,7 @@ class Deadline:
 
     def begin_again(self) -> None:
         """Forget the seconds of the steps so far: those that follow are faster, but for the very next."""
+        self.settling = False
         self._steps, self._first_seconds, self.step_seconds = 0, 0.0, 0.0
         self._half.clear()
         self._short.clear()
@@ -234,7 +239,7 @@ class Deadline:
 
         Where no evaluation was seen, the least mean of a step counts: a slow moment is not the speed of a machine.
         """
-        if not self.planned_step_seconds or not self.settled:
+        if not self.planned_step_seconds or not self.settled or self.settling or self.estimated:
             return 1.0
         (fast, slow), evaluations = self._means(), self._stops["evaluation"].slower
         if evaluations is None:
@@ -244,6 +249,7 @@ class Deadline:
     def replan(self, step_seconds: float | None, evaluation_seconds: float) -> None:
         """Compare with these seconds from now on, which the steps so far have shown."""
         self.planned_step_seconds, self.planned_start = step_seconds, self._started or 0.0
+        self.estimated = False
         self.evaluation_seconds = self._stops["evaluation"].planned = evaluation_seconds
 
     @property
@@ -289,8 +295,9 @@ class Deadline:
 
     def _longest(self) -> float:
         """Seconds that the next step may take; the very first one says nothing about it."""
-        first = self._steps == 1 and self.planned_step_seconds is not None
-        return self.planned_step_seconds or 0.0 if first else max(self._short.steps)
+        if self._steps == 1 and self.planned_step_seconds is not None:
+            return self.planned_step_seconds
+        return self._short.mean if self.settling else max(self._short.steps)
 
     def _may_change(self, progress: float, time_left: float) -> bool:
         if self._changed is None:

@@ -33,6 +33,7 @@ from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
 from shoestring.training.sharding import forget_whole, local_part, shard_model, sum_gradients
+from shoestring.training.triton_kernels import load_kernels
 
 ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The fastest first; the first one that applies is used."""
@@ -229,9 +230,18 @@ class Learner:
 
         The update is one that is not made, as after a pass that did not fit.
         """
-        tally = self.accumulate(rows, per_device)
-        self.update(tally._replace(fitted=False), 0.0)
-        self.optimizer.refused.zero_()
+
+        def step() -> None:
+            self._update(self.accumulate(rows, per_device)._replace(fitted=False), 0.0, ())
+            self.optimizer.refused.zero_()
+
+        if self.device.type == "cuda":
+            load_kernels(step, self.device)
+            self._fresh = True
+            self.optimizer.clear()
+            if self._recordings is not None:
+                self._recordings.drop()  # what was never launched cannot be recorded
+        step()
 
     def rehearse(self, rows: SomeRows) -> bool:
         """Record the passes over rows of a shape that was seen once, if possible; leaves no gradient."""
@@ -277,6 +287,12 @@ class Learner:
         If loss or norm is not finite or a process ran out of memory, neither this step nor any later one is taken. In
         fp16 a norm that is not finite skips only this step.
         """
+        found = self._update(tally, lr, others)
+        if self._beside is not None:
+            self._beside.passed()
+        return found
+
+    def _update(self, tally: Tally, lr: float, others: Sequence[float]) -> Update:
         numbers = (tally.predictions, not tally.fitted, *others)
         sums = torch.stack([tally.nats, *(torch.full_like(tally.nats, float(number)) for number in numbers)])
         gradients = self.optimizer.gradients()
@@ -286,8 +302,6 @@ class Learner:
             self.group.all_reduce([square])
         nats, predictions, unfitted = sums[:3]
         norm = self.optimizer.step(square, predictions, unfitted + ~nats.isfinite(), lr)
-        if self._beside is not None:
-            self._beside.passed()
         self._fresh = True
         return Update(nats, predictions, norm, unfitted, self.optimizer.skipped, sums[3:])
 

@@ -9,7 +9,9 @@ All numbers are little-endian.
 
 from __future__ import annotations
 
+import os
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -26,6 +28,25 @@ from shoestring.data.store.sizes import shard_bytes as shard_bytes
 _MAGIC = b"SHOESTOK"
 _VERSION = 2
 _DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+
+FileState = tuple[str, int, int, int]
+"""Of a file: path, inode, size, and when it was changed, in nanoseconds."""
+_SETTLED = 0.1
+"""Seconds after which another change shows in a file's time."""
+
+_whole: set[FileState] = set()
+"""Shards that were checked as a whole, by this process or one that it trusts."""
+
+
+def checked_shards() -> frozenset[FileState]:
+    """The shards that need not be checked again, unless they change."""
+    return frozenset(_whole)
+
+
+def trust(checked: frozenset[FileState]) -> None:
+    """Take these shards, which another process of this run has checked, for whole."""
+    _whole.update(checked)
 
 
 def dtype_for(vocab_size: int) -> np.dtype[np.unsignedinteger]:
@@ -57,8 +78,10 @@ class Shard:
         self.path = path
         check_readable(path)
         try:
-            # a plain array over the mapped file: slices of a memmap cost several times as much
-            self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                # a plain array over the mapped file: slices of a memmap cost several times as much
+                self._bytes = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
         except OSError as cause:
             raise storage_error("read", path, cause) from cause
         except ValueError as cause:  # an empty file cannot be mapped
@@ -83,7 +106,8 @@ class Shard:
         self._payload = self._bytes[HEADER.size : HEADER.size + payload]
         self._checks = np.frombuffer(table, dtype="<u4")
         self._trusted = np.zeros(len(self._checks), dtype=bool)
-        self._all_trusted = False
+        self._file = str(path.absolute()), status.st_ino, status.st_size, status.st_mtime_ns
+        self._all_trusted = self._file in _whole
         self._ids: NDArray[np.unsignedinteger] = self._payload[: self.tokens * itemsize].view(_DTYPES[itemsize])
         self._windows: NDArray[np.unsignedinteger] | None = None
         self.itemsize = itemsize
@@ -101,6 +125,8 @@ class Shard:
             if zlib.crc32(self._payload[block * sizes.BLOCK : (block + 1) * sizes.BLOCK].data) != self._checks[block]:
                 raise self._damaged(f"block {block} of its content")
             self._trusted[block] = True
+        if first == 0 and last is None and time.time() - self._file[-1] / 1e9 > _SETTLED:
+            _whole.add(self._file)
 
     @property
     def trusted(self) -> bool:

@@ -10,7 +10,6 @@ Shapes: N positions, D channels, V ids, C columns of a chunk: V, padded to whole
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -41,14 +40,14 @@ T = TypeVar("T")
 def _eager(function: Callable[P, T]) -> Callable[P, T]:
     """Keep a function from being compiled: the compiler does not know how the products are added up.
 
-    What torch.compiler.disable does; but that would load the compiler, which takes a second, now or at the first call.
+    What torch.compiler.disable does; but that would load the compiler, which takes seconds, or wait for a thread that
+    loads it.
     """
     disabled: Callable[P, T] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        loaded = torch.compiler.is_compiling() or "torch._dynamo" in sys.modules
-        return (disabled if loaded else function)(*args, **kwargs)
+        return (disabled if torch.compiler.is_compiling() else function)(*args, **kwargs)
 
     return call
 
