@@ -383,7 +383,7 @@ def startup_table() -> str:
 def start_table() -> str:
     """From the command to the first step, and what became of a time budget."""
     head = "| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram |"
-    lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|---|---|\n"]
+    lines, peers = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|---|---|\n"], []
     for r in results("start"):
         for name, found in r["results"].items():
             for way in ("cold", "warm", "resume"):
@@ -399,7 +399,14 @@ def start_table() -> str:
                     f"| {_machine(r)} | {name} | {way} | {told['first_step']:.1f} s | {after} | {share} | {loss} | "
                     f"{bigram} | {found['commit']}, {found['date']} |\n"
                 )
-    return "".join(lines) + "\nBy `python bench/start.py`; the seconds are those of a run's own timeline.\n"
+            if "wall" in (peer := found.get("peer", {})):
+                ours = found["cold"]["wall"] - found["cold"]["parts"]["train"]
+                peers.append(
+                    f"On the rows of {name}, a cold run took {ours:.1f} s besides its steps, and the public trainer "
+                    f"five_minutes.py {peer['besides_steps']:.1f} s.\n"
+                )
+    by = "\nBy `python bench/start.py`; the seconds are those of a run's own timeline.\n"
+    return "".join((*lines, by, *peers))
 
 
 def kill_table() -> str:

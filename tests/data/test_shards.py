@@ -1,5 +1,6 @@
 """A shard gives back what was written, or says that it cannot."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.data.store import shards, sizes
-from shoestring.data.store.shards import Shard, dtype_for, shard_bytes, write_shard
+from shoestring.data.store.shards import Shard, checked_shards, dtype_for, shard_bytes, trust, write_shard
 
 MASKS = (0x01, 0x80, 0xFF)
 DTYPES = ("<u1", "<u2", "<u4")
@@ -219,3 +220,33 @@ def test_damaged_document_ends_do_not_stop_tokens_of_other_blocks(
     assert shard.ids(0, 40).tolist() == tokens.tolist()
     with pytest.raises(DataError, match="damaged"):
         shard.document_ends()
+
+
+def test_a_shard_is_checked_once_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.tok"
+    write(path, some_tokens(100, "<u2"), [100])
+    Shard(path).verify()
+    assert not Shard(path).trusted, "another change may have the same time"
+    os.utime(path, (1e9, 1e9))
+    Shard(path).verify()
+    assert Shard(path).trusted
+    known = checked_shards()
+    monkeypatch.setattr(shards, "_whole", set())
+    assert not Shard(path).trusted
+    trust(known)
+    assert Shard(path).trusted, "as another process said"
+    path.write_bytes(flipped(path.read_bytes(), sizes.HEADER.size, 0x01))
+    with pytest.raises(DataError, match="damaged"):
+        Shard(path).ids(0, 100)
+
+
+def test_a_shard_is_checked_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.tok"
+    write(path, some_tokens(100, "<u2"), [100])
+    os.utime(path, (1e9, 1e9))
+    Shard(path).verify()
+    path.write_bytes(flipped(path.read_bytes(), sizes.HEADER.size, 0x01))
+    os.utime(path, (1e9, 1e9))  # a bit that the disk has flipped changes no time
+    assert Shard(path).trusted
+    with pytest.raises(DataError, match="damaged"):
+        Shard(path).verify()

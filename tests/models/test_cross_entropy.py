@@ -7,6 +7,7 @@ before a kernel is defined, and a wild load would end this one.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -455,3 +456,10 @@ def test_the_kernel_makes_the_losses_and_gradients_of_float64(tmp_path: Path) ->
 @needs_triton
 def test_the_kernel_compiles_for_the_chip_and_moves_whole_words(tmp_path: Path) -> None:
     run_script(tmp_path, AHEAD)
+
+
+def test_eager_passes_do_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be loading it."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it is an error
+    case = Case.of(10, 4, 6)
+    agree(case.outcome(linear_cross_entropy), case.double().outcome(textbook))

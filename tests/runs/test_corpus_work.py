@@ -20,6 +20,7 @@ from shoestring.core.errors import DataError, Fault
 from shoestring.core.files import folder_bytes
 from shoestring.core.recipe_file import build
 from shoestring.core.records import Plan
+from shoestring.data.store import shards
 from shoestring.data.store.prepare import store_folder
 from shoestring.data.store.store import Store
 from shoestring.runs import corpus_work
@@ -70,6 +71,20 @@ def test_the_corpus_is_sampled_and_prepared(fork: bool, tmp_path: Path) -> None:
         here.wait()
     assert tokens_of(task) == tokens_of(other)
     assert heard.documents[-1] == 60
+
+
+def test_what_the_fork_has_checked_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_in(tmp_path)
+    for again in (False, True):
+        monkeypatch.setattr(shards, "_whole", set())
+        with CorpusWork(task, Reporter(), fork=True) as work:
+            work.begin_preparing(PLAN)
+            work.wait()
+        store = Store(store_folder(task.recipe.data, task.recipe.run.seed, 60))
+        files = {str(file.absolute()) for file in store.paths.folder.rglob("*.tok")}
+        assert files and (not again or {path for path, *_ in shards.checked_shards()} == files)
+        for file in files:
+            os.utime(file, (1e9, 1e9))  # made long ago
 
 
 @pytest.mark.parametrize("fork", [True, False])

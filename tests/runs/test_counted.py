@@ -137,6 +137,9 @@ def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
     again = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts | {"train": 20.0}, 30))
     assert again.parts["finish"] == 2.0 + REPORT_SECONDS and again.parts["evaluations"] == 2 * 2.0
     assert again.parts["set-up"] == final.parts["set-up"] and again.peak_bytes == 23456
+    for page, expected in ((0.3, 0.3), (9.0, REPORT_SECONDS)):
+        drawn = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts | {"train": 20.0}, 30, page))
+        assert drawn.parts["finish"] == 2.0 + expected, "a page that was drawn has its own seconds"
     lines = {line.quantity: line for line in again.lines}
     assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,4 +81,26 @@ extend.extend(recipe, Plan(binding="steps", share=0.5), 0.5)
 print(*(name for name in ("torch", *{HEAVY!r}) if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tiny.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
+
+
+KERNELS = """
+import sys, torch
+from shoestring.models.layers import add_norm, linear, rotary, short_attention
+x = torch.randn(6, 16, requires_grad=True)
+weight = torch.randn(16, requires_grad=True)
+total, normed, _ = torch.ops.shoestring.add_norm(x, x.detach(), weight, 1e-5)
+(total + normed).sum().backward()
+assert x.grad is not None and x.grad.isfinite().all()
+torch.ops.shoestring.linear(x, torch.randn(8, 16, requires_grad=True))[0].sum().backward()
+print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+def test_kernels_that_are_not_compiled_with_their_layer_do_not_load_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(KERNELS)
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "script.py")]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")

@@ -10,6 +10,7 @@ class Turned(Clock):
 
     def __init__(self, now: float = 0.0):
         self.now = now
+        super().__init__(0.0)
 
     def elapsed(self) -> float:
         return self.now

@@ -298,3 +298,30 @@ def test_evaluations_that_take_long_are_ten_times_as_long_apart(
     assert not deadline.too_soon(last=30.0 - 10 * 3.5)
     needed = deadline.seconds_left(0, 0.0)
     assert needed is not None and (needed <= 0.1 * 70 + 1e-9) is (expected or checkpoint == 0.1)
+
+
+@pytest.mark.parametrize(("settling", "expected"), [(True, 2), (False, 0)])
+def test_beside_a_compiler_a_step_that_took_long_ends_no_run(settling: bool, expected: int) -> None:
+    clock = Turned(80.0)
+    deadline = Deadline(clock, 84.0, settling=settling)
+    for seconds in (*[0.01] * 6, 5.0, 0.01):
+        deadline.took_step(seconds)
+    assert deadline.steps_to_take(3, 0.5) == expected
+
+
+@pytest.mark.parametrize("way", ["settling", "estimated"])
+def test_counted_seconds_and_steps_beside_a_compiler_say_nothing_about_the_machine(way: str) -> None:
+    """Steps and evaluations take twenty times as long as planned, and the finish as long as planned."""
+    clock = Turned(50.0)
+    deadline = Deadline(clock, 90.0, 0.01, finish_seconds=4.0, evaluations=10, evaluation_seconds=0.1)
+    for _ in range(20):
+        deadline.took_step(0.2)
+    for _ in range(2):
+        deadline.took_overhead(2.0, "evaluation")
+    assert deadline.time_left() < 20
+    setattr(deadline, way, True)
+    evaluation = deadline._stops["evaluation"].slower or 0.0
+    assert deadline.time_left() == pytest.approx(40 - 0.1 * (evaluation - 1))
+    deadline.begin_again()
+    deadline.replan(0.2, 2.0)
+    assert not deadline.settling and not deadline.estimated

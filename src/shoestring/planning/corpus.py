@@ -11,10 +11,11 @@ from shoestring.core.errors import Refusal
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density
-from shoestring.core.units import Bytes, counted
+from shoestring.core.units import Bytes, Seconds, counted
 
-_PREPARE_SHARE = 0.05
-"""Largest share of the time budget for preparing an endless corpus, which is then repeated."""
+_PREPARE_SHARE, _PREPARE_SECONDS, _LONG_SHARE = 0.05, 5.0, 0.015
+"""An endless corpus is prepared for this share of a time budget, or, where that is less, for so many seconds and the
+smaller share; then it is repeated."""
 
 _ENOUGH = 0.5
 """Of the documents that would be prepared of an endless corpus: so many that are prepared already will do."""
@@ -146,8 +147,13 @@ def document_limit(recipe: Recipe, density: Density) -> float:
         return available
     if recipe.budget.time is None:
         return math.inf
-    in_time = _PREPARE_SHARE * float(recipe.budget.time) * density.documents / density.seconds
+    in_time = _preparing_seconds(float(recipe.budget.time)) * density.documents / density.seconds
     return max(in_time, least_documents(recipe, density))
+
+
+def _preparing_seconds(time: float) -> float:
+    """Most seconds for preparing an endless corpus."""
+    return min(_PREPARE_SHARE * time, _PREPARE_SECONDS + _LONG_SHARE * time)
 
 
 def kept_checkpoints(recipe: Recipe, steps: int) -> int:
@@ -183,7 +189,8 @@ def corpus_to_read(
         scored = "" if recipe.data.heldout == 0 else ", and the held-out rows"
         documents, reason = needed, f"one epoch for the steps{scored}"
     else:
-        documents, reason = int(limit), f"as many as can be prepared in {_PREPARE_SHARE:.0%} of the time; then repeated"
+        seconds = Seconds(_preparing_seconds(float(recipe.budget.time or 0.0))).short()
+        documents, reason = int(limit), f"as many as can be prepared in {seconds}; then repeated"
     as_needed = drawn is not None or (available_documents(recipe, density) is None and needed <= limit)
     is_prepared = False
     if available_documents(recipe, density) is None and (there := _nearest(prepared, recipe, density, documents)):

@@ -157,12 +157,13 @@ def _serve(pipe: Connection, theirs: Connection, task: Task) -> None:
     os.setpgid(0, 0)  # Ctrl-C is for the run, which then ends this
     with contextlib.suppress(OSError, AttributeError):  # only Linux has this call
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # while it waits, the end of the pipe ends it
             request, plan = pipe.recv()
             try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 if request == "sample":
                     done: object = recipe_density(task.recipe)
                 else:

@@ -71,11 +71,19 @@ class FirstSteps:
         page = None if evaluation is None else self._page_seconds()
         took = Took(seconds, evaluation, peak, self.clock.parts(), state.step, page)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
+        if first:
+            seconds *= self._fitting(state)
         self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
         self.keep.planned = total
         self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))
         self.write(self.plan, first)
         return replace(state, shortened=None, lengthened=None) if first else state
+
+    def _fitting(self, state: State) -> float:
+        """What the schedule is too long by at the mean speed; it was made to fit, at that of the faster steps."""
+        schedule, left = state.schedule, self.deadline.time_left()
+        needed = self.deadline.seconds_left(schedule.total - state.step, schedule.progress(state.step))
+        return left / needed if needed and 0 < left < needed else 1.0
 
     def _page_seconds(self) -> float | None:
         if self.rehearse_page is None:
