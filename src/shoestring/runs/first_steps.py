@@ -65,14 +65,11 @@ class FirstSteps:
         self._paced, self.keep.quiet = True, False
         seconds, usage = self.deadline.seconds_per_step, self.meter.usage()
         assert seconds is not None, "there were steps"
-        if not first:
-            seconds = self.plan.step_seconds or seconds
+        seconds = seconds * self._fitting(state) if first else self.plan.step_seconds or seconds
         peak = None if usage is None else usage.reserved
         page = None if evaluation is None else self._page_seconds()
         took = Took(seconds, evaluation, peak, self.clock.parts(), state.step, page)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
-        if first:
-            seconds *= self._fitting(state)
         self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
         self.keep.planned = total
         self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))

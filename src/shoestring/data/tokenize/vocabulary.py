@@ -14,8 +14,8 @@ WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 """A word, or a punctuation mark, of a text in lower case."""
 COUNTED_SECONDS = {"words": 1 / 68e6, "bytes": 1 / 690e6}
 """Seconds per byte of text that the tokenizers take: results/data-cpu.json."""
-COMPILED_CHARACTERS = 1 << 22
-"""Text of which Python finds the words in about as long as compiled loops take to load: half a second."""
+COMPILED_CHARACTERS = 1 << 23
+"""Text of which Python finds the words in about as long as compiled loops take to load: a second."""
 
 Count = Callable[[Sequence[str]], int]
 """From documents to the number of their tokens, without the end tokens."""
