@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from curves import Lines, clean_lines, cosine
 
-from shoestring.core.results import Forecast
 from shoestring.report.forecast import RECORDED_AT, forecast, recorded_forecast, taken_path, verdicts_by_law
 from shoestring.track.curve import Curve
 
@@ -30,7 +29,7 @@ def lines_by_law(
 def test_the_recorded_forecast_is_made_after_a_fifth_and_knows_nothing_later() -> None:
     lines = lines_by_law(gain=0.1)
     found = recorded_forecast(Curve.of(lines))
-    assert found is not None and found.step == RECORDED_AT * 800
+    assert found is not None and found.step == RECORDED_AT[0] * 800
     assert found.low <= lines[-1]["heldout_loss"] <= found.high
     spoiled = [line | {name: 9.0 for name in line if "loss" in name} if line["step"] > 160 else line for line in lines]
     assert recorded_forecast(Curve.of(spoiled)) == found
@@ -58,13 +57,25 @@ def test_nothing_is_expected_across_a_return_to_earlier_weights() -> None:
     assert recorded_forecast(Curve.of([*lines, late])) == recorded_forecast(Curve.of(lines))
 
 
-def test_a_forecast_is_at_least_zero() -> None:
+def test_nothing_is_expected_where_the_interval_says_nothing() -> None:
     lines = lines_by_law(gain=0.1)
     path = taken_path(Curve.of(lines))
     assert path is not None
     low = [line | {"heldout_loss": 0.01} if "heldout_loss" in line else line for line in lines]
-    found = forecast(Curve.of(low), path)
-    assert isinstance(found, Forecast) and found.low >= 0.0
+    assert forecast(Curve.of(low), path) is None
+
+
+def test_a_curve_that_was_too_steep_after_a_fifth_is_expected_later() -> None:
+    """It falls to a fifth in the first quarter, and by its law from there on."""
+    steep = [
+        {
+            name: value * 5 ** max(0.0, 1 - line["step"] / 200) if "loss" in name else value
+            for name, value in line.items()
+        }
+        for line in lines_by_law(gain=0.1)
+    ]
+    found = recorded_forecast(Curve.of(steep))
+    assert found is not None and found.step > RECORDED_AT[0] * 800 and found.low >= 0.5 * found.high > 0
 
 
 def kinds(lines: Lines) -> list[str]:

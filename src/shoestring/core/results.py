@@ -181,8 +181,8 @@ class Outcome(Record):
     """Those seconds by what they were spent on; they add up."""
     verdicts: tuple[Verdict, ...] = ()
     forecast: Forecast | None = None
-    """Of the held-out loss, made after a fifth of the steps for the learning rates that followed; None: too little was
-    known, or there is no learning rate."""
+    """Of the held-out loss, the first one after a fifth of the steps, for the learning rates that followed; None: too
+    little was known, or there is no learning rate."""
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)

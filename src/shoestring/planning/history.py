@@ -127,7 +127,7 @@ def _held(run: Past) -> str:
 
 
 def _loss_held(run: Past) -> str:
-    """Whether the held-out loss was within the interval that was expected after a fifth of the run."""
+    """Whether the held-out loss was within the interval that was first expected, after a fifth of the run or more."""
     expected = run.outcome.forecast
     if expected is None:
         return "unknown"

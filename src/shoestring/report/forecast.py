@@ -12,8 +12,8 @@ from shoestring.track.curve import Curve, HeldoutLine
 if TYPE_CHECKING:
     from shoestring.laws.curve import Expected, Fit, Path
 
-RECORDED_AT = 0.2
-"""Share of a run after which the forecast is made that its outcome records."""
+RECORDED_AT = (0.2, 0.3, 0.4, 0.5, 0.7)
+"""Shares of a run: its outcome records the forecast after the first of them at which something was known."""
 FIRST_AT = 0.1
 """Share of a run before which there is no forecast."""
 _GAPS = 3
@@ -23,7 +23,8 @@ _LEAST_SPREAD = 0.003
 _LEAST_GAIN = 0.01
 """Share of the loss that more steps must gain to be worth a sentence."""
 _LEAST_SHARE = 0.5
-"""What is expected of more steps is said if the lower end of its interval is at least this share of the upper end."""
+"""What is expected is said if the lower end of its interval is at least this share of the upper end: of a curve that
+has just begun to fall nothing is known."""
 _DECAYED, _GAINLESS, _STEEP, _STEEPEST = 0.2, 0.2, 0.07, 0.5
 """A rate is too low if it came down to the first share of its peak, gained by that less than the second share of what
 twice the sum of the rates would gain, and the loss falls by the third share of itself per unit of ln S. One that falls
@@ -31,9 +32,13 @@ by the fourth share is just leaving a plateau, which says nothing of the rate.""
 
 
 def recorded_forecast(curve: Curve) -> Forecast | None:
-    """What a finished run expected after `RECORDED_AT` of its steps, given the learning rates that followed."""
-    path, known = taken_path(curve), curve.until(RECORDED_AT * _last_step(curve))
-    return None if path is None or known.turn is not None else forecast(known, path)
+    """What a finished run expected first, given the learning rates that followed; None: never anything."""
+    path, steps = taken_path(curve), _last_step(curve)
+    if path is None:
+        return None
+    parts = (curve.until(share * steps) for share in RECORDED_AT)
+    found = (forecast(known, path) for known in parts if known.turn is None)
+    return next((expected for expected in found if expected is not None), None)
 
 
 def taken_path(curve: Curve) -> Path | None:
@@ -55,9 +60,9 @@ def forecast(curve: Curve, path: Path) -> Forecast | None:
     if fit is None or not curve.heldout:
         return None
     found = _heldout(fit, curve, path, path, end)
-    return Forecast(
-        step=curve.training[-1].step, loss=max(0.0, found.loss), low=max(0.0, found.low), high=max(0.0, found.high)
-    )
+    if found.low < _LEAST_SHARE * found.high:
+        return None
+    return Forecast(step=curve.training[-1].step, loss=found.loss, low=found.low, high=found.high)
 
 
 def _fit(curve: Curve, path: Path) -> Fit | None:
@@ -107,7 +112,7 @@ def _falling(fit: Fit, curve: Curve, path: Path, last: HeldoutLine, step_seconds
     found = _heldout(fit, curve, path, path.stretched(2.0), 2.0 * steps)
     if found.high >= last.loss or found.loss > (1 - _LEAST_GAIN) * last.loss:
         return None
-    if found.low < _LEAST_SHARE * found.high:  # nothing is known of so steep a fall
+    if found.low < _LEAST_SHARE * found.high:
         return None
     took = "" if step_seconds is None else f", {Seconds(steps * step_seconds).short()} more,"
     text = (
