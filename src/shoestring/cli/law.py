@@ -351,8 +351,9 @@ def compare(runs: tuple[Path, ...], out: Path, terminal: options.Terminal, **col
 
     Tells for the first run and each of the others which held-out loss is lower at equal compute, and whether the curves
     cross. A difference counts where it is more than twice the noise: how much a held-out loss varies from one
-    evaluation to the next. Another seed may differ by more. Tables (CSV, or .jsonl) are curves that a tracker exported:
-    name their columns.
+    evaluation to the next. Another seed may differ by more: give several runs of each that differ in run.seed alone,
+    and their losses at the end are compared by Welch's t, at 95 %. Tables (CSV, or .jsonl) are curves that a tracker
+    exported: name their columns.
     """
     from shoestring.studies.compare import compare_runs
     from shoestring.studies.run_results import CurveColumns

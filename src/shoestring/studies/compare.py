@@ -11,10 +11,22 @@ from shoestring.core.errors import UserError
 from shoestring.core.units import Count, Flops
 from shoestring.report.law_figures import Curve, loss_by_flops
 from shoestring.report.law_page import write_comparison
-from shoestring.studies.run_results import Comparison, CurveColumns, TableCurve, Trained, compare, over_flops, read_all
+from shoestring.studies.run_results import (
+    Comparison,
+    CurveColumns,
+    Seeds,
+    TableCurve,
+    Trained,
+    compare,
+    over_flops,
+    read_all,
+)
 
 _SHOWN = 10
 """Lines of the table."""
+ONE_SEED = (
+    "whether other seeds would say the same is not known: give several runs of each that differ in run.seed alone"
+)
 
 
 @dataclass(frozen=True)
@@ -37,23 +49,58 @@ class Compared:
                 "noise": found.noise,
                 "crossings": found.crossings,
                 "verdict": found.verdict,
+                "seeds": None if found.seeds is None else found.seeds._asdict() | {"different": found.seeds.different},
             }
             for found in self.comparisons
         ]
 
 
 def compare_runs(paths: Sequence[Path], page: Path, columns: CurveColumns | None = None) -> Compared:
-    """Compare the first run with each of the others, and write a page; tables are read by their `columns`."""
+    """Compare the first run with each of the others, and write a page; tables are read by their `columns`.
+
+    Runs that differ in their seed alone are one kind: the first of each has its curve compared, and all of them the
+    loss at the end.
+    """
     runs, notes = _read(paths, columns or CurveColumns())
+    kinds = _kinds(runs)
     if len(runs) < 2:
         raise UserError("give at least two runs, or curves of tables: shoestring law compare RUN RUN")
-    found = tuple(compare(runs[0], other) for other in runs[1:])
+    if len(kinds) < 2:
+        kinds = [[run] for run in runs]
+        notes.append("these runs differ in their seed alone")
+    found = tuple(_compared(kinds[0], other) for other in kinds[1:])
     rows = _table(found)
-    said = tuple(f"{_named(c.first, ' ({})')}, {_named(c.second, ' ({})')}. {c.verdict}" for c in found)
+    said = tuple(_sentence(pair) for pair in found)
+    if any(pair.seeds is None for pair in found) and any(isinstance(run, Trained) for run in runs):
+        notes.append(ONE_SEED)
     figure = loss_by_flops([Curve(over_flops(run), name=_named(run, ", {}")) for run in runs])
     title = " against ".join(run.name for run in runs)
-    write_comparison(page, title, " ".join(c.verdict for c in found), figure, rows)
+    write_comparison(page, title, " ".join(_verdict(pair) for pair in found), figure, rows)
     return Compared(found, rows, (*said, *notes))
+
+
+def _kinds(runs: Sequence[Trained | TableCurve]) -> list[list[Trained | TableCurve]]:
+    """Runs that are equal but for their seed together, in the order of the first ones."""
+    found: dict[object, list[Trained | TableCurve]] = {}
+    for run in runs:
+        found.setdefault(run.setting if isinstance(run, Trained) and run.setting else id(run), []).append(run)
+    return list(found.values())
+
+
+def _compared(first: Sequence[Trained | TableCurve], second: Sequence[Trained | TableCurve]) -> Comparison:
+    pair = compare(first[0], second[0])
+    losses = [[run.loss for run in kind if isinstance(run, Trained)] for kind in (first, second)]
+    return pair._replace(seeds=Seeds.of(*losses)) if min(map(len, losses)) > 1 else pair
+
+
+def _verdict(pair: Comparison) -> str:
+    if pair.seeds is None:
+        return pair.verdict
+    return f"{pair.verdict} {pair.seeds.sentence((pair.first.name, pair.second.name))}"
+
+
+def _sentence(pair: Comparison) -> str:
+    return f"{_named(pair.first, ' ({})')}, {_named(pair.second, ' ({})')}. {_verdict(pair)}"
 
 
 def _read(paths: Sequence[Path], columns: CurveColumns) -> tuple[list[Trained | TableCurve], list[str]]:
