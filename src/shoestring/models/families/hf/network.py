@@ -140,10 +140,13 @@ class HF(LogitsModel):
         if recompute == "full" and not self.network.supports_gradient_checkpointing:
             raise UserError(f'train.recompute = "full": {type(self.network).__name__} cannot compute its layers again')
         self._recomputes = recompute == "full"
+        # transformers 5.23 has named it anew
+        name = "activation" if hasattr(self.network, "activation_checkpointing_enable") else "gradient"
         if self._recomputes:
-            self.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            keywords = {f"{name}_checkpointing_kwargs": {"use_reentrant": False}}
+            getattr(self.network, f"{name}_checkpointing_enable")(**keywords)
         else:
-            self.network.gradient_checkpointing_disable()
+            getattr(self.network, f"{name}_checkpointing_disable")()
 
 
 def hf_cost(model: Model, vocab_size: int, length: int) -> Cost:
