@@ -85,9 +85,7 @@ def main() -> None:
         wanted = list(itertools.product(KINDS, range(OF_A_KIND)))[part::parts]
         runs: dict[str, list[Path]] = {}
         for kind, seed in wanted:
-            runs.setdefault(kind, []).append(
-                shoestring.train(recipe(kind, seed, asked.steps, folder), show=False).folder
-            )
+            runs.setdefault(kind, []).append(shoestring.train(recipe(kind, seed, asked.steps, folder), show=False).path)
             print(kind, seed, flush=True)
         if parts > 1:
             return

@@ -218,11 +218,13 @@ def test_the_smaller_of_the_corpus_and_data_documents_is_read() -> None:
     assert available_documents(recipe({"steps": 1}), DENSITY) is None
 
 
-def test_an_endless_corpus_takes_a_twentieth_of_the_time_at_most_and_is_then_repeated() -> None:
+@pytest.mark.parametrize(("time", "seconds"), [(100.0, 5.0), (1000.0, 20.0)])
+def test_an_endless_corpus_takes_a_small_part_of_the_time_and_is_then_repeated(time: float, seconds: float) -> None:
+    """A twentieth of a short time, and five seconds with 1.5 % of a long one."""
     slow = replace(PROFILE, density=replace(DENSITY, seconds=100.0))
-    made = make({"time": "1000s"}, slow)
-    assert made.entries == 500
-    assert made.parts["prepare"] == pytest.approx(50.0)
+    made = make({"time": f"{time:.0f}s"}, slow)
+    assert made.entries == 10 * seconds
+    assert made.parts["prepare"] == pytest.approx(seconds)
     assert made.epochs is not None and made.epochs > 10
 
 
@@ -396,7 +398,7 @@ def cases(draw: st.DrawFn, endless: bool | None = None) -> Case:
 def documents_for(case: Case, steps: int) -> int:
     """What `steps` need; of a small corpus, all.
 
-    Of an endless one, at least enough for the held-out rows, and at most a twentieth of the time's worth.
+    Of an endless one, at least enough for the held-out rows, and at most what a small part of the time prepares.
     """
     data, density = case.recipe.data, case.density
     per_document = density.tokens / density.documents
@@ -410,7 +412,8 @@ def documents_for(case: Case, steps: int) -> int:
     least = max(heldout, one_step) + 1
     needed = math.ceil(steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     assert case.recipe.budget.time is not None
-    limit = max(int(0.05 * case.recipe.budget.time / case.document_seconds), least)
+    seconds = min(0.05 * case.recipe.budget.time, 5 + 0.015 * case.recipe.budget.time)
+    limit = max(int(seconds / case.document_seconds), least)
     return min(max(needed, least), limit)
 
 
