@@ -380,6 +380,20 @@ def startup_table() -> str:
     return "".join(lines)
 
 
+def same_table() -> str:
+    """How often equal runs are taken for different."""
+    lines = []
+    for r in results("same"):
+        found, beyond = r["kinds"], [kind["beyond"] for kind in r["kinds"].values()]
+        lines.append(
+            f"`shoestring law compare` took {r['different']} of {r['pairs']} pairs of equal kinds for different, "
+            f"{r['seeds']} seeds each: {', '.join(found)}, {r['steps']} steps. Of single runs {min(beyond):.0%} to "
+            f"{max(beyond):.0%} lay beyond the noise of their evaluations, so that alone is no verdict. "
+            f"By `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n"
+        )
+    return "".join(lines)
+
+
 def start_table() -> str:
     """From the command to the first step, and what became of a time budget."""
     head = "| machine | recipe, time | start | first step after | compiled after | in steps | held-out loss | bigram |"
@@ -519,6 +533,7 @@ PARTS = {
     "measure-table": measure_table,
     "kill-table": kill_table,
     "start-table": start_table,
+    "same-table": same_table,
 }
 
 

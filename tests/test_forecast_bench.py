@@ -33,9 +33,9 @@ def test_a_run_is_asked_after_each_share_and_summed_up(bench: ModuleType, tmp_pa
     run.mkdir()
     lines = []
     for step in range(1, 201):
-        lines.append({"step": step, "loss": 1 + 4 * step**-0.5, "lr": 1e-3})
+        lines.append({"step": step, "loss": 5 + 4 * step**-0.5, "lr": 1e-3})
         if step % 20 == 0:
-            lines.append({"step": step, "heldout_loss": 1.1 + 4 * step**-0.5})
+            lines.append({"step": step, "heldout_loss": 5.1 + 4 * step**-0.5})
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     found = bench.forecasts(run)
     assert list(found["forecasts"]) == ["0.1", "0.2", "0.4", "0.7"]
