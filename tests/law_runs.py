@@ -46,7 +46,7 @@ def write_run(
         "budget": {"steps": steps},
         "data": {"length": LENGTH},
         "model": model,
-        "train": {"batch": BATCH},
+        "train": {"batch": BATCH, "lr": 3e-4},
     }
     recipe = recipe_file.build(values, "test")
     run = RunFolder(folder / name)

@@ -536,7 +536,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
 """Fields of which some need others beside them, and would be refused alone."""
 for _section, _fields in IN_COMPANY.items():
     CHANGED[_section] |= _fields
-BASE: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4}}
+BASE: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4, "lr": 3e-4}}
 GOLDEN = "9ea9878dd27a44f7"
 PLACES = {("run", "name"), ("run", "folder"), ("data", "folder")}
 PAIRS = [(section, name) for section, fields in CHANGED.items() for name in fields]
@@ -662,5 +662,5 @@ def test_an_override_without_a_value_clears_the_field(tmp_path: Path) -> None:
 )
 def test_the_fingerprint_of_a_budget_is_that_of_earlier_runs(disk: str, memory: str, expected: str) -> None:
     """A run resumes by it, however sizes are printed."""
-    values = {"budget": {"steps": 10, "disk": disk, "memory": memory}, "train": {"batch": 4}}
+    values = {"budget": {"steps": 10, "disk": disk, "memory": memory}, "train": {"batch": 4, "lr": 3e-4}}
     assert build(values, "test").fingerprint == expected

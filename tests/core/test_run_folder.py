@@ -18,7 +18,7 @@ from shoestring.core.run_folder import RunFolder
 
 
 def recipe(**sections: dict[str, Any]) -> Recipe:
-    values: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4}}
+    values: dict[str, dict[str, Any]] = {"budget": {"steps": 10}, "train": {"batch": 4, "lr": 3e-4}}
     for section, fields in sections.items():
         values[section] = values.get(section, {}) | fields
     return recipe_file.build(values, "test")

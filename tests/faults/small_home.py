@@ -40,6 +40,7 @@ layers = 1
 heads = 1
 [train]
 batch = 4
+lr = 3e-4
 weight_decay = "auto"
 save_every = 3
 [evaluate]

@@ -96,7 +96,7 @@ class Page(HTMLParser):
 
 
 def make_folder(path: Path, name: str = "a run") -> RunFolder:
-    values = {"run": {"name": name, "folder": str(path)}, "budget": {"steps": 1000}, "train": {"batch": 8}}
+    values = {"run": {"name": name, "folder": str(path)}, "budget": {"steps": 1000}, "train": {"batch": 8, "lr": 3e-4}}
     recipe = recipe_file.build(values, "test")
     folder = RunFolder.of(recipe)
     folder.claim(recipe)

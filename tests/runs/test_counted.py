@@ -36,7 +36,7 @@ def recipe_in(folder: Path, **sections: dict[str, Any]) -> Recipe:
         "budget": {"steps": 8},
         "data": {"source": "stories", "tokenizer": "words:100", "length": 32, "folder": str(folder / "data")},
         "model": {"width": 16, "layers": 1, "heads": 2},
-        "train": {"batch": 4},
+        "train": {"batch": 4, "lr": 3e-4},
         "evaluate": {"rows": 8, "every": 0.5},
     }
     for section, fields in sections.items():

@@ -47,10 +47,10 @@ PROFILE = Profile(
     cost=Cost(parameters={"all": 10_000}, forward_flops_per_token=20_000.0),
     density=Density(documents=100, text_bytes=60_000, tokens=16_000, seconds=0.1, total_documents=None),
 )
-NETWORK: dict[str, Any] = {"budget": {"time": "1h"}, "train": {"batch": 8}}
+NETWORK: dict[str, Any] = {"budget": {"time": "1h"}, "train": {"batch": 8, "lr": 3e-4}}
 BASES: dict[str, dict[str, Any]] = {
     "network": NETWORK,
-    "steps": {"budget": {"steps": 1000}, "train": {"batch": 8}},
+    "steps": {"budget": {"steps": 1000}, "train": {"batch": 8, "lr": 3e-4}},
     "gpt2": NETWORK | {"model": {"family": "gpt2"}, "data": {"packing": "best_fit", "documents": 1000}},
     "perceiver": NETWORK | {"model": {"family": "perceiver_ar", "latents": 64}, "data": {"tokenizer": "words:1000"}},
     "masked": NETWORK | {"model": {"family": "masked_lm"}, "data": {"masked": 0.2}},

@@ -68,7 +68,7 @@ def some_run(parent: Path, model: Model, ema: float | None = None, steps: int = 
         budget=Budget(steps=Count(9)),
         data=Data(length=16, **data),
         model=model,
-        train=Train(batch=3, ema=ema),
+        train=Train(batch=3, lr=3e-4, ema=ema),
     )
     run = RunFolder.of(recipe)
     run.claim(recipe)
@@ -208,7 +208,7 @@ def test_a_run_starts_from_what_another_delivered(name: str, ema: float | None, 
     run = some_run(tmp_path, MODELS[name], ema)
     for mark, step in (("", 2), ("#best", 2), ("#last", 3), ("#1", 1)):
         model = dataclasses.replace(MODELS[name], init=f"{run.path}{mark}")
-        recipe = dataclasses.replace(run.read_recipe(), model=model, train=Train(batch=3))
+        recipe = dataclasses.replace(run.read_recipe(), model=model, train=Train(batch=3, lr=3e-4))
         started = make_learner(recipe, CPU).model
         learner = learner_of(run, step)
         with learner.scoring():

@@ -66,7 +66,7 @@ def make(tmp_path: Path) -> Make:
             "budget": {"steps": 20},
             "data": {"folder": str(tmp_path / "stores"), "length": LENGTH, "heldout": 0.2} | source | data,
             "model": model,
-            "train": {"batch": 4},
+            "train": {"batch": 4, "lr": 3e-4},
             "evaluate": {"rows": evaluate},
         }
         return build(values, "test")

@@ -90,7 +90,7 @@ def recipe_in(folder: Path, **sections: dict[str, Any]) -> Recipe:
     values: dict[str, dict[str, Any]] = {
         "run": {"folder": str(folder)},
         "budget": {"steps": 1},
-        "train": {"batch": 1},
+        "train": {"batch": 1, "lr": 3e-4},
     }
     for section, fields in sections.items():
         values[section] = values.get(section, {}) | fields
@@ -520,7 +520,7 @@ def test_a_question_that_would_take_too_long_is_ended_and_what_is_known_is_used(
     clock = Turned()
     monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=clock.elapsed))
     values = {
-        "train": {"batch": 4},
+        "train": {"batch": 4, "lr": 3e-4},
         "budget": {"time": "90s", "steps": 1000},
         "data": {"documents": 100},
         "evaluate": {"rows": 4},

@@ -65,7 +65,7 @@ def recipe_of(lines: int = 1_000, name: str = "run", **settings: Any) -> Recipe:
         budget=Budget(time=Seconds(3_600), **settings),
         data=Data(source=f"text:{path}", **data),
         model=Model(width=8, layers=1, heads=1),
-        train=Train(batch=BATCH, save_every=20, keep=100),
+        train=Train(batch=BATCH, lr=3e-4, save_every=20, keep=100),
         evaluate=Evaluate(rows=4, every=0.5),
     )
 

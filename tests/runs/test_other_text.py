@@ -59,7 +59,7 @@ def make(tmp_path: Path) -> Make:
             "budget": {"steps": 20},
             "data": {"heldout": 0.2, **given, **data},
             "model": model,
-            "train": {"batch": 4},
+            "train": {"batch": 4, "lr": 3e-4},
             "evaluate": {"rows": rows},
         }
         return build(values, "test")

@@ -11,11 +11,12 @@ import pytest
 from shoestring.cli.root import root
 from shoestring.core.choices import Choices
 from shoestring.core.clock import Clock
-from shoestring.core.errors import Fault, RecordError, RunError
+from shoestring.core.errors import Fault, PlanError, RecordError, RunError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build, dump
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import Train
 from shoestring.planning import auto
 from shoestring.runs import counted, settle
 from shoestring.runs.estimate import plan_on_gpu
@@ -68,6 +69,34 @@ def test_a_run_has_one_set_of_choices_however_often_it_is_interrupted(
     quantities = {line.quantity: line for line in resumed.plan.lines}
     assert "our law of small networks" in quantities["train.lr"].reason
     assert quantities["train.batch"].value == str(made.batch)
+
+
+def test_a_learning_rate_that_is_not_given_is_chosen(tmp_path: Path) -> None:
+    given = recipe_in(tmp_path, train={"lr": "auto", "batch": 2})
+    default = replace(given, train=Train(batch=2, weight_decay="auto", warmup="auto"))
+    assert default == given
+    chosen = settled(default, RunFolder.of(default)).recipe.train.lr
+    assert isinstance(chosen, float) and 1e-3 < chosen < 2e-2, "as a network so small needs it"
+    other = replace(default, train=replace(default.train, optimizer="sgd"))
+    with pytest.raises(PlanError, match=r'train\.optimizer = "sgd" needs a number'):
+        settled(other, RunFolder.of(other))
+
+
+def test_a_run_that_continues_another_has_its_numbers(tmp_path: Path) -> None:
+    cools = {"schedule": "cooldown", "batch": "auto"}
+    first = run(recipe_in(tmp_path, run={"name": "first"}, train=cools), Reporter(), Clock())
+    assert first is not None
+    place = {"init": str(first.folder.path)}
+    more = {"budget": {"tokens": 160_000}, "model": place}
+    fresh = recipe_in(tmp_path, run={"name": "fresh"}, train=cools, **more)
+    continued = recipe_in(tmp_path, run={"name": "more"}, train=cools | {"continued": True}, **more)
+    before, anew, after = (
+        first.folder.read_recipe().train,
+        *(settled(recipe, RunFolder.of(recipe)).recipe.train for recipe in (fresh, continued)),
+    )
+    numbers = ("lr", "batch", "weight_decay", "warmup")
+    assert [getattr(after, name) for name in numbers] == [getattr(before, name) for name in numbers]
+    assert anew.lr != after.lr, "weights that are trained already get a tenth"
 
 
 def test_a_run_with_the_chosen_numbers_is_the_same_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from shoestring.core.files import HeldFolder, locked, make_folder, remove, sweep
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.schema import Record
 from shoestring.core.seal import SEAL, adopt, broken, check, seal_lines, seal_write, unseal
+from shoestring.core.specs import CheckpointSpec
 from shoestring.core.user_code import COPIES, trust_code
 
 _RECIPE = "recipe.toml"
@@ -235,3 +236,12 @@ def run_of(path: Path) -> Path | None:
     """The run folder that `path` is a record of, or has the name of one; None for any other path."""
     folder = RunFolder(path.parent)
     return folder.path if folder.recipe.is_file() and path in vars(folder).values() else None
+
+
+def named_run(place: str, default: CheckpointSpec) -> tuple[Path, CheckpointSpec]:
+    """The folder of RUN or RUN#CHECKPOINT, and the checkpoint."""
+    path, mark, name = place.rpartition("#")
+    which = CheckpointSpec(name)
+    if not mark or which.problem() or RunFolder(Path(place).expanduser()).recipe.is_file():
+        return Path(place).expanduser(), default
+    return Path(path).expanduser(), which

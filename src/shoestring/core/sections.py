@@ -220,7 +220,7 @@ class Train:
         Registered("optimizer"),
         "update rule: adamw, or muon for the matrices of the blocks with adamw for the others",
     ] = "adamw"
-    lr: Annotated[float | Auto, Between(1e-12, 1e3), "peak learning rate"] = 3e-4
+    lr: Annotated[float | Auto, Between(1e-12, 1e3), "peak learning rate; default: auto"] = "auto"
     schedule: Annotated[
         Literal["cosine", "linear", "cooldown", "constant"],
         "shape after the warm-up, by fraction of the budget; cooldown: constant, then linear",

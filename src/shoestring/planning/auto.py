@@ -37,6 +37,8 @@ optima of 27 k and 107 k parameters with steps of 1,024 positions (results/auto_
 MUON_FACTOR = 1.0
 """Learning rate of Muon over that of AdamW: its update is scaled to the size of AdamW's; not measured."""
 MOST_LR = 0.02
+WITH_LAW = ("adamw", "muon")
+"""Update rules whose learning rate is known."""
 
 HALF_LIFE = 500_000
 """Positions after which the mean squared gradient has forgotten half of a step."""
@@ -116,6 +118,11 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
     steps = max(1.0, d / b)
     epochs = None if facts.unique is None else d / facts.unique
     if "train.lr" in wanted:
+        if recipe.train.optimizer not in WITH_LAW:
+            raise PlanError(
+                f"train.lr: missing; the laws are for {' and '.join(WITH_LAW)}, and train.optimizer = "
+                f'"{recipe.train.optimizer}" needs a number'
+            )
         family = family_of(recipe.model)
         trained = family.begins_trained(recipe.model)
         recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained, family))

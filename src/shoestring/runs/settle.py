@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from shoestring.core.choices import Choices
 from shoestring.core.errors import RecordError, RunError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Profile
-from shoestring.core.run_folder import RunFolder
+from shoestring.core.run_folder import RunFolder, named_run
+from shoestring.core.specs import CheckpointSpec
 from shoestring.planning.auto import Facts, choose, width_share
 from shoestring.planning.corpus import Ready, available_rows
 from shoestring.runs.prepare import check_source, ready_rows, recipe_density, vocabulary_of
@@ -39,8 +41,22 @@ def settled(
         folder.check_recipe(recipe)
         raise folder.without_choices(recipe)
     if chosen is None:
-        chosen = choose(recipe, facts_of(recipe, devices, density, speed or this_machine))
+        chosen = _as_before(recipe, choose(recipe, facts_of(recipe, devices, density, speed or this_machine)))
     return task_of(chosen.applied(recipe, str(folder.choices)), chosen)
+
+
+def _as_before(recipe: Recipe, chosen: Choices) -> Choices:
+    """The choices, but with the numbers of the run that this one continues: its learning rate goes on as it was."""
+    run, _ = named_run(recipe.model.init or "", CheckpointSpec("peak"))
+    if not recipe.train.continued or not RunFolder(run).recipe.is_file():
+        return chosen
+    before, reason = RunFolder(run).read_recipe(), f"as in {run}, which it continues"
+    values = {choice.field: before.value(choice.field) for choice in chosen.chosen if "budget" not in choice.field}
+    kept = [
+        choice if values.get(choice.field) is None else replace(choice, value=values[choice.field], reason=reason)
+        for choice in chosen.chosen
+    ]
+    return replace(chosen, chosen=tuple(kept))
 
 
 def _kept(recipe: Recipe, folder: RunFolder) -> Choices | None:

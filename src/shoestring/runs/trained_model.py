@@ -13,7 +13,7 @@ from torch import Tensor
 from shoestring.core.errors import RunError, StorageError, UserError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
-from shoestring.core.run_folder import RunFolder
+from shoestring.core.run_folder import RunFolder, named_run
 from shoestring.core.sections import Model
 from shoestring.core.seeds import derive
 from shoestring.core.specs import MOST_STEPS, CheckpointSpec
@@ -62,7 +62,7 @@ def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent
     Returns the names of the weights that stay random, such as a BERT's head where the stored head differs.
     """
     where = f'model.init = "{place}"'
-    run, checkpoint = _run_of(place)
+    run, checkpoint = named_run(place, BEST)
     if RunFolder(run).recipe.is_file():
         folder = RunFolder.open(run)
         recipe = folder.read_recipe()
@@ -89,7 +89,7 @@ def continue_run(learner: Learner, recipe: Recipe, say: Say = _silent) -> int:
     Returns the steps of this recipe that read as many rows as that run had; 0 where it read others.
     """
     where = f'model.init = "{recipe.model.init}"'
-    run, checkpoint = _run_of(recipe.model.init or "", PEAK)
+    run, checkpoint = named_run(recipe.model.init or "", PEAK)
     folder = RunFolder(run)
     if not folder.recipe.is_file():
         raise UserError(f"{where}: train.continued = true needs the folder of a run, and {run} has no recipe.toml")
@@ -122,15 +122,6 @@ def steps_before(values: dict[str, Any], where: Path) -> int:
     if not isinstance(found, int) or not 0 <= found <= MOST_STEPS:
         raise StorageError(f"{where}: not a checkpoint of shoestring: it continues {found!r} steps")
     return found
-
-
-def _run_of(place: str, default: CheckpointSpec = BEST) -> tuple[Path, CheckpointSpec]:
-    """The folder of RUN or RUN#CHECKPOINT, and the checkpoint."""
-    path, mark, name = place.rpartition("#")
-    which = CheckpointSpec(name)
-    if not mark or which.problem() or RunFolder(Path(place).expanduser()).recipe.is_file():
-        return Path(place).expanduser(), default
-    return Path(path).expanduser(), which
 
 
 def _refuse_others(where: str, spec: Model, stored: Model) -> None:

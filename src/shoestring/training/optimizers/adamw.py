@@ -160,4 +160,4 @@ def adamw_of(plain: list[Tensor], decayed: list[Tensor], settings: Train) -> Ada
         {"params": decayed, "weight_decay": number(settings.weight_decay)},
     ]
     betas = (settings.beta1, number(settings.beta2))
-    return AdamW([group for group in groups if group["params"]], lr=number(settings.lr), betas=betas, fused=True)
+    return AdamW([group for group in groups if group["params"]], lr=0.0, betas=betas, fused=True)  # each step sets it

@@ -77,5 +77,5 @@ def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
     found: list[torch.optim.Optimizer] = [adamw_of(weights.plain, weights.decayed, settings)]
     if weights.matrices:
         decay = number(settings.weight_decay)
-        found.append(Muon(weights.matrices, lr=number(settings.lr), weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        found.append(Muon(weights.matrices, lr=0.0, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return found
