@@ -268,8 +268,9 @@ def test_a_run_that_begins_again_learns_its_new_speed() -> None:
     for seconds in [1.0] * 10:
         clock.now += seconds
         deadline.took_step(seconds)
+    deadline.took_overhead(5.0, "evaluation")
     deadline.begin_again()
-    assert deadline.seconds_per_step is None and not deadline.settled
+    assert deadline.seconds_per_step is None and not deadline.settled and deadline.evaluation_seen is None
     for seconds in [2.0, *[0.1] * 30]:
         clock.now += seconds
         deadline.took_step(seconds)

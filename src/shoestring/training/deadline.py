@@ -165,8 +165,12 @@ class Deadline:
         self._short.add(seconds, _SETTLED_SECONDS)
 
     def begin_again(self) -> None:
-        """Forget the seconds of the steps so far: those that follow are faster, but for the very next."""
+        """Forget the seconds of the steps and evaluations so far: those that follow are faster, but for the very next.
+
+        The memory of an evaluation is another, too, so one more is awaited before a plan is final.
+        """
         self.settling = False
+        self._stops["evaluation"] = _Stops(self.evaluation_seconds)
         self._steps, self._first_seconds, self.step_seconds = 0, 0.0, 0.0
         self._half.clear()
         self._short.clear()
