@@ -216,8 +216,13 @@ def test_ctrl_c_while_it_waits_ends_all_processes() -> None:
     with RemoteTrials(COMMAND, 30) as trials:
         processes = [Path(f"/proc/{number}") for number in trials.ask({"do": "who"}).values()]
         assert all(process.exists() for process in processes)
-        # to the thread that waits: sent to the process, another thread may take it, and the wait goes on
-        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        # to the thread that waits: sent to the process, another thread may take it, and the wait goes on. One in
+        # the instant before the wait is noticed only after it, so there is a second one, as of a person
+        me = (threading.get_ident(), signal.SIGINT)
+        pressed = [threading.Timer(seconds, signal.pthread_kill, me) for seconds in (0.05, 10.0)]
+        for each in pressed:
+            each.start()
         with pytest.raises(KeyboardInterrupt):
             trials.ask({"do": "sleep"})
+        pressed[1].cancel()
     assert not any(process.exists() for process in processes)

@@ -48,7 +48,8 @@ def check(graphs, family="llama", recompute="none", **fields):
     for count in (1, 2, 5):
         batch = rows(family, count)
         alone = torch.cat([eager.score(batch.part(i, i + 1), 1) for i in range(count)])
-        torch.testing.assert_close(compiled.score(batch, 2), alone, equal_nan=True, msg=str(what))
+        found = compiled.score(batch, 2)  # of products in float32, of other shapes
+        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6, equal_nan=True, msg=str(what))
         torch.testing.assert_close(compiled.log_probs(batch, 2), eager.log_probs(batch, count), msg=str(what))
     for one, two in zip(compiled.model.parameters(), eager.model.parameters()):
         torch.testing.assert_close(one, two, msg=str(what))
