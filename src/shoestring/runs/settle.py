@@ -46,12 +46,14 @@ def settled(
 
 
 def _as_before(recipe: Recipe, chosen: Choices) -> Choices:
-    """The choices, but with the numbers of the run that this one continues: its learning rate goes on as it was."""
+    """The choices, but with the numbers of the run that this one continues, so that its learning rate stays."""
     run, _ = named_run(recipe.model.init or "", CheckpointSpec("peak"))
     if not recipe.train.continued or not RunFolder(run).recipe.is_file():
         return chosen
     before, reason = RunFolder(run).read_recipe(), f"as in {run}, which it continues"
-    values = {choice.field: before.value(choice.field) for choice in chosen.chosen if "budget" not in choice.field}
+    values = {
+        choice.field: before.value(choice.field) for choice in chosen.chosen if not choice.field.startswith("budget.")
+    }
     kept = [
         choice if values.get(choice.field) is None else replace(choice, value=values[choice.field], reason=reason)
         for choice in chosen.chosen

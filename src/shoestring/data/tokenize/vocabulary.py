@@ -15,7 +15,7 @@ WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 COUNTED_SECONDS = {"words": 1 / 68e6, "bytes": 1 / 690e6}
 """Seconds per byte of text that the tokenizers take: results/data-cpu.json."""
 COMPILED_CHARACTERS = 1 << 23
-"""Text of which Python finds the words in about as long as compiled loops take to load: a second."""
+"""Python finds the words of so many in about the second that compiled loops take to load."""
 
 Count = Callable[[Sequence[str]], int]
 """From documents to the number of their tokens, without the end tokens."""
