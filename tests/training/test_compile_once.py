@@ -37,6 +37,7 @@ def rows(family, count):
 
 def check(graphs, family="llama", recompute="none", **fields):
     torch._dynamo.reset()
+    torch.manual_seed(0)  # of dropout
     counter = CompileCounterWithBackend("eager")
     nn.Module.compile = lambda self, **how: compile_module(self, backend=counter, fullgraph=True, **how)
     model, what = Model(family=family, width=8, layers=2, heads=2, **fields), (family, recompute, fields)
@@ -48,8 +49,8 @@ def check(graphs, family="llama", recompute="none", **fields):
     for count in (1, 2, 5):
         batch = rows(family, count)
         alone = torch.cat([eager.score(batch.part(i, i + 1), 1) for i in range(count)])
-        found = compiled.score(batch, 2)  # of products in float32, of other shapes
-        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6, equal_nan=True, msg=str(what))
+        found = compiled.score(batch, 2)  # sums in float32, in another order
+        torch.testing.assert_close(found, alone, rtol=1e-6, atol=0, equal_nan=True, msg=str(what))
         torch.testing.assert_close(compiled.log_probs(batch, 2), eager.log_probs(batch, count), msg=str(what))
     for one, two in zip(compiled.model.parameters(), eager.model.parameters()):
         torch.testing.assert_close(one, two, msg=str(what))

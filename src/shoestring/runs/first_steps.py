@@ -113,7 +113,7 @@ class Took(NamedTuple):
     steps: int
     """That were taken."""
     page: float | None = None
-    """Seconds of the page, and of the baselines on few tokens; None: as planned."""
+    """Seconds of the page; None: as planned."""
 
 
 def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
