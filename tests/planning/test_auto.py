@@ -62,10 +62,25 @@ def test_a_batch_that_is_four_times_the_law_has_twice_the_learning_rate() -> Non
     assert [rate / rates[2] for rate in rates] == pytest.approx([0.5, 0.5, 1, 2, 2], rel=0.01)
 
 
-def test_the_learning_rate_has_no_jump_between_the_laws() -> None:
+@pytest.mark.parametrize("optimizer", auto.WITH_LAW)
+def test_the_learning_rate_has_no_jump_between_the_laws(optimizer: str) -> None:
     sizes = [10 ** (3 + i / 50) for i in range(400)]
-    rates = [auto.best_lr(n, 20 * n, auto.law_batch(20 * n), "adamw").value for n in sizes]
+    rates = [auto.best_lr(n, 20 * n, auto.law_batch(20 * n), optimizer).value for n in sizes]
     assert all(0.85 < b / a < 1.15 for a, b in itertools.pairwise(rates))
+
+
+def test_between_the_laws_the_rate_lies_between_their_ends() -> None:
+    """D = 1e8: ours at 0.6 M is 0.3 · 6e5^-0.345 = 0.00305, Step Law at 46 M is 0.00177; half of the way their mean."""
+    middle = (auto.OWN["adamw"].most * auto.STEP_LEAST) ** 0.5
+    found = auto.best_lr(middle, 1e8, auto.law_batch(1e8), "adamw")
+    assert found.value == pytest.approx((0.3 * 6e5**-0.345 * 1.79 * 46e6**-0.713 * 1e8**0.307) ** 0.5, rel=0.01)
+    assert "between our law of small networks, 0.3 N^-0.345, and Step Law" in found.reason and "50%" in found.reason
+
+
+def test_muon_has_a_law_of_its_own() -> None:
+    """N = 107 k with the batch of the law: 3.1 · 107000^-0.4 = 0.0302, and AdamW's 0.3 · 107000^-0.345 = 0.0055."""
+    rates = [auto.best_lr(107e3, 1e7, auto.law_batch(1e7), optimizer).value for optimizer in ("muon", "adamw")]
+    assert rates == pytest.approx([0.0302, 0.0055], rel=0.01)
 
 
 def test_the_squared_gradient_forgets_by_tokens_not_by_steps() -> None:

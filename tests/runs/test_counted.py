@@ -144,6 +144,20 @@ def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
     assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
 
 
+def test_a_final_plan_of_fewer_steps_than_the_other_budgets_allow_is_limited_by_the_time(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, budget={"steps": 80, "time": "60s"})
+    task = task_of(recipe)
+    profile = counted_profile(task, CPU)
+    assert profile is not None
+    plan = plan_task(task, replace(profile, density=DENSITY))
+    assert plan.binding == "steps" and plan.most_steps is None
+    parts = {"train": 7.0}
+    for steps, binding, most, reason in ((80, "steps", None, "budget.steps = 80"), (50, "time", 80, "what fits 1m")):
+        final = final_plan(plan, recipe, steps, Took(0.5, None, 12345, parts, 10))
+        assert (final.binding, final.most_steps) == (binding, most) and final.is_final_of(plan)
+        assert {line.quantity: line.reason for line in final.lines}["steps"] == reason
+
+
 class Told(Reporter):
     """Keeps the plans that a person reads."""
 

@@ -57,7 +57,7 @@ def test_a_run_has_one_set_of_choices_however_often_it_is_interrupted(
     whole = run(replace(recipe, run=replace(recipe.run, name="whole")), Reporter(), Clock())
     with pytest.raises(Fault, match="saved"):
         run(recipe, Reporter(), Clock(), limit=0.0)
-    monkeypatch.setattr(auto, "OWN_LR", 100.0)
+    monkeypatch.setitem(auto.OWN, "adamw", auto.OWN["adamw"]._replace(factor=100.0))
     monkeypatch.setattr(settle, "choose", never)
     resumed = run(recipe, Reporter(), Clock())
     assert whole is not None and resumed is not None

@@ -261,6 +261,31 @@ def test_a_fast_machine_uses_its_time_as_far_as_it_may(most: int | None) -> None
     assert np.abs(np.diff([0.0, *rates])).max() < 0.6 * SETTINGS.lr  # no jump
 
 
+@pytest.mark.parametrize("settling", [True, False])
+def test_a_run_takes_all_its_steps_after_slow_first_ones(settling: bool) -> None:
+    """Twenty steps take 1 s each, a thousand 50 s: the plan of an epoch's steps fits the time. Beside a compiler the
+    slow ones change nothing; else they shorten the schedule, which then grows again, but not beyond the plan."""
+    budget, planned, slow = 100.0, 1000, 20
+    clock, metrics, requests = Turned(), NoLines(), Requests()
+    totals: list[int] = []
+    deadline = Deadline(clock, budget, idle_seconds=1.0, settling=settling)
+    keep = hooks.KeepDeadline(deadline, requests, metrics, lambda _: None, planned, planned)  # type: ignore[arg-type]
+
+    def tick(state: State, report: Report) -> State:
+        seconds = 1.0 if state.step <= slow else 0.05
+        clock.now += seconds
+        if state.step == slow + 1 and settling:
+            deadline.begin_again()
+        state = keep(state, report._replace(seconds=seconds))
+        totals.append(state.schedule.total)
+        return state
+
+    start = State(recipe="", data="", schedule=Schedule(total=planned, cooldown=0.4))
+    state = Loop(Idle(), [tick], requests).run(start)
+    assert state.step == planned and state.shortened is None and state.lengthened is None
+    assert (min(totals) == planned) is settling
+
+
 def test_the_rate_of_a_whole_schedule_is_a_function_of_the_fraction_done() -> None:
     for schedule in ("cosine", "linear", "constant"):
         settings = Train(batch=1, lr=1.0, warmup=0.1, schedule=schedule)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.optimizer import Optimizer, squared_norm
+from shoestring.training.optimizers import muon
 from shoestring.training.optimizers.muon import Muon, newton_schulz
 
 LR, DECAY, BETA1, BETA2, EPS = 0.01, 0.3, 0.8, 0.9, 1e-8
@@ -114,14 +116,21 @@ def turned(x: Tensor) -> Tensor:
     return u @ s.diag() @ v
 
 
+def turn(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """One matrix of any shape through ours."""
+    tall = matrix.size(0) > matrix.size(1)
+    found = newton_schulz((matrix.T if tall else matrix).unsqueeze(0), coefficients, steps, eps)[0]
+    return found.T if tall else found
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8)])
 def test_newton_schulz_on_a_cpu_has_the_precision_of_its_matrix(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     kept = matrix.clone()
-    found = newton_schulz(matrix, COEFFICIENTS, 5, 1e-7)
+    found = turn(matrix, COEFFICIENTS, 5, 1e-7)
     assert found.dtype == torch.float32 and torch.equal(matrix, kept)
     torch.testing.assert_close(found.double(), turned(matrix), rtol=0, atol=1e-5)
-    half = newton_schulz(matrix.bfloat16(), COEFFICIENTS, 5, 1e-7)
+    half = turn(matrix.bfloat16(), COEFFICIENTS, 5, 1e-7)
     theirs = _zeropower_via_newtonschulz(matrix, COEFFICIENTS, 5, 1e-7)
     assert torch.equal(half, theirs), "what a GPU computes is what torch's Muon does"
 
@@ -201,7 +210,7 @@ def test_a_state_made_beforehand_is_the_one_that_the_first_update_would_make(kin
 
 
 def test_muon_is_torchs_muon_bit_by_bit_in_the_precision_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", newton_schulz)
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", turn)
     random = torch.Generator().manual_seed(0)
     first = [torch.randn(shape, generator=random) for shape in ((6, 4), (4, 6), (5, 5))]
     ours, theirs = ([p.clone().requires_grad_() for p in first] for _ in range(2))
@@ -219,3 +228,32 @@ def test_muon_is_torchs_muon_bit_by_bit_in_the_precision_of_a_cpu(monkeypatch: p
             reference.step()
         mine.step()
         assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True)), step
+
+
+def test_matrices_at_once_are_updated_as_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    first = [torch.randn(shape, generator=random) for shape in ((6, 4), (4, 6), (5, 5), (4, 6))]
+    alone, together = ([p.clone().requires_grad_() for p in first] for _ in range(2))
+    options = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    ours = [Muon(parameters, **options) for parameters in (alone, together)]
+    for step in range(4):
+        gradients = [torch.randn(p.shape, generator=random) for p in first]
+        for optimizer, parameters in zip(ours, (alone, together), strict=True):
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(float(step == 2))
+            for p, gradient in zip(parameters, gradients, strict=True):
+                p.grad = gradient.clone()
+        ours[0].step()
+        with monkeypatch.context() as patch:
+            patch.setattr(muon, "_batches", lambda same: [[same[0], same[1], same[3]], [same[2]]])
+            ours[1].step()
+        for p, q in zip(alone, together, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gpu_updates_matrices_of_one_shape_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "AT_ONCE", 50)
+    shapes = [(6, 4), (4, 6), (5, 5), (4, 6), (20, 10)]
+    on_gpu = [SimpleNamespace(device=torch.device("cuda"), T=None, shape=torch.Size(shape)) for shape in shapes]
+    monkeypatch.setattr(muon, "_wide", lambda p: SimpleNamespace(shape=torch.Size(sorted(p.shape))))
+    found = [[each.shape for each in batch] for batch in muon._batches(on_gpu)]  # type: ignore[arg-type]
+    assert found == [[(6, 4), (4, 6)], [(4, 6)], [(5, 5)], [(20, 10)]]

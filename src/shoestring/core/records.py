@@ -295,8 +295,9 @@ class Plan(Record):
 
     def is_final_of(self, other: Plan) -> bool:
         """Whether the first steps made this plan of the other one."""
-        same = ("recipe", "binding", "effective_batch", "per_device", "devices", "entries", "share")
-        return other.estimated and all(getattr(self, name) == getattr(other, name) for name in same)
+        same = ("recipe", "effective_batch", "per_device", "devices", "entries", "share")
+        limited = self.binding in (other.binding, "time")  # by the time, if the steps are slower than was counted
+        return other.estimated and limited and all(getattr(self, name) == getattr(other, name) for name in same)
 
     def contradictions(self) -> list[str]:
         lines = negatives(self, signed=("intervals",))

@@ -2,8 +2,7 @@
 
 All functions are pure. N is parameters without embeddings, D positions of training, B positions of a step, U positions
 of the training text that are not repeated. The laws were fitted on networks of 46 M parameters and more, except ours,
-which was measured on 27 k and 107 k (`bench/auto_law.py`) and is used up to 600 k; between the two ranges they are
-interpolated.
+which were measured on 27 k to 6 M (`bench/auto_law.py`); between the two ranges they are interpolated.
 """
 
 from __future__ import annotations
@@ -30,14 +29,22 @@ STEP_LEAST = 46e6
 """Parameters from which on independent optima agree with it."""
 BATCH_FACTOR = 1.8
 """By which 18 independent optima of 46 M to 2.9 B parameters had larger batches."""
-OWN_LR, OWN_LR_N, OWN_LR_D, OWN_MOST = 0.3, -0.345, 0.0, 6e5
-"""Ours: peak learning rate of AdamW, and the parameters up to which it is used. It is 1.06 of the power law through the
-optima of 27 k and 107 k parameters with steps of 1,024 positions (results/auto_law-cpu.json). With steps of 256 it is
-0.0028 for 107 k: 0.0014, 0.0028 and 0.0055 ended at 1.71, 1.55 and 1.61 in single runs, which were not recorded."""
-MUON_FACTOR = 1.0
-"""Learning rate of Muon over that of AdamW: its update is scaled to the size of AdamW's; not measured."""
-MOST_LR = 0.02
-WITH_LAW = ("adamw", "muon")
+
+
+class OwnLaw(NamedTuple):
+    """Peak learning rate of small networks, factor · N^power, up to `most` parameters, and at most `highest`."""
+
+    factor: float
+    power: float
+    most: float
+    highest: float
+
+
+OWN = {"adamw": OwnLaw(0.3, -0.345, 6e5, 0.02), "muon": OwnLaw(3.1, -0.4, 6e6, 0.05)}
+"""Our laws by update rule, for the batch that is best by law: through the optima of single sweeps with steps of
+1,024 positions (results/auto_law-cpu.json), of 27 k to 590 k parameters. Muon's is also near the best of some runs of
+3.2 M and 6.2 M parameters on an H200 (results/log.md)."""
+WITH_LAW = tuple(OWN)
 """Update rules whose learning rate is known."""
 
 HALF_LIFE = 500_000
@@ -274,32 +281,35 @@ def step_law_lr(n: float, d: float) -> float:
     return float(STEP_LR * n**STEP_LR_N * d**STEP_LR_D)
 
 
-def own_lr(n: float, d: float) -> float:
-    return float(OWN_LR * n**OWN_LR_N * d**OWN_LR_D)
+def own_lr(law: OwnLaw, n: float) -> float:
+    return float(law.factor * n**law.power)
 
 
 def best_lr(
     n: float, d: float, b: float, optimizer: str, trained: bool = False, family: Family | None = None
 ) -> Chosen:
-    """The peak learning rate: our law up to 0.6 M parameters, Step Law from 46 M on, between them on a line of logs."""
-    share = min(1.0, max(0.0, math.log(n / OWN_MOST) / math.log(STEP_LEAST / OWN_MOST)))
-    law = step_law_lr(n, d) ** share * own_lr(n, d) ** (1 - share)
+    """The peak learning rate: our law of small networks, Step Law from 46 M on, between them a line of logs from the
+    last rate of the one to the first rate of the other."""
+    mine = OWN[optimizer]
+    share = min(1.0, max(0.0, math.log(n / mine.most) / math.log(STEP_LEAST / mine.most)))
+    law = step_law_lr(max(n, STEP_LEAST), d) ** share * own_lr(mine, min(n, mine.most)) ** (1 - share)
     step = f"Step Law, {STEP_LR} N^{STEP_LR_N} D^{STEP_LR_D}"
-    own = f"our law of small networks, {OWN_LR:.3g} N^{OWN_LR_N:.3g} D^{OWN_LR_D:.3g}"
-    rule = step if share == 1 else own if share == 0 else f"between {own} and {step} ({share:.0%} of the way)"
+    own = f"our law of small networks, {mine.factor:.3g} N^{mine.power:.3g}"
+    ends = f"{_short(mine.most)} and {_short(STEP_LEAST)}"
+    rule = (
+        step if share == 1 else own if share == 0 else f"between {own}, and {step}, at {ends} ({share:.0%} of the way)"
+    )
     law_b = law_batch(d)
     batch = min(2.0, max(0.5, math.sqrt(b / law_b)))
     rule += f", N = {_short(n)}, D = {_short(d)}"
     if not math.isclose(batch, 1.0, rel_tol=0.05):
         rule += f"; × {batch:.2g} = √(batch / {_short(law_b)}), 0.5 to 2 (nanochat)"
-    factor = batch * (MUON_FACTOR if optimizer == "muon" else 1.0)
-    if optimizer == "muon":
-        rule += f"; × {MUON_FACTOR:g} for Muon"
+    factor = batch
     if family is not None and family.lr_factor != 1:
         factor, rule = factor * family.lr_factor, f"{rule}; × {family.lr_factor:g} for {family.name}"
     if trained:
         factor, rule = factor * TRAINED_FACTOR, f"{rule}; × {TRAINED_FACTOR:g} for weights that are trained already"
-    return Chosen(float(f"{min(MOST_LR, law * factor):.3g}"), rule)
+    return Chosen(float(f"{min(mine.highest, law * factor):.3g}"), rule)
 
 
 TRAINED_FACTOR = 0.1

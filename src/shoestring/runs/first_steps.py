@@ -141,6 +141,8 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
     final = replace(
         plan,
         estimated=False,
+        binding="time" if steps < plan.steps else plan.binding,
+        most_steps=plan.steps if steps < plan.steps and plan.binding != "time" else plan.most_steps,
         steps=steps,
         tokens=tokens,
         predictions=None if plan.predictions is None else round(plan.predictions * more),
@@ -155,7 +157,7 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
         peak_bytes=plan.peak_bytes if took.peak is None else took.peak,
         intervals={name: ends for name, ends in plan.intervals.items() if name != "seconds"},
     )
-    return replace(final, lines=_lines(final, recipe, took.step, rows * length))
+    return replace(final, lines=_lines(final, recipe, took.step, rows * length, final.binding != plan.binding))
 
 
 def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
@@ -183,14 +185,15 @@ def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
     )
 
 
-def _lines(plan: Plan, recipe: Recipe, step_seconds: float, positions: int) -> tuple[Line, ...]:
-    """The lines of a plan, with those of measured numbers in place of counted ones."""
+def _lines(plan: Plan, recipe: Recipe, step_seconds: float, positions: int, time_binds: bool) -> tuple[Line, ...]:
+    """The lines of a plan, with those of measured numbers in place of counted ones; `time_binds`: now it is the time
+    that limits the run."""
     measured = f"measured in the first steps: {Seconds(step_seconds).short()} each"
     steps, tokens = plan.steps or 0, plan.tokens or 0
     warmup, steps_of_it, why = warmup_line(recipe, steps)
     new = {
         warmup: (steps_of_it, why),
-        "steps": (Count(steps).short(), None),
+        "steps": (Count(steps).short(), f"what fits {recipe.budget.time}" if time_binds else None),
         "positions": (Count(tokens).short(), f"{counted(steps, 'step')} × {positions:,} positions"),
         "predictions": (None if plan.predictions is None else Count(plan.predictions).short(), None),
         "speed": (rate(plan.tokens_per_second or 0.0, "positions/s"), measured),

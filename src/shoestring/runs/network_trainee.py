@@ -65,6 +65,8 @@ class NetworkTrainee(Trainee):
         self.planned_steps = plan.steps
         if plan.binding == "time":
             self.most_steps = math.inf if plan.most_steps is None else plan.most_steps
+        elif recipe.budget.time is not None:  # slow first steps may shorten the run, and it must grow again
+            self.most_steps = plan.steps
         self.tokens_per_step = plan.effective_batch * recipe.data.length
         self._saved: dict[str, Any] = {}
         self._before = 0

@@ -17,6 +17,8 @@ _SETTLED_STEPS, _SETTLED_SECONDS = 10, 2.0
 """After so much, steps show a speed."""
 _SETTLED_SHARE = 0.2
 """And after so much of the remaining time, few steps must do."""
+_UNSETTLED_SHARE = 0.5
+"""Of the time: until then, slow steps beside a compiler do not shorten the schedule, and begin no cool-down."""
 _FIRST_STEPS = 5
 """They may compile and allocate, and do not count as soon as there is another."""
 _FEW_STEPS = 3
@@ -310,6 +312,8 @@ class Deadline:
         return self.clock.elapsed() - when >= _PAUSE_SHARE * time_left or progress - then >= _PAUSE_PROGRESS
 
     def _shorter(self, left: int, progress: float, time_left: float, step: float) -> int | None:
+        if self.settling and self.clock.elapsed() < _UNSETTLED_SHARE * self.last_step:
+            return None
         enough = self._steps >= _FEW_STEPS and self.step_seconds >= _SETTLED_SHARE * time_left
         fits = self._fitting(time_left, progress, step)
         slack = self._early_slack() if progress < _EARLY else _SLACK

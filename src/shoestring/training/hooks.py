@@ -171,7 +171,8 @@ class KeepDeadline:
         self._said = schedule.total if self._said is None else self._said
         self.deadline.took_step(report.seconds)
         left = schedule.total - state.step
-        more = self.most is not None and not report.finished and (left > 0 or self.requests.alone)
+        more = self.most is not None and self.most > schedule.total
+        more = more and not report.finished and (left > 0 or self.requests.alone)
         more = more and not state.worse and state.turned is None  # more of what makes it worse
         fits = self.deadline.steps_to_take(left, schedule.progress(state.step), more)
         if fits is not None:
