@@ -8,6 +8,7 @@ A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; nothing in 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -423,6 +424,46 @@ def start_table() -> str:
     return "".join((*lines, by, *peers))
 
 
+def deadline_table() -> str:
+    """What a deadline buys: ours beside a public trainer."""
+    head = "| task | seconds | bigram | five_minutes.py, its best of three learning rates | ours | ours / theirs |"
+    lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|\n"]
+    for r in results("deadline"):
+        for name, found in r["results"].items():
+            peer = min(found["peer"], key=lambda run: run["nats"])
+            walls = [f"{min(run['wall'] for run in runs):.1f}" for runs in (found["ours"], [peer])]
+            seeds = len(found["ours"])
+            lines.append(
+                f"| {name.partition(',')[0]}, bytes | {found['time']:g} (taken: {walls[0]} and {walls[1]}) | "
+                f"{found['ours'][0]['bigram']:.3f} | {peer['nats']:.3f} at {peer['lr']:g}, {peer['steps']:,} steps | "
+                f"{found['loss']:.3f}, {seeds} seed{'s' * (seeds > 1)}, {found['ours'][0]['steps']:,} steps | "
+                f"{found['ratio']:.3f} | {found['commit']}, {found['date']} |\n"
+            )
+        lines.append(f"\nBy `python bench/deadline.py` on {_machine(r)}; losses in nats per token on the same rows.\n")
+    return "".join(lines)
+
+
+def rates_table() -> str:
+    """Best learning rates of small networks, and what "auto" chooses there."""
+    from shoestring.planning.auto import best_lr
+
+    head = (
+        "| optimizer | parameters | positions | per step | best rate | its loss | chosen rate | expected loss there |\n"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|---|\n"]
+    for r in results("auto_law"):
+        for o in sorted(r["optima"], key=lambda o: (o["optimizer"], o["tokens"], o["parameters"])):
+            chosen = best_lr(o["parameters"], o["tokens"], o["batch"], o["optimizer"]).value
+            loss = o["best_loss"] + o["curvature"] * math.log2(chosen / o["best_lr"]) ** 2
+            lines.append(
+                f"| {o['optimizer']} | {o['parameters']:,} | {o['tokens']:,} | {o['batch']:,} | {o['best_lr']:.4f} | "
+                f"{o['best_loss']:.3f} | {chosen:.4f} | {loss:.3f} |\n"
+            )
+        origin = f"`{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}"
+        lines.append(f"\nVertices of parabolas through sweeps of one seed, by {origin}.\n")
+    return "".join(lines)
+
+
 def kill_table() -> str:
     """Kills, full disks and little memory, and what came of them; problems by name."""
     lines = []
@@ -534,6 +575,8 @@ PARTS = {
     "kill-table": kill_table,
     "start-table": start_table,
     "same-table": same_table,
+    "deadline-table": deadline_table,
+    "rates-table": rates_table,
 }
 
 

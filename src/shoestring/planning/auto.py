@@ -2,7 +2,7 @@
 
 All functions are pure. N is parameters without embeddings, D positions of training, B positions of a step, U positions
 of the training text that are not repeated. The laws were fitted on networks of 46 M parameters and more, except ours,
-which were measured on 27 k to 6 M (`bench/auto_law.py`); between the two ranges they are interpolated.
+which were measured on 27 k to 6 M and are used up to there; between the two ranges they are interpolated.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ BATCH_FACTOR = 1.8
 
 
 class OwnLaw(NamedTuple):
-    """Peak learning rate of small networks, factor · N^power, up to `most` parameters, and at most `highest`."""
+    """Peak learning rate of small networks, at most `highest`: factor · N^n · D^d · B^b."""
 
     factor: float
-    power: float
-    most: float
+    n: float
+    d: float
+    b: float
     highest: float
 
 
-OWN = {"adamw": OwnLaw(0.3, -0.345, 6e5, 0.02), "muon": OwnLaw(3.1, -0.4, 6e6, 0.05)}
-"""Our laws by update rule, for the batch that is best by law: through the optima of single sweeps with steps of
-1,024 positions (results/auto_law-cpu.json), of 27 k to 590 k parameters. Muon's is also near the best of some runs of
-3.2 M and 6.2 M parameters on an H200 (results/log.md)."""
+OWN = {"adamw": OwnLaw(3.97e-4, -0.267, 0.364, 0.095, 0.02), "muon": OwnLaw(0.64, -0.304, 0.0, 0.0, 0.05)}
+OWN_D, OWN_B, OWN_MOST = (5e5, 2e6), (512, 2048), 6e6
+"""Our laws by update rule: the positions and batches that they were measured with, beyond which they stay as they are,
+and the parameters up to which they are used. They were fitted to optima of single sweeps (results/auto_law-cpu.json)
+with 27 k to 603 k parameters, AdamW's to six and Muon's to four, and Muon's also to two on an H200 with 3.2 M and 6.2 M.
+There AdamW was best near 0.0026 with 3.2 M, and its law says 0.003 (results/log.md)."""
 WITH_LAW = tuple(OWN)
 """Update rules whose learning rate is known."""
 
@@ -281,8 +284,9 @@ def step_law_lr(n: float, d: float) -> float:
     return float(STEP_LR * n**STEP_LR_N * d**STEP_LR_D)
 
 
-def own_lr(law: OwnLaw, n: float) -> float:
-    return float(law.factor * n**law.power)
+def own_lr(law: OwnLaw, n: float, d: float, b: float) -> float:
+    d, b = (min(most, max(least, x)) for x, (least, most) in ((d, OWN_D), (b, OWN_B)))
+    return float(law.factor * n**law.n * d**law.d * b**law.b)
 
 
 def best_lr(
@@ -290,21 +294,24 @@ def best_lr(
 ) -> Chosen:
     """The peak learning rate: our law of small networks, Step Law from 46 M on, between them a line of logs from the
     last rate of the one to the first rate of the other."""
-    mine = OWN[optimizer]
-    share = min(1.0, max(0.0, math.log(n / mine.most) / math.log(STEP_LEAST / mine.most)))
-    law = step_law_lr(max(n, STEP_LEAST), d) ** share * own_lr(mine, min(n, mine.most)) ** (1 - share)
-    step = f"Step Law, {STEP_LR} N^{STEP_LR_N} D^{STEP_LR_D}"
-    own = f"our law of small networks, {mine.factor:.3g} N^{mine.power:.3g}"
-    ends = f"{_short(mine.most)} and {_short(STEP_LEAST)}"
-    rule = (
-        step if share == 1 else own if share == 0 else f"between {own}, and {step}, at {ends} ({share:.0%} of the way)"
-    )
-    law_b = law_batch(d)
+    mine, law_b = OWN[optimizer], law_batch(d)
     batch = min(2.0, max(0.5, math.sqrt(b / law_b)))
-    rule += f", N = {_short(n)}, D = {_short(d)}"
+    share = min(1.0, max(0.0, math.log(n / OWN_MOST) / math.log(STEP_LEAST / OWN_MOST)))
+    large = batch * step_law_lr(max(n, STEP_LEAST), d)
+    law = large**share * own_lr(mine, min(n, OWN_MOST), d, b) ** (1 - share)
+    terms = [f"{name}^{power:.3g}" for name, power in zip("NDB", (mine.n, mine.d, mine.b), strict=True) if power]
+    own = f"our law of small networks, {' '.join([f'{mine.factor:.3g}', *terms])}"
+    if mine.d or mine.b:
+        own += f" (D to {_short(OWN_D[1])}, B to {_short(OWN_B[1])})"
+    step = f"Step Law, {STEP_LR} N^{STEP_LR_N} D^{STEP_LR_D}"
     if not math.isclose(batch, 1.0, rel_tol=0.05):
-        rule += f"; × {batch:.2g} = √(batch / {_short(law_b)}), 0.5 to 2 (nanochat)"
-    factor = batch
+        step += f" × {batch:.2g} = √(batch / {_short(law_b)}), 0.5 to 2 (nanochat)"
+    rule = own if share == 0 else step
+    if 0 < share < 1:
+        ends = f"{_short(OWN_MOST)} and {_short(STEP_LEAST)}"
+        rule = f"between {own}, and {step}, at {ends} ({share:.0%} of the way)"
+    rule += f"; N = {_short(n)}, D = {_short(d)}, B = {_short(b)}"
+    factor = 1.0
     if family is not None and family.lr_factor != 1:
         factor, rule = factor * family.lr_factor, f"{rule}; × {family.lr_factor:g} for {family.name}"
     if trained:
