@@ -322,7 +322,11 @@ def test_a_chain_of_separate_parts_has_baselines_but_no_rate_of_its_own() -> Non
 
 
 def recipe(stream: str, **settings: object) -> Recipe:
-    values = {"budget": {"steps": 1}, "train": {"batch": 1}, "data": {"stream": stream, "length": LENGTH - 1}}
+    values = {
+        "budget": {"steps": 1},
+        "train": {"batch": 1, "lr": 1e-3},
+        "data": {"stream": stream, "length": LENGTH - 1},
+    }
     return build(values | ({"stream": settings} if settings else {}), "test")
 
 

@@ -112,7 +112,7 @@ def test_twenty_thousand_rows_in_a_process_of_their_own(run_folder: Path, tmp_pa
         "budget": {"steps": 1},
         "data": {"stream": f"hmm:{run_folder}", "length": LENGTH - 1},
         "stream": {"symbols": "sequence"},
-        "train": {"batch": 1},
+        "train": {"batch": 1, "lr": 1e-3},
     }
     stream = open_stream(recipe_file.build(values, "test"))
     assert (train[:500] == stream.rows(0, 500).long().numpy()).all(), "a recipe's rows are those of the store"

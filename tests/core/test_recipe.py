@@ -15,7 +15,7 @@ from shoestring.core.errors import RecipeError, StorageError
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.recipe_file import build, dump, load
 from shoestring.core.schema import hints
-from shoestring.core.sections import Budget, Data, Evaluate, Hmm, Model, Run, Train
+from shoestring.core.sections import USUAL, Budget, Data, Evaluate, Hmm, Model, Run, Train
 from shoestring.core.text import control_in
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
@@ -440,7 +440,17 @@ def test_a_field_that_may_be_none_is_none_by_default() -> None:
         defaults = getattr(Recipe(), section.name) or Hmm()
         for name, kind in hints(type(defaults)).items():
             may_be_none = type(None) in get_args(get_args(kind)[0])
-            assert not may_be_none or getattr(defaults, name) is None, f"{section.name}.{name}"
+            at_once = section.name == "train" and name in USUAL  # what stands for None depends on train.lr
+            assert not may_be_none or at_once or getattr(defaults, name) is None, f"{section.name}.{name}"
+
+
+def test_what_is_left_out_is_chosen_where_the_learning_rate_is_and_as_usual_where_it_is_given() -> None:
+    left_out = Train(batch=4)
+    assert (left_out.lr, left_out.warmup, left_out.weight_decay, left_out.beta2) == ("auto",) * 4
+    given = Train(batch=4, lr=1e-3, beta2=0.99)
+    assert (given.warmup, given.weight_decay, given.beta2) == (0.05, 0.1, 0.99)
+    chosen = build({"budget": {"steps": 10}, "train": {"batch": 4, "lr": 1e-3, "weight_decay": "auto"}}, "test").train
+    assert (chosen.warmup, chosen.weight_decay, chosen.beta2) == (0.05, "auto", 0.95)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

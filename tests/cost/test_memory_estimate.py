@@ -43,12 +43,14 @@ def _bench_module(name: str) -> ModuleType:
 ERRORS = _bench_module("estimate_error")
 MEASURED = json.loads((ROOT / "results/train-h200.json").read_text())
 MEMORY_ROWS, STEP_ROWS = ERRORS.memory_rows(MEASURED), ERRORS.step_rows(MEASURED)
-SMALL = Recipe(model=Model(width=64, layers=2, heads=4), data=Data(length=32), train=Train(batch=8))
+SMALL = Recipe(model=Model(width=64, layers=2, heads=4), data=Data(length=32), train=Train(batch=8, lr=1e-3))
 
 
 def recipe_of(shape: dict[str, Any], **train: Any) -> Recipe:
     return Recipe(
-        model=Model(**shape["model"]), data=Data(length=shape["length"]), train=Train(batch=shape["rows"], **train)
+        model=Model(**shape["model"]),
+        data=Data(length=shape["length"]),
+        train=Train(batch=shape["rows"], lr=1e-3, **train),
     )
 
 
@@ -108,7 +110,7 @@ def test_every_measured_step_on_a_known_gpu_is_published() -> None:
 )
 def test_weights_and_optimizer_take_what_they_take(family: Any, optimizer: Any, ema: float | None) -> None:
     recipe = replace(
-        SMALL, model=replace(SMALL.model, family=family), train=Train(batch=8, optimizer=optimizer, ema=ema)
+        SMALL, model=replace(SMALL.model, family=family), train=Train(batch=8, lr=1e-3, optimizer=optimizer, ema=ema)
     )
     network = build(recipe.model, 50, 32, 0)
     made = Optimizer(network, recipe.train)
@@ -125,7 +127,7 @@ def test_weights_and_optimizer_take_what_they_take(family: Any, optimizer: Any, 
 def test_a_setting_is_that_of_the_learner() -> None:
     for precision in ("auto", "fp32", "bf16"):
         for compiles in (None, False):
-            train = Train(batch=8, precision=precision, compile=compiles)  # type: ignore[arg-type]
+            train = Train(batch=8, lr=1e-3, precision=precision, compile=compiles)  # type: ignore[arg-type]
             learner = Learner(build(SMALL.model, 50, 32, 0), train, torch.device("cpu"))
             found = setting_of(replace(SMALL, train=train), "cpu")
             assert (found.number == 2, found.compiled) == (learner.dtype != torch.float32, learner.compiled)
@@ -161,7 +163,7 @@ def test_recomputing_needs_less_memory_and_more_time(family: Any) -> None:
     model = Model(family=family, width=64, layers=6, heads=4, latents=16 if family == "perceiver_ar" else None)
     found = []
     for recompute in ("none", "selective", "full"):
-        recipe = Recipe(model=model, data=Data(length=32), train=Train(batch=8, recompute=recompute))  # type: ignore[arg-type]
+        recipe = Recipe(model=model, data=Data(length=32), train=Train(batch=8, lr=1e-3, recompute=recompute))  # type: ignore[arg-type]
         found.append((estimate_memory(recipe, 50).steepest.row_bytes, training_flops(recipe, 50)))
     assert found[0][0] > found[1][0] > found[2][0]
     assert found[0][1] < found[1][1] < found[2][1]
@@ -178,19 +180,19 @@ def test_what_cannot_be_estimated_is_said(tmp_path: Path) -> None:
         estimate_memory(replace(SMALL, model=Model(family=f"{tmp_path}/own.py:Net")), 50)
     assert find_gpu("A gpu of tomorrow") is None
     assert estimate_seconds(SMALL, 50, "A gpu of tomorrow", 8) is None
-    bf16 = replace(SMALL, train=Train(batch=8, precision="bf16"))
+    bf16 = replace(SMALL, train=Train(batch=8, lr=1e-3, precision="bf16"))
     assert estimate_seconds(bf16, 50, "Tesla T4", 8) is None, "it has no bf16"
-    fp32 = replace(SMALL, train=Train(batch=8, precision="fp32"))
+    fp32 = replace(SMALL, train=Train(batch=8, lr=1e-3, precision="fp32"))
     assert estimate_seconds(fp32, 50, "NVIDIA H200", 8) is None
 
 
 @pytest.mark.parametrize(("gpu", "peak"), [("Tesla T4", 65e12), ("Tesla V100-SXM2-32GB", 125e12)])
 def test_a_gpu_without_bf16_is_estimated_in_fp16(gpu: str, peak: float) -> None:
     for precision in ("auto", "fp16"):
-        found = estimate_seconds(replace(SMALL, train=Train(batch=8, precision=precision)), 50, gpu, 8)  # type: ignore[arg-type]
+        found = estimate_seconds(replace(SMALL, train=Train(batch=8, lr=1e-3, precision=precision)), 50, gpu, 8)  # type: ignore[arg-type]
         assert found is not None
         assert found.expected == pytest.approx(8 * training_flops(SMALL, 50) / peak / UTILISATION.expected)
-    half = replace(SMALL, train=Train(batch=8, precision="fp16"))
+    half = replace(SMALL, train=Train(batch=8, lr=1e-3, precision="fp16"))
     assert estimate_memory(half, 50) == estimate_memory(SMALL, 50), "two bytes per number in both"
     assert estimate_seconds(half, 50, "NVIDIA H200", 8) == estimate_seconds(SMALL, 50, "NVIDIA H200", 8)
 
@@ -228,7 +230,7 @@ class Alive(TorchDispatchMode):
 
 
 def test_tensors_of_a_real_pass_on_the_cpu_take_about_so_much() -> None:
-    recipe = Recipe(model=Model(width=64, layers=6, heads=4), data=Data(length=64), train=Train(batch=16))
+    recipe = Recipe(model=Model(width=64, layers=6, heads=4), data=Data(length=64), train=Train(batch=16, lr=1e-3))
     learner = Learner(build(recipe.model, 50, 64, 0), recipe.train, torch.device("cpu"))
     peaks = {rows: _most_alive(learner, rows) for rows in (8, 16)}
     slope = (peaks[16] - peaks[8]) / 8

@@ -50,7 +50,7 @@ def _learner(precision: str, width: int = 128, heads: int = 4) -> Learner:
         for name, parameter in model.named_parameters():
             if "qkv" in name:
                 parameter.mul_(8)
-    return Learner(model, Train(batch=1, precision=precision), CUDA)  # type: ignore[arg-type]
+    return Learner(model, Train(batch=1, lr=1e-3, precision=precision), CUDA)  # type: ignore[arg-type]
 
 
 def _logits_and_gradient(learner: Learner, batch: Batch, per_device: int) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ ROWS = torch.arange(8 * 65).reshape(8, 65) % 50
 def test_steps_around_compiling_are_those_of_plain_layers(family: str) -> None:
     """Four steps as they are, the later ones replayed, then four compiled ones; a warm-up before changes nothing."""
     device, model = torch.device("cuda"), Model(family=family, width=64, layers=3, heads=2)
-    learner = Learner(build(model, 50, 64, 0), Train(batch=8), device, beside=True)
-    plain = Learner(build(model, 50, 64, 0), Train(batch=8, compile=False), device)
+    learner = Learner(build(model, 50, 64, 0), Train(batch=8, lr=1e-3), device, beside=True)
+    plain = Learner(build(model, 50, 64, 0), Train(batch=8, lr=1e-3, compile=False), device)
     learner.warm_up(ROWS.flip(0), 8)
     losses = []
     for step in range(8):
@@ -50,7 +50,7 @@ from shoestring.training.triton_kernels import load_kernels
 found = []
 module.load_kernels = lambda *given: found.append(load_kernels(*given))
 rows = torch.arange(8 * 65).reshape(8, 65) % 50
-learner = Learner(build(Model(family="llama", width=64, layers=3, heads=2), 50, 64, 0), Train(batch=8), torch.device("cuda"), beside=True)
+learner = Learner(build(Model(family="llama", width=64, layers=3, heads=2), 50, 64, 0), Train(batch=8, lr=1e-3), torch.device("cuda"), beside=True)
 learner._beside.passed = lambda: None
 learner.warm_up(rows, 8)
 assert found[0] >= 8, found

@@ -41,7 +41,7 @@ def test_training_and_scoring_share_one_graph(fields: dict[str, Any], documents:
     torch.compiler.reset()
     counters.clear()
     device = torch.device("cuda")
-    settings = [Train(batch=8, precision="bf16", compile=compiled) for compiled in (True, False)]
+    settings = [Train(batch=8, lr=1e-3, precision="bf16", compile=compiled) for compiled in (True, False)]
     model = Model(width=128, layers=3, heads=4, **fields)
     compiled, eager = (Learner(build(model, VOCABULARY, LENGTH, 0), each, device) for each in settings)
     for _ in range(3):  # the second and third pass are recorded

@@ -111,7 +111,7 @@ def test_a_scaled_loss_keeps_the_gradients_of_rare_ids(v: int) -> None:
 
 def learner_of(precision: str, **settings: object) -> Learner:
     model = build(Model(width=128, layers=2, heads=4), VOCABULARY, LENGTH, 3)
-    return Learner(model, Train(batch=ROWS, precision=precision, **settings), CUDA)  # type: ignore[arg-type]
+    return Learner(model, Train(batch=ROWS, lr=1e-3, precision=precision, **settings), CUDA)  # type: ignore[arg-type]
 
 
 def some_rows() -> Tensor:

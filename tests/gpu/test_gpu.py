@@ -29,7 +29,7 @@ def _rows() -> torch.Tensor:
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-3)])
 def test_losses_on_the_gpu_are_those_of_float64_on_the_cpu(precision: str, tolerance: float) -> None:
     exact = build(MODEL, 500, 64, seed=1).double().token_losses(_rows())
-    learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1, precision=precision), torch.device("cuda"))  # type: ignore[arg-type]
+    learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1, lr=1e-3, precision=precision), torch.device("cuda"))  # type: ignore[arg-type]
     found = learner.score(_rows(), 8)
     assert ((found - exact).norm() / exact.norm()).item() < tolerance
 
@@ -37,7 +37,9 @@ def test_losses_on_the_gpu_are_those_of_float64_on_the_cpu(precision: str, toler
 def test_a_step_on_the_gpu_is_that_of_the_cpu() -> None:
     weights = []
     for device in ("cpu", "cuda"):
-        learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1, precision="fp32"), torch.device(device))
+        learner = Learner(
+            build(MODEL, 500, 64, seed=1), Train(batch=1, lr=1e-3, precision="fp32"), torch.device(device)
+        )
         for _ in range(3):
             learner.update(learner.accumulate(_rows(), 4), 1e-3)
         weights.append(torch.cat([p.detach().cpu().flatten() for p in learner.model.parameters()]))
@@ -47,7 +49,7 @@ def test_a_step_on_the_gpu_is_that_of_the_cpu() -> None:
 def test_a_rehearsal_records_the_passes_and_changes_nothing() -> None:
     weights = []
     for rehearsed in (False, True):
-        learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1), torch.device("cuda"))
+        learner = Learner(build(MODEL, 500, 64, seed=1), Train(batch=1, lr=1e-3), torch.device("cuda"))
         learner.update(learner.accumulate(_rows(), 16), 1e-3)
         if rehearsed:
             assert learner.rehearse(_rows())

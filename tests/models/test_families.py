@@ -237,7 +237,7 @@ def test_the_loss_falls_on_a_tiny_corpus(model: Model) -> None:
     elif model.family == "masked_lm":
         shown = (torch.arange(16) % 3 != 1).expand(12, -1)
         batch = Batch(torch.where(shown, rows, VOCABULARY - 1), wanted=rows.masked_fill(shown, IGNORED))
-    learner = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=12), torch.device("cpu"))
+    learner = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=12, lr=1e-3), torch.device("cpu"))
     before = learner.score(batch, 12).nanmean().item()
     for _ in range(25):
         learner.update(learner.accumulate(batch, 12), 2e-2)

@@ -187,7 +187,9 @@ def test_layers_are_computed_again_with_the_same_gradient(kind: str, tmp_path: P
     model, _ = saved(tmp_path, kind)
     batch, gradients, calls = some_batch(kind, padded=False), [], []
     for recompute in ("none", "full"):
-        learner = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=3, recompute=recompute), torch.device("cpu"))
+        learner = Learner(
+            build(model, VOCABULARY, LENGTH, 0), Train(batch=3, lr=1e-3, recompute=recompute), torch.device("cpu")
+        )
         assert len(learner.model.blocks) == 2
         seen: list[object] = []
         watched = next(m for m in learner.model.blocks[0].modules() if "norm" in type(m).__name__.lower())
@@ -202,7 +204,9 @@ def test_layers_are_computed_again_with_the_same_gradient(kind: str, tmp_path: P
 
 def test_parts_of_layers_cannot_be_computed_again(tmp_path: Path) -> None:
     model, _ = saved(tmp_path, "llama")
-    learner = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=3, recompute="selective"), torch.device("cpu"))
+    learner = Learner(
+        build(model, VOCABULARY, LENGTH, 0), Train(batch=3, lr=1e-3, recompute="selective"), torch.device("cpu")
+    )
     with pytest.raises(UserError, match='"none" and "full"'):
         learner.accumulate(some_ids(), 3)
 
@@ -210,7 +214,7 @@ def test_parts_of_layers_cannot_be_computed_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "bert"])
 def test_the_loss_falls_on_a_tiny_corpus(kind: str, tmp_path: Path) -> None:
     model, _ = saved(tmp_path, kind)
-    learner = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=3), torch.device("cpu"))
+    learner = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=3, lr=1e-3), torch.device("cpu"))
     batch = some_batch(kind, padded=True)
     before = learner.score(batch, 3).nanmean().item()
     for _ in range(30):
@@ -385,7 +389,11 @@ def test_memory_that_depends_on_numbers_is_measured(tmp_path: Path, monkeypatch:
 
 def test_a_model_of_transformers_is_planned_on_a_gpu_by_name(tmp_path: Path) -> None:
     place = saved(tmp_path, "llama")[0].name
-    values = {"budget": {"time": "1h"}, "data": {"length": LENGTH, "stream": "markov:40"}, "train": {"batch": 8}}
+    values = {
+        "budget": {"time": "1h"},
+        "data": {"length": LENGTH, "stream": "markov:40"},
+        "train": {"batch": 8, "lr": 1e-3},
+    }
     recipe = recipe_file.build(values | {"model": {"family": "hf", "name": place}}, "test")
     plan = plan_on_gpu(recipe, VOCABULARY, "NVIDIA H200")
     known = cost(recipe.model, VOCABULARY, LENGTH)

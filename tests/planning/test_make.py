@@ -44,7 +44,7 @@ def recipe(budget: dict[str, Any], **sections: dict[str, Any]) -> Recipe:
     values = {
         "budget": budget,
         "data": {"length": 100, "heldout": 0.1} | sections.get("data", {}),
-        "train": {"batch": 8} | sections.get("train", {}),
+        "train": {"batch": 8, "lr": 1e-3} | sections.get("train", {}),
         "evaluate": {"rows": 10, "every": 0.2} | sections.get("evaluate", {}),
         "model": sections.get("model", {}),
     }
@@ -387,7 +387,7 @@ def cases(draw: st.DrawFn, endless: bool | None = None) -> Case:
     values: dict[str, Any] = {
         "budget": {"time": f"{draw(st.floats(20, 1e5))!r}s"},
         "data": {"length": length, "heldout": draw(st.floats(0.01, 0.5))},
-        "train": {"batch": per_device * accumulate},
+        "train": {"batch": per_device * accumulate, "lr": 1e-3},
         "evaluate": {"rows": draw(st.integers(1, 50)), "every": draw(st.floats(0.05, 1))},
     }
     if draw(st.booleans()):

@@ -35,7 +35,7 @@ def recipe(folder: Path, budget: dict[str, Any], **data: Any) -> Recipe:
     values = {
         "budget": budget,
         "data": {"heldout": 0.1, "packing": "pad", "folder": str(folder)} | data,
-        "train": {"batch": 8},
+        "train": {"batch": 8, "lr": 1e-3},
         "evaluate": {"rows": 40},
     }
     return recipe_file.build(values, "test")

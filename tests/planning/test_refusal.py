@@ -24,7 +24,7 @@ def values(budget: dict[str, Any], **train: Any) -> dict[str, dict[str, Any]]:
     return {
         "budget": budget,
         "data": {"length": 100, "heldout": 0.1},
-        "train": {"batch": 8} | train,
+        "train": {"batch": 8, "lr": 1e-3} | train,
         "evaluate": {"rows": 10, "every": 0.2},
     }
 

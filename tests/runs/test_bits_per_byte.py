@@ -28,7 +28,12 @@ def uneven(tmp_path: Path) -> Path:
 
 def recipe_of(text: Path, rows: int, model: dict[str, Any] | None = None, **data: Any) -> Recipe:
     data = {"source": f"text:{text}", "length": 32, "heldout": 0.5, "folder": str(text.parent / "stores")} | data
-    values = {"budget": {"steps": 5}, "train": {"batch": 2}, "evaluate": {"rows": rows}, "model": model or {}}
+    values = {
+        "budget": {"steps": 5},
+        "train": {"batch": 2, "lr": 1e-3},
+        "evaluate": {"rows": rows},
+        "model": model or {},
+    }
     return build(values | {"data": {"tokenizer": "bytes"} | data}, "test")
 
 

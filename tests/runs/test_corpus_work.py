@@ -33,7 +33,7 @@ PLAN = Plan(binding="steps", entries=60, steps=1)
 
 def task_in(folder: Path, **data: Any) -> Task:
     corpus = {"source": "stories", "tokenizer": "words:50", "length": 16, "folder": str(folder), "documents": 60} | data
-    return task_of(build({"budget": {"steps": 1}, "data": corpus, "train": {"batch": 1}}, "test"))
+    return task_of(build({"budget": {"steps": 1}, "data": corpus, "train": {"batch": 1, "lr": 1e-3}}, "test"))
 
 
 class Heard(Reporter):

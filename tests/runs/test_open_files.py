@@ -19,7 +19,9 @@ MAPS = Path("/proc/self/maps")
 def test_a_store_that_was_counted_stays_mapped(tmp_path: Path) -> None:
     """The meter takes pages of files off the peak while they are mapped; closed, they pass for memory of the run."""
     data = {"source": "stories", "tokenizer": "bytes", "length": 32, "documents": 20, "heldout": 0.1}
-    recipe = ss.load({"budget": {"steps": 1}, "data": data | {"folder": str(tmp_path)}, "train": {"batch": 1}})
+    recipe = ss.load(
+        {"budget": {"steps": 1}, "data": data | {"folder": str(tmp_path)}, "train": {"batch": 1, "lr": 1e-3}}
+    )
     corpus = StoreCorpus(recipe, prepare_recipe(recipe, None, Reporter()))
     counted = int(count(corpus.training_tokens(), corpus.vocab_size).tokens.sum())
     assert counted == corpus.training_size

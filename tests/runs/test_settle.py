@@ -73,7 +73,7 @@ def test_a_run_has_one_set_of_choices_however_often_it_is_interrupted(
 
 def test_a_learning_rate_that_is_not_given_is_chosen(tmp_path: Path) -> None:
     given = recipe_in(tmp_path, train={"lr": "auto", "batch": 2})
-    default = replace(given, train=Train(batch=2, weight_decay="auto", warmup="auto"))
+    default = replace(given, train=Train(batch=2))
     assert default == given
     chosen = settled(default, RunFolder.of(default)).recipe.train.lr
     assert isinstance(chosen, float) and 1e-3 < chosen < 2e-2, "as a network so small needs it"
@@ -167,7 +167,7 @@ def test_the_command_plan_prints_the_choices(tmp_path: Path, monkeypatch: pytest
     assert "train.lr" in {line.quantity for line in made.lines}
     choices = Choices.read(tmp_path / "runs" / "b" / "choices.json")
     assert {choice.field for choice in choices.chosen} == {
-        "train.batch", "train.lr", "train.warmup", "train.weight_decay",
+        "train.batch", "train.lr", "train.warmup", "train.weight_decay", "train.beta2",
     }  # fmt: skip
 
 

@@ -138,7 +138,12 @@ def test_kinds_that_are_too_large_are_refused() -> None:
      "pool:0", "blocks:4"],
 )  # fmt: skip
 def test_a_recipe_takes_the_kinds_that_a_stream_takes(text: str) -> None:
-    values = {"budget": {"steps": 1}, "train": {"batch": 1}, "data": {"stream": "hmm:a"}, "stream": {"symbols": text}}
+    values = {
+        "budget": {"steps": 1},
+        "train": {"batch": 1, "lr": 1e-3},
+        "data": {"stream": "hmm:a"},
+        "stream": {"symbols": text},
+    }
     try:
         Kind.parse(text)
     except DataError as refused:

@@ -139,7 +139,7 @@ def test_the_miniature_is_of_equal_compute() -> None:
 @settings(max_examples=40, deadline=None)
 def test_designed_runs_spend_what_is_given(family: str, width: int, layers: int, flops: float, convention: str) -> None:
     fields = {"family": family, "width": width, "layers": layers, "heads": 4}
-    values = {"budget": {"time": "2h"}, "data": {"length": 64}, "model": fields, "train": {"batch": 8}}
+    values = {"budget": {"time": "2h"}, "data": {"length": 64}, "model": fields, "train": {"batch": 8, "lr": 1e-3}}
     if family == "perceiver_ar":
         fields["latents"] = 32
     recipe = recipe_file.build(values, "test")
@@ -169,7 +169,7 @@ def test_a_size_in_parameters_keeps_head_and_shape(
     fields = {"family": family, "width": heads * channels, "layers": layers, "heads": heads}
     if family == "perceiver_ar":
         fields["latents"] = 32
-    values = {"budget": {"steps": 1}, "data": {"length": 64}, "model": fields, "train": {"batch": 8}}
+    values = {"budget": {"steps": 1}, "data": {"length": 64}, "model": fields, "train": {"batch": 8, "lr": 1e-3}}
     model = recipe_file.build(values, "test").model
     wanted = int(factor * sum(parameters(model, 300, 64).values()))
     made = fit_size(model, 300, 64, wanted)

@@ -30,7 +30,7 @@ STATE = State(recipe="r1", data="d1", schedule=Schedule(total=40, anchor_step=2,
 
 def make(seed: int = 0, width: int = 16, **settings: Any) -> Learner:
     model = Model(width=width, layers=1, heads=1, hidden=width)
-    return Learner(build(model, VOCABULARY, 8, seed), Train(batch=4, **settings), torch.device("cpu"))
+    return Learner(build(model, VOCABULARY, 8, seed), Train(batch=4, lr=1e-3, **settings), torch.device("cpu"))
 
 
 def step(learner: Learner, number: int) -> None:
@@ -155,7 +155,7 @@ def test_a_checkpoint_before_the_first_step_has_no_optimizer_state(tmp_path: Pat
 def test_tied_weights_are_stored_once(tmp_path: Path, untied: bool, names: int) -> None:
     model = build(Model(width=4, layers=1, heads=1, hidden=4, tied=not untied), VOCABULARY, 8, 0)
     checkpoints = Checkpoints(tmp_path, 1)
-    checkpoints.save(Learner(model, Train(batch=4), torch.device("cpu")), STATE)
+    checkpoints.save(Learner(model, Train(batch=4, lr=1e-3), torch.device("cpu")), STATE)
     assert len([name for name in checkpoints.open(0).shapes if name.startswith("model/")]) == names
 
 

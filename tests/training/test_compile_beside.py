@@ -26,8 +26,8 @@ def make():
     return Products()
 
 ROWS = torch.arange(64).reshape(4, 16) % 20
-plain = Learner(make(), Train(batch=4, compile=False), torch.device("cpu"))
-learner = Learner(make(), Train(batch=4, compile=True), torch.device("cpu"), beside=True)
+plain = Learner(make(), Train(batch=4, lr=1e-3, compile=False), torch.device("cpu"))
+learner = Learner(make(), Train(batch=4, lr=1e-3, compile=True), torch.device("cpu"), beside=True)
 losses, graphs = [], []
 for step in range(6):
     if step == 3:
@@ -60,7 +60,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Learner:
     """A learner that compiles nothing, when it is time to."""
     monkeypatch.setattr("shoestring.training.learner.compile_layers", lambda _: None)
     model = Model(family="llama", width=16, layers=2, heads=2)
-    return Learner(build(model, 20, 15, 0), Train(batch=4, compile=True), CPU, beside=True)
+    return Learner(build(model, 20, 15, 0), Train(batch=4, lr=1e-3, compile=True), CPU, beside=True)
 
 
 def test_a_compiler_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_step_without_room_waits_for_compiled_layers(monkeypatch: pytest.Monke
     monkeypatch.setattr(compiling, "start_compiler", lambda _: None)
     monkeypatch.setattr(compiling.CompilingBeside, "_compile_one", lambda *_: None)
     learner, hidden, failing = make(monkeypatch), [], [True]
-    plain = Learner(build(Model(family="llama", width=16, layers=2, heads=2), 20, 15, 0), Train(batch=4), CPU)
+    plain = Learner(build(Model(family="llama", width=16, layers=2, heads=2), 20, 15, 0), Train(batch=4, lr=1e-3), CPU)
     hidden.append(learner.model.hidden)
 
     def fail(inputs: object) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_a_warm_up_changes_nothing() -> None:
     """Weights, moments and the next step are as without it."""
     model = Model(family="llama", width=16, layers=2, heads=2)
     for optimizer in ("adamw", "muon"):
-        settings = Train(batch=4, optimizer=optimizer, ema=0.9)
+        settings = Train(batch=4, lr=1e-3, optimizer=optimizer, ema=0.9)
         one, two = (Learner(build(model, 20, 15, 0), settings, CPU) for _ in range(2))
         one.warm_up(ROWS.flip(0), 2)
         for learner in (one, two):

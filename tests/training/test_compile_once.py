@@ -41,7 +41,7 @@ def check(graphs, family="llama", recompute="none", **fields):
     counter = CompileCounterWithBackend("eager")
     nn.Module.compile = lambda self, **how: compile_module(self, backend=counter, fullgraph=True, **how)
     model, what = Model(family=family, width=8, layers=2, heads=2, **fields), (family, recompute, fields)
-    settings = [Train(batch=4, compile=compiled, recompute=recompute) for compiled in (True, False)]
+    settings = [Train(batch=4, lr=1e-3, compile=compiled, recompute=recompute) for compiled in (True, False)]
     compiled, eager = (Learner(build(model, 20, LENGTH, 0), each, torch.device("cpu")) for each in settings)
     for _ in range(2):
         compiled.update(compiled.accumulate(rows(family, 4), 2), 0.01)
@@ -88,7 +88,7 @@ def check(compiled, read):
     readers, read_files = set(), codecache.build_code_hash
     codecache.build_code_hash = lambda *given: readers.add(threading.current_thread()) or read_files(*given)
     start_compiler(torch.device("cpu"))
-    learner = Learner(Products(), Train(batch=4, compile=True), torch.device("cpu"))
+    learner = Learner(Products(), Train(batch=4, lr=1e-3, compile=True), torch.device("cpu"))
     for _ in range(2):
         learner.update(learner.accumulate(torch.zeros(4, 5, dtype=torch.int64), 2), 0.01)
     learner.score(torch.zeros(3, 5, dtype=torch.int64), 2)
@@ -124,7 +124,7 @@ def test_a_run_leaves_a_cache_that_fills_up(tmp_path: Path, monkeypatch: pytest.
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"):
         monkeypatch.delenv(name, raising=False)
     model, rows = Model(width=8, layers=1, heads=2), torch.arange(21).reshape(3, 7) % 20
-    learner, plain = (Learner(build(model, 20, 6, 0), Train(batch=3), torch.device("cpu")) for _ in range(2))
+    learner, plain = (Learner(build(model, 20, 6, 0), Train(batch=3, lr=1e-3), torch.device("cpu")) for _ in range(2))
     learner.compiled = True
     hidden, failing = learner.model.hidden, [errno.EPERM]
 

@@ -125,7 +125,7 @@ class Faint(LogitsModel):
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_what_underflows_without_a_scale_is_learned_with_it(scaled: bool) -> None:
-    learner = Learner(Faint(), Train(batch=4, precision="fp16", weight_decay=0.0), CPU)
+    learner = Learner(Faint(), Train(batch=4, lr=1e-3, precision="fp16", weight_decay=0.0), CPU)
     if not scaled:
         scale_of(learner).fill_(2.0**-12)  # as if the loss were divided by 4,096 predictions
     rows = (torch.arange(17) + torch.arange(4)[:, None]) % 16

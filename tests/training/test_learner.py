@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def make(double: bool = False, tied: bool = True, **settings: object) -> Learner:
     model = build(Model(width=16, layers=2, heads=2, tied=tied), VOCABULARY, 8, 3)
-    return Learner(model.double() if double else model, Train(batch=8, **settings), CPU)  # type: ignore[arg-type]
+    return Learner(model.double() if double else model, Train(**{"batch": 8, "lr": 1e-3} | settings), CPU)  # type: ignore[arg-type]
 
 
 def some_rows(rows: int = 8, length: int = 11) -> torch.Tensor:

@@ -24,7 +24,7 @@ LR, DECAY, BETA1, BETA2, EPS = 0.01, 0.3, 0.8, 0.9, 1e-8
 
 def make(**settings: Any) -> tuple[LanguageModel, Optimizer]:
     model = build(Model(width=8, layers=1, heads=1, hidden=8), 11, 6, 0)
-    train = Train(batch=1, weight_decay=DECAY, beta1=BETA1, beta2=BETA2, **settings)
+    train = Train(batch=1, lr=1e-3, weight_decay=DECAY, beta1=BETA1, beta2=BETA2, **settings)
     return model, Optimizer(model, train)
 
 

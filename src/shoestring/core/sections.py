@@ -35,9 +35,9 @@ _SHARE = Between(1e-6, 1)
 _NAME, _PATH = Text(255), Text(4096)
 
 
-def number(value: float | Auto) -> float:
+def number(value: float | Auto | None) -> float:
     """The value of a field that may be "auto", where the choice is made."""
-    assert not isinstance(value, str), "chosen before anything is planned"
+    assert value is not None and not isinstance(value, str), "chosen before anything is planned"
     return value
 
 
@@ -204,6 +204,8 @@ class Model:
         _as_specs(self, rotary_scaling=RotaryScaling)
 
 
+USUAL = {"warmup": 0.05, "weight_decay": 0.1, "beta2": 0.95}
+"""Fields that are left out, where the learning rate is given: as in many published recipes."""
 COOLDOWN = 0.4
 """The share of the steps in which a learning rate cools down, where the recipe names none."""
 
@@ -226,8 +228,10 @@ class Train:
         "shape after the warm-up, by fraction of the budget; cooldown: constant, then linear",
     ] = "cosine"
     warmup: Annotated[
-        float | Auto, Between(0, 1, open_high=True), "fraction of the budget for the warm-up; 0: none"
-    ] = 0.05
+        float | Auto | None,
+        Between(0, 1, open_high=True),
+        "fraction of the budget for the warm-up; 0: none; default: auto, but 0.05 if lr is a number",
+    ] = None
     least_warmup: Annotated[
         int | None,
         Between(0, 10**9),
@@ -243,9 +247,17 @@ class Train:
         "continue the run of model.init from before its cool-down, with its optimizer and its place in the text",
     ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
-    weight_decay: Annotated[float | Auto, Between(0, 1e3), "of matrices; gains and embeddings have none"] = 0.1
+    weight_decay: Annotated[
+        float | Auto | None,
+        Between(0, 1e3),
+        "of matrices; gains and embeddings have none; default: auto, but 0.1 if lr is a number",
+    ] = None
     beta1: Annotated[float, Between(0, 1, open_high=True), "decay of the mean gradient"] = 0.9
-    beta2: Annotated[float | Auto, Between(0, 1, open_high=True), "decay of the mean squared gradient"] = 0.95
+    beta2: Annotated[
+        float | Auto | None,
+        Between(0, 1, open_high=True),
+        "decay of the mean squared gradient; default: auto, but 0.95 if lr is a number",
+    ] = None
     clip: Annotated[float, Between(1e-9, 1e12), "largest gradient norm"] = 1.0
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
@@ -285,6 +297,9 @@ class Train:
 
     def __post_init__(self) -> None:
         _as_specs(self, save_steps=StepsSpec)
+        for name, value in USUAL.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, "auto" if self.lr == "auto" else value)
 
     def saved_count(self, total: int) -> int:
         """How many checkpoints of a run of `total` steps are kept to the end."""
