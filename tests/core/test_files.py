@@ -224,7 +224,7 @@ def test_a_second_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
     with holder(path) as first:
         second = run_python(HOLD, path)
         assert second.returncode == 1
-        assert "RunError: the run is in use by process" in second.stderr
+        assert "InUse: the run is in use by process" in second.stderr
         assert f"process {first.pid} on " in second.stderr
         with pytest.raises(RunError, match=f"process {first.pid} on .* since "), locked(path, "the run"):
             pytest.fail("the lock was held")

@@ -78,6 +78,17 @@ class RunError(UserError):
     """A run folder that cannot be used: held by another process, or made by another recipe."""
 
 
+class InUse(RunError):
+    """What another process holds, or this one already."""
+
+    def __init__(self, what: str, holder: str, own: bool = False):
+        self.what, self.holder, self.own = what, holder, own
+        super().__init__(f"{what} is in use by {holder}; wait for it, or stop it first")
+
+    def __reduce__(self) -> tuple[type[InUse], tuple[str, str, bool]]:
+        return type(self), (self.what, self.holder, self.own)
+
+
 class StorageError(UserError):
     """A file that could not be written or read, because of the disk or its permissions."""
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from shoestring.core.errors import RunError, StorageError, UserError, shown_path, storage_error
+from shoestring.core.errors import InUse, StorageError, UserError, shown_path, storage_error
 
 _TEMPORARY = re.compile(r"\.shoestring-[0-9a-f]{12}\.tmp(\.d)?")
 """The lock of what is written: the file itself, or that of the folder of the same name with ".d"."""
@@ -344,7 +344,7 @@ def _acquire(path: Path, what: str) -> int:
             if descriptor is not None:
                 os.close(descriptor)
             if isinstance(cause, BlockingIOError):
-                raise RunError(f"{what} is in use by {_holder(path)}; wait for it, or stop it first") from cause
+                raise InUse(what, *_holder(path)) from cause
             raise storage_error(doing, path, cause) from cause
 
 
@@ -372,9 +372,11 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _holder(path: Path) -> str:
+def _holder(path: Path) -> tuple[str, bool]:
+    """Who holds a lock, and whether it is this process."""
     try:
         holder = json.loads(path.read_text())
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        own = (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname())
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}", own
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        return "another process", False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoestring.core.errors import UserError
+from shoestring.core.errors import InUse, UserError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Plan, Profile
@@ -17,6 +18,9 @@ from shoestring.runs.reporter import Reporter
 
 if TYPE_CHECKING:
     from shoestring.data.store.store import Store
+
+_LOOK_AGAIN = 0.2
+"""Seconds."""
 
 
 def vocabulary_of(recipe: Recipe, given: int | None = None) -> int:
@@ -137,10 +141,24 @@ def check_source(recipe: Recipe) -> None:
 
 
 def prepare_recipe(recipe: Recipe, plan: Plan | None, reporter: Reporter) -> Store:
-    """The store with as many documents as the plan says; without a plan, all that the recipe allows."""
-    store = prepare_part(recipe, plan, reporter, (0, 1))
-    assert store is not None, "the only part is the whole store"
-    return store
+    """The store with as many documents as the plan says; without a plan, all that the recipe allows.
+
+    Where another process is making it, as another run on the same corpus does, it is awaited.
+    """
+    told = False
+    while True:
+        try:
+            store = prepare_part(recipe, plan, reporter, (0, 1))
+        except InUse as cause:
+            if cause.own:
+                raise
+            if not told:
+                reporter.say(f"{cause.what} is being made by {cause.holder}: waiting for it")
+            told = True
+            time.sleep(_LOOK_AGAIN)
+        else:
+            assert store is not None, "the only part is the whole store"
+            return store
 
 
 def prepare_part(recipe: Recipe, plan: Plan | None, reporter: Reporter, part: tuple[int, int]) -> Store | None:
