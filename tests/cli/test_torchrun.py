@@ -72,6 +72,7 @@ def launch() -> None:
 
 def work() -> None:
     """In one of the two, which notes how it ends: torchrun's own exit code is always 1."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as a new process has it; a fork has the agent's, which raises
     leave = os._exit
 
     def noted(code: int) -> NoReturn:

@@ -211,9 +211,19 @@ def test_a_process_that_the_system_refuses_memory_costs_one_trial(hidden: float,
     assert found.largest >= (0.85 * 136 if fails else 145)
 
 
+@contextlib.contextmanager
+def _interrupted_by_ctrl_c() -> Iterator[None]:
+    """As Python is at its start, whatever ran in this process before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_ctrl_c_while_it_waits_ends_all_processes() -> None:
-    with RemoteTrials(COMMAND, 30) as trials:
+    with RemoteTrials(COMMAND, 30) as trials, _interrupted_by_ctrl_c():
         processes = [Path(f"/proc/{number}") for number in trials.ask({"do": "who"}).values()]
         assert all(process.exists() for process in processes)
         # to the thread that waits: sent to the process, another thread may take it, and the wait goes on. One in
