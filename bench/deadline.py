@@ -3,9 +3,9 @@
     python bench/deadline.py --peer five_minutes.py [--task stories|stream] [--text stories.txt.gz] [--time 60]
                              [--seeds 3] [--set FIELD=VALUE …] [--depth 4] [--out FOLDER]
 
-Tasks: `stories`, the bytes of --text, of which 5 % are held out; `stream`, rows of 256 tokens of an HMM with 100 states
-that was fitted to the 100 most frequent words of stories, every row with its own permutation of the symbols, where
-losses are nats above the oracle's.
+Tasks: `stories`, the bytes of --text, 5 % of them held out; `stream`, rows of 256 tokens of an HMM. It has 100 states
+and is fitted to the 100 most frequent words of stories; every row has its own permutation of the symbols, and losses
+are nats above the oracle's.
 Ours is what `shoestring best TEXT --time …` would train, with some seeds; --set changes fields of it, and is recorded.
 The peer gets the training rows of our first run (of the stream, as many as it may read) and the held-out rows that it
 was scored on, with its learning rate swept over 1, 2 and 4 times its own. Its clock counts training alone, so the

@@ -46,7 +46,8 @@ OWN_D, OWN_B, OWN_MOST = (5e5, 2e6), (512, 2048), 6e6
 """Our laws by update rule: the positions and batches that they were measured with, beyond which they stay as they are,
 and the parameters up to which they are used. They were fitted to optima of single sweeps (results/auto_law-cpu.json)
 with 27 k to 603 k parameters, AdamW's to six and Muon's to four, and Muon's to two on an H200 with 3.2 M and 6.2 M.
-There AdamW was best near 0.0026 with 3.2 M, and its law says 0.003 (results/log.md)."""
+There AdamW was best near 0.0026 with 3.2 M, and its law says 0.003 (results/log.md). From 46 M on Muon has AdamW's
+rate, since its updates are as large; that was not measured."""
 WITH_LAW = tuple(OWN)
 """Update rules whose learning rate is known."""
 

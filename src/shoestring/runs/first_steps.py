@@ -138,11 +138,12 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
     }
     during = sum(parts.get(name, 0.0) for name in ("train", "evaluations", "checkpoints"))
     seconds, tokens = sum(parts.values()), steps * rows * length
+    time_binds = steps < plan.steps and plan.binding != "time" and recipe.budget.time is not None
     final = replace(
         plan,
         estimated=False,
-        binding="time" if steps < plan.steps else plan.binding,
-        most_steps=plan.steps if steps < plan.steps and plan.binding != "time" else plan.most_steps,
+        binding="time" if time_binds else plan.binding,
+        most_steps=plan.steps if time_binds else plan.most_steps,
         steps=steps,
         tokens=tokens,
         predictions=None if plan.predictions is None else round(plan.predictions * more),
@@ -157,7 +158,7 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
         peak_bytes=plan.peak_bytes if took.peak is None else took.peak,
         intervals={name: ends for name, ends in plan.intervals.items() if name != "seconds"},
     )
-    return replace(final, lines=_lines(final, recipe, took.step, rows * length, final.binding != plan.binding))
+    return replace(final, lines=_lines(final, recipe, took.step, rows * length, time_binds))
 
 
 def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
