@@ -8,13 +8,12 @@ token that contributes to the loss: losses, and the D of a scaling law, count pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shoestring.core.consistency import descending, differs, negatives
 from shoestring.core.recipe import fingerprint
 from shoestring.core.schema import Record, encode
-from shoestring.core.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +35,6 @@ class Machine(Record):
     @property
     def fingerprint(self) -> str:
         return fingerprint(encode(self))
-
-    def is_like(self, other: Machine) -> bool:
-        """Whether they are the same, but for the number of threads."""
-        return replace(self, threads=other.threads) == other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,8 +224,6 @@ class Profile(Record):
         """A note for people if another machine or other versions were measured; None otherwise."""
         if self.machine.fingerprint == machine.fingerprint:
             return None
-        if self.machine.is_like(machine):
-            return None if self.estimated else f"measured with {counted(self.machine.threads, 'thread')}"
         return f"measured on another machine or other versions ({self.machine.device_name})"
 
 

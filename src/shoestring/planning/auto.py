@@ -44,10 +44,11 @@ class OwnLaw(NamedTuple):
 OWN = {"adamw": OwnLaw(3.97e-4, -0.267, 0.364, 0.095, 0.02), "muon": OwnLaw(0.64, -0.304, 0.0, 0.0, 0.05)}
 OWN_D, OWN_B, OWN_MOST = (5e5, 2e6), (512, 2048), 6e6
 """Our laws by update rule: the positions and batches that they were measured with, beyond which they stay as they are,
-and the parameters up to which they are used. They were fitted to optima of single sweeps (results/auto_law-cpu.json)
-with 27 k to 603 k parameters, AdamW's to six and Muon's to four, and Muon's to two on an H200 with 3.2 M and 6.2 M.
-There AdamW was best near 0.0026 with 3.2 M, and its law says 0.003 (results/log.md). From 46 M on Muon has AdamW's
-rate, since its updates are as large; that was not measured."""
+and the parameters up to which they are used. AdamW's is fitted to six optima of single sweeps with 27 k to 603 k
+parameters (results/auto_law-cpu.json). Muon's is a line of logs through four of those and two more on an H200
+(results/log.md): 0.007 with 3.2 M, the vertex of three rates, and 0.0065 with 6.2 M, where only 0.0031 and 0.006 were
+tried. With 3.2 M AdamW's vertex was 0.0026, and its law says 0.003. From 46 M on Muon has AdamW's rate, since its
+updates are as large; above 6.2 M nothing was measured."""
 WITH_LAW = tuple(OWN)
 """Update rules whose learning rate is known."""
 

@@ -14,7 +14,7 @@ from shoestring.core.clock import Clock, allocation_end
 from shoestring.core.environment import launched, slurm_job
 from shoestring.core.errors import RunError
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Machine, Plan, Profile
+from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.runs.corpus_work import CorpusWork
@@ -129,19 +129,8 @@ def _run(
         ends = [limit, None if allocated is None else allocated - SLURM_RESERVE]
         end = min((end for end in ends if end is not None), default=None)
         one = group or ProcessGroup.of(pick_device())
-        if one.world == 1 and recipe.kind != "hmm":
-            stack.enter_context(_threads(folder, one, reporter))
         results = train(task, folder, plan, one, reporter, clock, end, prepared)
         return None if results is None else Finished(folder, Plan.read(folder.plan), *results)  # it may be final now
-
-
-def _threads(folder: RunFolder, group: ProcessGroup, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
-    """As many threads as are fastest, or as the run had before."""
-    from shoestring.probe.machine import describe_machine
-    from shoestring.probe.threads import fastest_threads
-
-    kept = Machine.read(folder.machine) if folder.machine.is_file() else None
-    return fastest_threads(describe_machine(group.device), kept, reporter.say)
 
 
 def _measured_by_all(task: Task, folder: RunFolder, plan_file: Path | None, group: ProcessGroup) -> Profile | None:

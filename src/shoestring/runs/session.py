@@ -355,8 +355,7 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
         if first:
             folder.write(folder.plan, plan)
         if first and folder.profile.is_file():
-            profile = final_profile(Profile.read(folder.profile), plan, trainee.recipe)
-            folder.write(folder.profile, replace(profile, machine=describe_machine(trainee.group.device)))
+            folder.write(folder.profile, final_profile(Profile.read(folder.profile), plan, trainee.recipe))
         if first and settled:
             session.reporter.settled(plan)
 
