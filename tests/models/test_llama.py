@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoestring.core.family import network_cost
+from shoestring.core.family import is_compiled, network_cost
+from shoestring.core.recipe_file import build
 from shoestring.core.sections import Model
 from shoestring.models.families.llama import FAMILY
 from shoestring.models.families.llama.network import Llama
@@ -156,3 +157,24 @@ def test_first_weights_have_the_documented_sizes() -> None:
             written = name.endswith(("out.weight", "down.weight"))
             assert parameter.std().item() == pytest.approx(0.02 / 4 if written else 0.02, rel=0.05), name
             assert abs(parameter.mean().item()) < 0.001, name
+
+
+@pytest.mark.parametrize(
+    ("values", "compiled"),
+    [
+        ({}, False),
+        ({"model": {"family": "gpt2"}}, True),
+        ({"model": {"dropout": 0.1}}, True),
+        ({"data": {"document_mask": True}}, True),
+        ({"parallel": {"shard": True}}, True),
+        *(({"train": {"batch": 4, "lr": 1e-3} | fields}, True) for fields in (
+            {"recompute": "full"}, {"precision": "fp32"}, {"compile": True},
+        )),
+        ({"train": {"batch": 4, "lr": 1e-3, "compile": False}, "model": {"family": "gpt2"}}, False),
+    ],
+)  # fmt: skip
+def test_layers_that_are_kernels_are_not_compiled(values: dict[str, dict[str, object]], compiled: bool) -> None:
+    least = {"budget": {"steps": 10}, "train": {"batch": 4, "lr": 1e-3}}
+    recipe = build(least | values, "test")
+    assert is_compiled(recipe, "cuda") is compiled
+    assert is_compiled(recipe, "cpu") is bool(recipe.train.compile)

@@ -9,7 +9,7 @@ import torch
 
 from shoestring.models.batch import Batch
 from shoestring.training import graphs
-from shoestring.training.graphs import Recordings
+from shoestring.training.graphs import Recordings, shape_of
 
 
 class Noted:
@@ -18,11 +18,15 @@ class Noted:
     made: list[Noted]
 
     def __init__(self, loss: Any, parameters: Any, like: Batch):
-        self.shape, self.attached = like.ids.shape, 0
+        self.shape, self.attached, self.updates = shape_of(like), 0, 0
         self.made.append(self)
 
     def attach(self) -> None:
         self.attached += 1
+
+    def update(self, sums: torch.Tensor, apply: Any) -> tuple[torch.Tensor, ...] | None:
+        self.updates += 1
+        return None if self.updates == 1 else apply(sums)
 
 
 @pytest.fixture
@@ -67,6 +71,48 @@ def test_while_a_gradient_is_under_way_only_the_recording_that_began_it_is_repla
     assert kept.of(rows(2), begin=False) is first
 
 
+def masked(count: int, most: int) -> list[Batch]:
+    ids = torch.zeros(count, 4, dtype=torch.int64)
+    return [Batch(ids, wanted=ids, most=most, share=0.5)]
+
+
+def test_rows_with_targets_are_recorded_for_one_bound_on_their_number(made: list[Noted]) -> None:
+    kept = recordings()
+    found = [kept.of(masked(2, most), begin=True) for most in (5, 5, 5, 6, 6, 5)]
+    assert [recording and recording.shape[2] for recording in found] == [None, 5, 5, None, 6, None]
+    assert kept.of(masked(2, 5), begin=False) is None, "a plain pass began it"
+
+
+def test_an_update_is_replayed_where_a_recording_began_the_gradient(made: list[Noted]) -> None:
+    kept = Recordings(lambda _: torch.zeros(()), [], lambda sums: (sums + 1,))
+    sums = torch.ones(2)
+    updates = []
+    for begun in (2, 2, 2, 3, 3, 3):
+        kept.of(rows(begun), begin=True)
+        updates.append(kept.update(sums))
+    assert [found is None for found in updates] == [True, True, False, True, True, False]
+    assert torch.equal(updates[2][0], sums + 1)  # type: ignore[index]
+    kept.drop()
+    assert kept.update(sums) is None
+
+
+def test_an_update_that_cannot_be_recorded_is_not_tried_again(
+    made: list[Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refuse(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tried.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    kept = Recordings(lambda _: torch.zeros(()), [], refuse)
+    for _ in range(4):
+        kept.of(rows(2), begin=True)
+        assert kept.update(torch.ones(2)) is None
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("others", [rows(2, 3), rows(2, packed=True)])
 def test_rows_of_several_shapes_and_packed_rows_are_not_recorded(others: list[Batch], made: list[Noted]) -> None:
     kept = recordings()
@@ -79,7 +125,7 @@ def test_another_shape_takes_the_place_and_what_is_dropped_is_made_anew(made: li
     kept = recordings()
     for count in (2, 2, 3, 3, 2, 2):
         kept.of(rows(count), begin=True)
-    assert [found.shape[0] for found in made] == [2, 3, 2]
+    assert [found.shape[0][0] for found in made] == [2, 3, 2]
     kept.drop()
     assert kept.of(rows(2), begin=False) is None
     assert kept.of(rows(2), begin=True) is None

@@ -73,6 +73,10 @@ class Family(ABC):
         """Saved activations and logits of one row, by part, in passes of `number` bytes; None: to be measured."""
         return None
 
+    def has_kernels(self, recipe: Recipe) -> bool:  # noqa: ARG002
+        """Whether kernels of its own make up its layers on a GPU, so that compiling them gains nothing."""
+        return False
+
     def decisive(self, model: Model) -> dict[str, object]:  # noqa: ARG002
         """The fields that the weights depend on: weights of a model with other values cannot be loaded."""
         return {}
@@ -89,6 +93,18 @@ def family_of(model: Model) -> Family:
         return _own_family(spec, os.path.abspath(os.path.expanduser(spec.file)))
     family: Family = registry("family")[model.family]
     return family
+
+
+def is_compiled(recipe: Recipe, device: str) -> bool:
+    """Whether the layers of a network are compiled on a device of this type: as the recipe says.
+
+    By default on a GPU, unless they consist of kernels. Where the model is sharded, kernels are launched one by one,
+    and the fewer that compiling leaves are faster.
+    """
+    if recipe.train.compile is not None:
+        return recipe.train.compile
+    sharded = recipe.parallel is not None and recipe.parallel.shard
+    return device == "cuda" and (sharded or not family_of(recipe.model).has_kernels(recipe))
 
 
 def network_cost(model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:

@@ -263,7 +263,9 @@ class Train:
         Literal["auto", "fp32", "bf16", "fp16"],
         "of the products; weights stay fp32. auto: on a GPU bf16, or fp16 where it has no bf16 (T4, V100)",
     ] = "auto"
-    compile: Annotated[bool | None, "compile the blocks with torch; default: on a GPU"] = None
+    compile: Annotated[
+        bool | None, "compile the blocks with torch; default: on a GPU, unless they are fused kernels"
+    ] = None
     recompute: Annotated[
         Literal["none", "selective", "full"],
         "what the backward pass recomputes to save memory: nothing, the MLPs, or whole blocks",

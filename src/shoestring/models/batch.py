@@ -49,8 +49,18 @@ class Batch(NamedTuple):
         if device.type != "cuda":
             return self._each(lambda x: x.to(device))
         bound = None if self.wanted is None or self.wanted.is_cuda else self.bound()
-        moved = self._each(lambda x: (x if x.is_cuda else x.pin_memory()).to(device, non_blocking=True))
+        moved = self._each(lambda x: (x if x.is_cuda else _pinned(x)).to(device, non_blocking=True))
         return moved._replace(most=bound)
+
+    def copy(self) -> Batch:
+        """The same in tensors of its own, on the same device."""
+        return self._each(torch.clone)
+
+    def put(self, other: Batch) -> None:
+        """Write rows and targets of another batch, of the same shape, into these tensors; does not wait for it."""
+        self.ids.copy_(other.ids, non_blocking=True)
+        if self.wanted is not None and other.wanted is not None:
+            self.wanted.copy_(other.wanted, non_blocking=True)
 
     def equals(self, other: Batch) -> bool:
         """Whether it has the same rows and predictions, in tensors on one device."""
@@ -118,3 +128,11 @@ class Batch(NamedTuple):
     def _each(self, apply: Callable[[Tensor], Tensor]) -> Batch:
         segments, wanted = (None if x is None else apply(x) for x in (self.segments, self.wanted))
         return self._replace(ids=apply(self.ids), segments=segments, wanted=wanted)
+
+
+def _pinned(x: Tensor) -> Tensor:
+    """A copy in pinned memory, by one thread: `Tensor.pin_memory` takes one per core, and they wait for each other by
+    milliseconds where others use the cores, as processes that compile do."""
+    found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    np.copyto(found.numpy(), x.numpy())
+    return found

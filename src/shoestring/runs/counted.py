@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from shoestring.core.errors import ShoestringError
+from shoestring.core.family import is_compiled
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, Point, Profile
 from shoestring.cost.memory import CONTEXT_BYTES, HELD_SHARE, PROCESS_BYTES, estimate_memory
@@ -80,7 +81,6 @@ def _profile(task: Task, device: torch.device, machine: Machine, peaks: dict[int
     row = training_flops(recipe, vocabulary_of(recipe)) / speed
     saved = saved_bytes(recipe, cost)
     written = saved / WRITTEN_BYTES_PER_SECOND
-    compiled = kind == "cuda" if recipe.train.compile is None else recipe.train.compile
     return Profile(
         machine=machine,
         workload=task.workload,
@@ -95,7 +95,7 @@ def _profile(task: Task, device: torch.device, machine: Machine, peaks: dict[int
             )
             for rows, peak in peaks.items()
         ),
-        setup_seconds=SETUP_SECONDS[kind, compiled],
+        setup_seconds=SETUP_SECONDS[kind, is_compiled(recipe, kind)],
         update_seconds=cost.total_parameters * UPDATE_BYTES / BYTES_PER_SECOND[kind],
         validate_seconds_per_row=row / 3,  # a forward pass alone
         checkpoint_seconds=WAITED_SHARE[kind] * written,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import UserError
-from shoestring.core.family import family_of
+from shoestring.core.family import family_of, is_compiled
 from shoestring.core.files import temporary_folder
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
@@ -27,7 +27,7 @@ from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.meter import Meter, memory_errors
 from shoestring.runs.trained_model import start_from
 from shoestring.training.checkpoint import Checkpoints, State
-from shoestring.training.compiling import is_compiled, start_compiler
+from shoestring.training.compiling import start_compiler
 from shoestring.training.learner import Learner, Tally
 from shoestring.training.schedule import Schedule
 
@@ -47,13 +47,14 @@ def make_learner(
 
     With `beside`, it takes steps before its layers are compiled.
     """
-    if is_compiled(recipe.train, device) and not beside:
+    compiled = is_compiled(recipe, device.type)
+    if compiled and not beside:
         start_compiler(device)
     model = build(recipe.model, vocabulary(recipe), recipe.data.length, derive(recipe.run.seed, "weights"))
     if init and recipe.model.init is not None:
         start_from(model, recipe.model, recipe.model.init, say)
     shard = recipe.parallel is not None and recipe.parallel.shard
-    return Learner(model, recipe.train, device, group, shard, beside)
+    return Learner(model, recipe.train, device, group, shard, beside, compiled)
 
 
 def own_rows(recipe: Recipe, device: torch.device) -> TokenSource:
@@ -110,7 +111,7 @@ class TrainingWorkload:
 
     def __init__(self, recipe: Recipe, meter: Meter, source: TokenSource | None = None):
         self.learner = make_learner(recipe, meter.device)
-        self.compiled, self._meter = self.learner.compiled, meter
+        self.compiled, self._meter = self.learner.keeps_shapes, meter
         self.reset_peak, self.usage, self.forget = meter.reset, meter.usage, self.learner.forget
         self._folder, self._seed = Path(recipe.run.folder), recipe.run.seed
         self._tally: Tally | None = None

@@ -16,18 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from shoestring.core.compiled_code import keep_compiled_code
-from shoestring.core.sections import Train
 
 Context = Callable[[], AbstractContextManager[None]]
 SWITCH_SECONDS = 2e-4
 """After which a thread that compiles lets another go on: each read, copy and launch of a step waits so long."""
 _MOST_GRAPHS = 64
 """Shapes that a layer is compiled for, at least: a measurement tries many."""
-
-
-def is_compiled(settings: Train, device: torch.device) -> bool:
-    """Whether the layers are compiled: as the recipe says, by default on a GPU."""
-    return device.type == "cuda" if settings.compile is None else settings.compile
 
 
 def start_compiler(device: torch.device) -> None:

@@ -1,12 +1,14 @@
 """CUDA graphs: passes are recorded once and then replayed, so that the host launches one graph and not many kernels.
 
-A recording is for one shape of rows. It holds its own copy of the ids, the loss, and the gradients of all parameters.
-The first pass of a step writes the gradients, later ones add to them.
+A recording is for one shape of rows. It holds its own copy of the rows, the loss, and the gradients of all parameters.
+The first pass of a step writes the gradients, later ones add to them. The update of the weights from these gradients is
+recorded too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,32 +16,41 @@ from torch import Tensor, nn
 from shoestring.core.host import is_out_of_memory
 from shoestring.models.batch import Batch
 
+Shape = tuple[torch.Size, torch.Size | None, int | None]
+
+
+def shape_of(batch: Batch) -> Shape:
+    """What a recording is for: the shapes of rows and targets, and the bound on the predictions."""
+    return batch.ids.shape, None if batch.wanted is None else batch.wanted.shape, batch.most
+
+
+Result = TypeVar("Result")
+Apply = Callable[[Tensor], tuple[Tensor, ...]]
+"""Updates the weights from their gradients and the sums of a step."""
+
 
 class Recording:
-    """Forward and backward pass over rows of one shape."""
+    """Forward and backward pass over rows of one shape, and the update that follows."""
 
     def __init__(self, loss: Callable[[Batch], Tensor], parameters: list[nn.Parameter], like: Batch):
         self._loss, self._parameters = loss, parameters
-        self.shape = like.ids.shape
-        self._ids = torch.empty_like(like.ids)
-        self._batch = like._replace(ids=self._ids)
+        self.shape = shape_of(like)
+        self._batch = like.copy()
         self._pool = torch.cuda.graph_pool_handle()
         self._passes = {True: self._record(like)}  # by whether it is the first of a step, which writes the gradients
         self._gradients = [p.grad for p in parameters]
+        self._updates = 0
+        self._update: tuple[Tensor, torch.cuda.CUDAGraph, tuple[Tensor, ...]] | None = None
 
     def _record(self, like: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        self._ids.copy_(like.ids)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                loss = self._loss(self._batch)
-                loss.backward()
-                found = loss.detach()
-        except RuntimeError as cause:  # ending a recording after OutOfMemory raises an error that hides it
-            if cause.__context__ is not None and is_out_of_memory(cause.__context__):
-                raise cause.__context__ from None
-            raise
-        return graph, found
+        self._batch.put(like)
+
+        def both() -> Tensor:
+            loss = self._loss(self._batch)
+            loss.backward()
+            return loss.detach()
+
+        return self._recorded(both)
 
     def attach(self) -> None:
         """Give the parameters the gradients of the recording."""
@@ -55,10 +66,36 @@ class Recording:
         """The loss of these rows; their gradients are written if they are the first, else added."""
         if not first:
             self.rehearse(batch)
-        self._ids.copy_(batch.ids, non_blocking=True)
+        self._batch.put(batch)
         graph, loss = self._passes[first]
         graph.replay()
         return loss
+
+    def update(self, sums: Tensor, apply: Apply) -> tuple[Tensor, ...] | None:
+        """The result of `apply`, which the next call overwrites; None for the first call, which is not recorded: what
+        is made once, such as tables of addresses, is then there."""
+        self._updates += 1
+        if self._updates == 1:
+            return None
+        if self._update is None:
+            kept = sums.clone()
+            self._update = kept, *self._recorded(lambda: apply(kept))
+        kept, graph, found = self._update
+        kept.copy_(sums)
+        graph.replay()
+        return found
+
+    def _recorded(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """The recording of a function, and its result, which each replay overwrites."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                found = run()
+        except RuntimeError as cause:  # ending a recording after OutOfMemory raises an error that hides it
+            if cause.__context__ is not None and is_out_of_memory(cause.__context__):
+                raise cause.__context__ from None
+            raise
+        return graph, found
 
 
 class Recordings:
@@ -68,9 +105,10 @@ class Recordings:
     replay the recording that began it, or none.
     """
 
-    def __init__(self, loss: Callable[[Batch], Tensor], parameters: list[nn.Parameter]):
-        self._loss, self._parameters = loss, parameters
-        self._shape: torch.Size | None = None
+    def __init__(self, loss: Callable[[Batch], Tensor], parameters: list[nn.Parameter], apply: Apply | None = None):
+        """Without `apply`, updates are not recorded."""
+        self._loss, self._parameters, self._apply = loss, parameters, apply
+        self._shape: Shape | None = None
         self._recording: Recording | None = None
         self._current: Recording | None = None
         """The one that began the gradient in progress; None if a plain pass did."""
@@ -82,16 +120,15 @@ class Recordings:
             self._current = self._ready(parts)
             if self._current is not None:
                 self._current.attach()
-        if self._current is not None and all(part.ids.shape == self._current.shape for part in parts):
+        if self._current is not None and all(shape_of(part) == self._current.shape for part in parts):
             return self._current
         return None
 
     def _ready(self, parts: list[Batch]) -> Recording | None:
-        """The recording for these parts; None if they differ in shape or have segments or targets, and for a new shape:
-        its first pass compiles, which cannot be recorded. After a failure nothing is recorded any more."""
-        plain = all(part.segments is None and part.wanted is None for part in parts)
-        shapes = {part.ids.shape for part in parts}
-        if self._failed or not plain or len(shapes) != 1:
+        """The recording for these parts; None if they differ in shape or have segments, and for a new shape: its first
+        pass compiles, which cannot be recorded. After a failure nothing is recorded any more."""
+        shapes = {shape_of(part) for part in parts}
+        if self._failed or any(part.segments is not None for part in parts) or len(shapes) != 1:
             return None
         (shape,) = shapes
         if shape != self._shape:
@@ -111,6 +148,17 @@ class Recordings:
                     p.grad = None
                 torch.cuda.synchronize()
         return self._recording
+
+    def update(self, sums: Tensor) -> tuple[Tensor, ...] | None:
+        """Replay the update from the gradient in progress; None if it is not recorded."""
+        if self._current is None or self._apply is None:
+            return None
+        try:
+            return self._current.update(sums, self._apply)
+        except RuntimeError:  # as for passes, or there is no memory for it
+            self._apply = None
+            torch.cuda.synchronize()
+            return None
 
     def drop(self) -> None:
         """Drop the recording and free its memory."""

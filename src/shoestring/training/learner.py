@@ -28,7 +28,7 @@ from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.models.layers.blocks import Block, scoring_as_in_training
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.training.compiling import CompilingBeside, compile_layers, is_compiled
+from shoestring.training.compiling import CompilingBeside, compile_layers
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
@@ -112,8 +112,10 @@ class Learner:
         group: ProcessGroup | None = None,
         shard: bool = False,
         beside: bool = False,
+        compiled: bool | None = None,
     ):
-        """With `beside`, layers that are to be compiled run as they are until a thread has compiled them."""
+        """Layers are `compiled`; None: as `settings` say, by default on a GPU. With `beside`, they run as they are
+        until a thread has compiled them."""
         self.model = model.to(device)
         self.device, self.group = device, group or ProcessGroup(0, 1, device)
         self.sharded = shard and self.group.world > 1
@@ -122,14 +124,19 @@ class Learner:
         if device.type == "cpu" and self.dtype != torch.float32:
             settle_products(self.dtype)
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
-        self.compiled = is_compiled(settings, device)
+        gpu = device.type == "cuda"
+        by_default = gpu if settings.compile is None else settings.compile
+        self.compiled = by_default if compiled is None else compiled
+        recorded = gpu and not self.sharded and settings.compile is not False
+        self.keeps_shapes = self.compiled or recorded
+        """Whether the first passes over rows of a new shape take longer: they are compiled or recorded."""
         for block in self.model.blocks:
             setattr(block, "recompute", settings.recompute)  # noqa: B010 (a module's attributes are typed as tensors)
         self._attention = ExitStack()
         self._beside: CompilingBeside | None = None
         self._scores_as_in_training = False
         if self.compiled and beside:
-            if device.type == "cuda":  # for all threads; each pass sets it again
+            if gpu:  # for all threads; each pass sets it again
                 self._attention.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
             self._beside = CompilingBeside(self.model.blocks, device, self.precision)
         elif self.compiled:
@@ -141,8 +148,12 @@ class Learner:
         """Parameters and saved buffers."""
         self.optimizer = Optimizer(self.model, settings, self.loss_scale)
         self._recordings: Recordings | None = None
-        if self.compiled and device.type == "cuda" and not self.sharded:
-            self._recordings = Recordings(self._loss, [p for p in self.parameters.values() if p.requires_grad])
+        if recorded:
+            learned = [p for p in self.parameters.values() if p.requires_grad]
+            alone = self.group.world == 1 and not self.optimizer.waits
+            self._recordings = Recordings(self._loss, learned, self._apply if alone else None)
+        self._rate = torch.zeros((), device=device) if gpu and not self.optimizer.waits else None
+        """The learning rate of a step, on a GPU."""
         self._fresh = True
         """Whether no gradient has been computed since the last update."""
         self._prepared = False
@@ -295,14 +306,25 @@ class Learner:
     def _update(self, tally: Tally, lr: float, others: Sequence[float]) -> Update:
         numbers = (tally.predictions, not tally.fitted, *others)
         sums = torch.stack([tally.nats, *(torch.full_like(tally.nats, float(number)) for number in numbers)])
+        if self._rate is not None:
+            self._rate.fill_(lr)
+        recorded = None if self._recordings is None else self._recordings.update(sums)
+        self._fresh = True
+        if recorded is None:
+            return self._apply(sums, lr)
+        self.optimizer.clear()
+        return Update(*recorded)
+
+    def _apply(self, sums: Tensor, lr: float = 0.0) -> Update:
+        """Update the weights from the gradients and the sums of this process, at `self._rate` or `lr`."""
         gradients = self.optimizer.gradients()
         self.group.all_reduce([sums] if self.sharded else [*gradients, sums])
         square = squared_norm(gradients)
         if self.sharded:
             self.group.all_reduce([square])
         nats, predictions, unfitted = sums[:3]
-        norm = self.optimizer.step(square, predictions, unfitted + ~nats.isfinite(), lr)
-        self._fresh = True
+        rate = lr if self._rate is None else self._rate
+        norm = self.optimizer.step(square, predictions, unfitted + ~nats.isfinite(), rate)
         return Update(nats, predictions, norm, unfitted, self.optimizer.skipped, sums[3:])
 
     def saved_tensors(self) -> dict[str, Tensor]:
@@ -325,6 +347,8 @@ class Learner:
         for name, kept in self.weights.items():
             local_part(kept).copy_(tensors[f"model/{name}"])
         self.optimizer.restore(tensors)
+        if self._recordings is not None:
+            self._recordings.drop()  # the state is in other places
 
     def misfits(self, shapes: Mapping[str, torch.Size]) -> list[str]:
         """Names of the weights that these tensors lack, or have in another shape."""
@@ -360,17 +384,17 @@ class Learner:
     def _passes(self, batch: Batch, per_device: int, score: Callable[[Batch], Tensor]) -> Tensor:
         """The scores of all rows, in micro-batches of `per_device`, or of half as many if the memory does not suffice.
 
-        For a compiled model, the last row is repeated to fill the last micro-batch, so that the shape stays.
+        Where the model keeps shapes, the last row is repeated to fill the last micro-batch.
         """
         count = len(batch.ids)
-        per_device = per_device if self.compiled else min(per_device, count)
+        per_device = per_device if self.keeps_shapes else min(per_device, count)
         while True:
             try:
                 with self.scoring():
                     found = []
                     for first in range(0, count, per_device):
                         numbers = torch.arange(first, first + per_device)
-                        numbers = numbers.clamp(max=count - 1) if self.compiled else numbers[numbers < count]
+                        numbers = numbers.clamp(max=count - 1) if self.keeps_shapes else numbers[numbers < count]
                         found.append(score(batch.take(numbers).to(self.device)))
                 return torch.cat(found)[:count]
             except (RuntimeError, MemoryError, OSError) as cause:

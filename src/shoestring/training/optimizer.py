@@ -56,6 +56,8 @@ class Optimizer:
             group.append(self.masters[name])
         made = registry("optimizer")[settings.optimizer].build(weights, settings)
         self.optimizers = [each if hasattr(each, "prepare") else Waiting(each) for each in made]
+        self.waits = any(isinstance(each, Waiting) for each in self.optimizers)
+        """Whether the host waits for the device at each update."""
         self._owner = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
         self.averages = {name: p.detach().clone() for name, p in self.masters.items()} if self.ema else {}
         self.updates = torch.zeros((), device=device)
@@ -79,12 +81,13 @@ class Optimizer:
             p.grad = None
 
     @torch.no_grad()
-    def step(self, squared_norm: Tensor, predictions: Tensor, refuse: Tensor, lr: float) -> Tensor:
+    def step(self, squared_norm: Tensor, predictions: Tensor, refuse: Tensor, lr: float | Tensor) -> Tensor:
         """Divide the gradients by `predictions`, clip them, update the weights; returns the norm before clipping.
 
         `squared_norm` is that of all gradients before the division. If the norm is not finite or `refuse` is not 0,
         neither this step nor any later one is taken. With a loss scale, a norm that is not finite skips this step
-        alone, until the scale is at its least. All arguments except the rate are on the device.
+        alone, until the scale is at its least. The arguments are on the device; only the rate may be a number, and has
+        to be where an optimizer waits.
         """
         scales, divisor = self.loss_scale, predictions
         if scales is not None:

@@ -62,10 +62,11 @@ class AdamW(torch.optim.AdamW):
         pieces, group = self._pieces, self.param_groups[0]
         beta1, beta2 = group["betas"]
         shares = -torch.expm1((places.counts + 1).double() * pieces.logs)
+        lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=shares.device)
         with torch.cuda.device_of(places.table):
             kernel.adamw_kernel[(len(pieces.owners),)](
                 places.table, len(parameters), pieces.sizes, pieces.owners, pieces.firsts, pieces.decays,
-                shares.float(), self.grad_scale, self.found_inf, group["lr"], 1 - beta1, 1 - beta2, group["eps"],
+                shares.float(), self.grad_scale, self.found_inf, lr, 1 - beta1, 1 - beta2, group["eps"],
                 PIECE=kernel.PIECE, num_warps=kernel.WARPS,
             )  # fmt: skip
         places.counts.add_(1 - self.found_inf)

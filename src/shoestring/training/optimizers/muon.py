@@ -44,7 +44,11 @@ class Muon(torch.optim.Muon):
         wanted = gradient.lerp(moved, momentum)
         update = newton_schulz(wanted, group["ns_coefficients"], group["ns_steps"], group["eps"])
         adjusted = _adjust_lr(lr, group["adjust_lr_fn"], matrices[0].shape)
-        updated = (weights * (1 - lr * group["weight_decay"])).add_(update, alpha=-adjusted)
+        updated = weights * (1 - lr * group["weight_decay"])
+        if isinstance(lr, Tensor):
+            updated.addcmul_(update.float(), adjusted, value=-1)
+        else:
+            updated.add_(update, alpha=-adjusted)
         torch._foreach_copy_(means, torch.where(refused, mean, moved).unbind())
         torch._foreach_copy_(places, torch.where(refused, weights, updated).unbind())
 

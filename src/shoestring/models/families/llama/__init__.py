@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Model
+from shoestring.core.sections import Model, number
 from shoestring.cost.transformer import Setting, Transformer, Work
 from shoestring.models.families import InFolder
 
@@ -70,6 +70,12 @@ class LlamaFamily(InFolder, Transformer):
     def backward_channels(self, model: Model) -> int:
         """The product's gradient, and those of both of its inputs."""
         return model.width + 3 * self.hidden(model)
+
+    def has_kernels(self, recipe: Recipe) -> bool:
+        """Not in fp32, nor for dropout, documents and recomputation."""
+        model, train, data = recipe.model, recipe.train, recipe.data
+        plain = train.recompute == "none" and not data.document_mask and not number(model.dropout)
+        return plain and train.products("cuda", has_bf16=True) != "fp32"
 
     def stream_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
         """A block is handed the last change apart."""

@@ -1,0 +1,74 @@
+"""Steps that are recorded as CUDA graphs are those that are not: the same losses, norms and weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from shoestring.core.sections import Model, Train
+from shoestring.models.batch import Batch
+from shoestring.models.language_model import build
+from shoestring.training.learner import Learner
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+VOCABULARY, LENGTH, ROWS = 50, 64, 8
+LLAMA = Model(family="llama", width=64, layers=3, heads=2)
+MASKED = Model(family="masked_lm", width=64, layers=2, heads=2)
+
+
+def batches(masked: bool) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(8):
+        ids = torch.randint(VOCABULARY, (ROWS, LENGTH + (not masked)), generator=generator)
+        hidden = torch.rand(ids.shape, generator=generator) < 0.2
+        found.append(Batch(ids, wanted=ids.masked_fill(~hidden, -100), share=0.2) if masked else Batch(ids))
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, {"ema": 0.9}, {"precision": "fp16"}])
+@pytest.mark.parametrize("model", [LLAMA, MASKED], ids=lambda model: model.family)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_recorded_steps_are_those_that_are_not(model: Model, settings: dict[str, object], passes: int) -> None:
+    device = torch.device("cuda")
+    learners = [
+        Learner(
+            build(model, VOCABULARY, LENGTH, 0),
+            Train(batch=ROWS, lr=1e-2, compile=compile, **settings),  # type: ignore[arg-type]
+            device,
+            compiled=False,
+        )
+        for compile in (None, False)
+    ]
+    found: list[list[list[float]]] = [[], []]
+    for learner, losses in zip(learners, found, strict=True):
+        for number, batch in enumerate(batches(model.family == "masked_lm")):
+            update = learner.update(learner.accumulate(batch, ROWS // passes), 0.01 / (1 + number))
+            losses.append([update.nats.item(), update.predictions.item(), update.norm.item(), update.unfitted.item()])
+    recorded, plain = learners
+    assert plain._recordings is None
+    assert recorded._recordings is not None and recorded._recordings._recording is not None
+    assert recorded._recordings._recording._update is not None, "the update is recorded, too"
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+    for name, tensor in plain.saved_tensors().items():
+        torch.testing.assert_close(recorded.saved_tensors()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_restored_state_is_that_which_is_updated() -> None:
+    device = torch.device("cuda")
+    first, second = (
+        Learner(build(LLAMA, VOCABULARY, LENGTH, 0), Train(batch=ROWS, lr=1e-2), device, compiled=False)
+        for _ in range(2)
+    )
+    rows = batches(masked=False)
+    for batch in rows[:4]:
+        first.update(first.accumulate(batch, ROWS), 0.01)
+        second.update(second.accumulate(batch.part(0, ROWS // 2), ROWS // 2), 0.02)
+    second.put_tensors({name: tensor.clone() for name, tensor in first.saved_tensors().items()})
+    for batch in rows[4:]:
+        for learner in (first, second):
+            learner.update(learner.accumulate(batch, ROWS), 0.005)
+    for name, tensor in first.saved_tensors().items():
+        assert torch.equal(second.saved_tensors()[name], tensor), name
