@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +144,11 @@ def theirs(peer: Path, files: list[str], seconds: float, options: list[str], fol
     return told | {"wall": wall, "besides": wall - told["training_seconds"], "seconds": seconds}
 
 
-def swept(asked: argparse.Namespace, files: list[str], folder: Path) -> list[dict[str, Any]]:
+def swept(asked: argparse.Namespace, files: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     """One run for each learning rate that took the time."""
     options = ["--depth", str(asked.depth), "--head", "64", "--batch-tokens", "32768", "--rows", "64"]
     theirs(asked.peer, files, 1.0, options, folder)  # compiles
-    besides, found = theirs(asked.peer, files, 1.0, options, folder)["besides"], []
+    besides = theirs(asked.peer, files, 1.0, options, folder)["besides"]
     for factor in SWEEP:
         for _ in range(ATTEMPTS):
             rate = ["--matrix-lr", f"{factor * PEER_LR:g}"]
@@ -155,9 +156,7 @@ def swept(asked: argparse.Namespace, files: list[str], folder: Path) -> list[dic
             besides = told["besides"]
             if abs(told["wall"] / asked.time - 1) <= NEAR:
                 break
-        found.append(told | {"lr": factor * PEER_LR})
-        print("peer", json.dumps(found[-1]), flush=True)
-    return found
+        yield told | {"lr": factor * PEER_LR}
 
 
 def main() -> None:
@@ -178,15 +177,17 @@ def main() -> None:
             mine.append(ours(write_ours(asked, seed, folder), folder))
             print("ours", json.dumps(mine[-1]), flush=True)
         files = write_rows(RunFolder(folder / "runs" / "seed0").read_recipe(), asked.time, folder)
-        peers = swept(asked, files, folder)
-    least = 0.0 if asked.task == "stories" else mine[0]["baselines"]["oracle"]
-    mean = statistics.mean(run["loss"] for run in mine) - least
-    best = min(run["nats"] for run in peers) - least
+        least = 0.0 if asked.task == "stories" else mine[0]["baselines"]["oracle"]
+        mean, peers = statistics.mean(run["loss"] for run in mine) - least, list[dict[str, Any]]()
+        origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "changes": asked.changes}
+        for told in swept(asked, files, folder):
+            peers.append(told)
+            print("peer", json.dumps(told), flush=True)
+            best = min(run["nats"] for run in peers) - least
+            both = {"ours": mine, "peer": peers, "loss": mean, "peer_loss": best, "ratio": mean / best}
+            results[f"{asked.task}, {asked.time:g}s"] = origin | {"time": asked.time} | both
+            record.write("deadline", {"results": results}, asked.out)  # what is there, should the machine be taken away
     print(f"ours {mean:.4f}, the peer's best {best:.4f}: {mean / best:.3f} of it in {asked.time:g} s")
-    origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "changes": asked.changes}
-    told = {"time": asked.time, "ours": mine, "peer": peers, "loss": mean, "peer_loss": best, "ratio": mean / best}
-    results[f"{asked.task}, {asked.time:g}s"] = origin | told
-    record.write("deadline", {"results": results}, asked.out)
 
 
 if __name__ == "__main__":
