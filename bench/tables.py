@@ -426,7 +426,7 @@ def start_table() -> str:
 
 def deadline_table() -> str:
     """What a deadline buys: ours beside a public trainer."""
-    head = "| task | seconds | bigram | five_minutes.py, its best of three learning rates | ours | ours / theirs |"
+    head = "| task | seconds | bigram | five_minutes.py at its best learning rate | ours | ours / theirs |"
     lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|\n"]
     for r in results("deadline"):
         for name, found in r["results"].items():
@@ -435,9 +435,10 @@ def deadline_table() -> str:
             bigram = told["bigram"] if "oracle" not in told else told["bigram_in_context"] - told["oracle"]
             taken = f"{max(run['wall'] for run in runs):.1f} and {peer['wall']:.1f}"
             seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
+            rates = ", ".join(f"{run['lr']:g}" for run in found["peer"])
             lines.append(
                 f"| {name.partition(',')[0]} | {found['time']:g} (taken: {taken}) | {bigram:.3f} | "
-                f"{found['peer_loss']:.3f} at {peer['lr']:g}, {peer['steps']:,} steps | "
+                f"{found['peer_loss']:.3f} at {peer['lr']:g} of {rates}, {peer['steps']:,} steps | "
                 f"{found['loss']:.3f}, {seeds}, {runs[0]['steps']:,} steps | "
                 f"{found['ratio']:.3f} | {found['commit']}, {found['date']} |\n"
             )
