@@ -18,6 +18,9 @@ from jaxtyping import install_import_hook
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# nothing here has to last through a power failure; a test that kills a process finds what the system keeps
+os.fsync = lambda _: None
+
 # what one test has measured is not what a user keeps, nor the other way round
 os.environ["SHOESTRING_CACHE"] = tempfile.mkdtemp(prefix="shoestring-tests-")
 

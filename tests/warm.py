@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 
 from shoestring.cli.root import COMMANDS
 from shoestring.data.tokenize.fast_words import WordEncoder
@@ -37,6 +38,7 @@ MODULES = (
 for _name in MODULES:
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
+os.fsync = lambda _: None  # as in the tests themselves
 measure._busy = lambda _timings, _machine: None  # other tests keep the machine busy, and profiles are kept all the same
 WordEncoder(("a", "b"), 2, 1).encode_batch(["a b"])
 gc.collect()

@@ -31,12 +31,6 @@ from shoestring.data.store.store import SplitEntry, Store, StoreRows
 PACKINGS = ("best_fit", "pad")
 
 
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here has to last through a power failure."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
-
-
 def make(folder: Path, documents: list[str], unit_bytes: int = 300, shard_tokens: int = 120) -> Store:
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / "corpus.txt"

@@ -34,12 +34,6 @@ from shoestring.data.tokenize.tokenizers import ByteTokenizer, Tokenizer, WordTo
 TEXTS = [f"Some text, number {i} é {'la ' * (i % 5)}.".strip() for i in range(50)]
 
 
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here has to last through a power failure."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
-
-
 def job_in(folder: Path, heldout: float = 0.2, unique: bool = False) -> Job:
     return Job(folder=folder / "store", heldout=heldout, unique=unique)
 

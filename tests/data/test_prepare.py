@@ -91,12 +91,11 @@ def command(code: str, *arguments: object) -> dict[str, Any]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units and shards of a few documents, and no waiting for the disk."""
+    """Units and shards of a few documents."""
     monkeypatch.setattr(units, "UNIT_BYTES", 400)
     monkeypatch.setattr(units, "UNIT_STORIES", 16)
     monkeypatch.setattr(passes, "SHARD_TOKENS", 100)
     monkeypatch.setattr(passes, "BATCH_CHARACTERS", 50)
-    monkeypatch.setattr("os.fsync", lambda _: None)
 
 
 @pytest.fixture

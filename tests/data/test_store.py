@@ -28,12 +28,6 @@ DOCUMENTS = [
 LENGTH = 3
 
 
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here has to last through a power failure."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
-
-
 def cut(patch: pytest.MonkeyPatch, unit_bytes: int, shard_tokens: int) -> None:
     """Many units and shards of a small corpus."""
     patch.setattr(units, "UNIT_BYTES", unit_bytes)
@@ -289,7 +283,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     documents = ["".join(chance.choices("abcé日 ", k=chance.randint(1, 14))).strip() + "." for _ in range(90)]
     with pytest.MonkeyPatch.context() as patch:
         cut(patch, 250, 16)
-        patch.setattr("os.fsync", lambda _: None)
         found = Shown(make(tmp_path_factory.mktemp("shown"), documents, "bytes", 0.2))
     assert found.shards > 20
     return found
