@@ -45,8 +45,7 @@ assert blocks == {(16, 32), (16, 128), (32, 32), (64, 32), (32, 256), (64, 128),
 """
 
 AHEAD = """
-import triton
-from triton.backends.compiler import GPUTarget
+from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.hmm import kernels
 from shoestring.hmm.fused import tiles
@@ -67,10 +66,10 @@ for kernel, shape in [(kernels.emission_kernel, None), (kernels.transition_kerne
     aligned = [n.startswith("*") or name in ("N", "K", "SPAN") for name, n in signature.items()]
     attributes = {(i,): [["tt.divisibility", 16]] for i, is_aligned in enumerate(aligned) if is_aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert compiled.metadata.shared <= 227 * 1024, (kernel, compiled.metadata.shared)
+    compiled = compile_ahead(source, 90, **options)
+    assert compiled.shared <= 227 * 1024, (kernel, compiled.shared)
     units = "mma.sync" if own["BM"] < 64 else "wgmma"  # of 64 rows and more
-    assert kernel is kernels.emission_kernel or units in compiled.asm["ptx"], (kernel, own)
+    assert kernel is kernels.emission_kernel or compiled.has(units), (kernel, own)
 """
 
 

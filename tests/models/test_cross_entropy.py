@@ -400,9 +400,7 @@ for n, d, v in [(9, 4, 21), (7, 3, 16), (4, 5, 1030)]:
 """
 
 AHEAD = r"""
-import re
-import triton
-from triton.backends.compiler import GPUTarget
+from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.models.kernels import cross_entropy as kernel
 for type in ("*bf16", "*fp16", "*fp32"):
@@ -416,11 +414,10 @@ for type in ("*bf16", "*fp16", "*fp32"):
             signature = {name: kinds.get(name, "constexpr") for name in kernel.losses_kernel.arg_names}
             aligned = {(i,): [["tt.divisibility", 16]] for i in range(5)}
             source = ASTSource(fn=kernel.losses_kernel, signature=signature, constexprs=constants, attrs=aligned)
-            warps = min(16, max(1, block // 512))
-            made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-            assert made.metadata.shared <= 1024
-            assert block < 1024 or re.search(r"ld\.global\S*\.v4", made.asm["ptx"]), "whole loads"
-            assert block < 1024 or not gradient or re.search(r"st\.global\S*\.v4", made.asm["ptx"]), "whole stores"
+            made = compile_ahead(source, 90, num_warps=min(16, max(1, block // 512)))
+            assert made.shared <= 1024
+            assert block < 1024 or made.has(r"ld\.global\S*\.v4"), "whole loads"
+            assert block < 1024 or not gradient or made.has(r"st\.global\S*\.v4"), "whole stores"
 
 # for GPUs without bf16, in fp16: a T4
 from shoestring.models.kernels import fused_layers as fused
@@ -431,8 +428,7 @@ def compile_for_t4(function, **given):
     numbers = dict.fromkeys(("d", "n", "f", "v", "length", "heads", "shared", "columns"), "i32") | {"eps": "fp32"}
     kinds = wide | numbers | dict.fromkeys(("ids", "order", "targets"), "*i64") | given
     signature = {n: "constexpr" if n in constants else kinds.get(n, "*fp16") for n in function.arg_names}
-    source = ASTSource(fn=function, signature=signature, constexprs=constants)
-    triton.compile(source, target=GPUTarget("cuda", 75, 32))
+    compile_ahead(ASTSource(fn=function, signature=signature, constexprs=constants), 75)
 
 compile_for_t4(kernel.losses_kernel, ids="i32", GRADIENT=True, SCALED=True, HELD=False, BLOCK=kernel.PIECE)
 compile_for_t4(fused.add_norm_kernel, BLOCK=1024)

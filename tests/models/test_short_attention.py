@@ -123,11 +123,8 @@ assert operator(qkv.float()[:0], *tables, 2).shape == (0, 5, 2, 16)
 """
 
 AHEAD = """
-import json, re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends import nvidia
-from triton.backends.compiler import GPUTarget
+import json, sys
+from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.models.kernels import short_attention as kernels
 from shoestring.models.layers.short_attention import CONFIGS
@@ -139,16 +136,10 @@ def used(kernel, launch, length, heads, groups, channels):
     signature = {n: "constexpr" if n in constants else kinds.get(n, "*bf16") for n in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": launch.warps, "num_stages": 1, "maxnreg": launch.registers}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert ("wgmma" in made.asm["ptx"]) == (length > 32)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(made.asm["cubin"])
-        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
-    registers, stack = (int(re.search(name + r":(\\d+)", text)[1]) for name in ("REG", "STACK"))
-    together = min(65_536 // (registers * 32 * launch.warps), 228 * 1024 // (made.metadata.shared + 1024))
-    return stack, together
+    made = compile_ahead(source, 90, num_warps=launch.warps, num_stages=1, maxnreg=launch.registers)
+    assert made.has("wgmma") == (length > 32)
+    together = min(65_536 // (made.registers * 32 * launch.warps), 228 * 1024 // (made.shared + 1024))
+    return made.stack, together
 
 wrong = []
 for length, channels, groups, forward, backward in json.loads(sys.argv[1]):

@@ -105,17 +105,14 @@ for cells in (1, 2, 3, 5, 64, 300, 65_535, 65_536):
 """
 
 AHEAD = """
-import triton
-from triton.backends.compiler import GPUTarget
+from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.streams import kernels
 from shoestring.streams.permutations import Rounds
-chip = GPUTarget("cuda", 90, 32)
 
 def compiled(kernel, warps, constants, kinds):
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i64") for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    return triton.compile(source, target=chip, options={"num_warps": warps})
+    return compile_ahead(ASTSource(fn=kernel, signature=signature, constexprs=constants), 90, num_warps=warps)
 
 for symbols, states, size, token in [(3, 2, 1, "*u8"), (1, 0, 2, "*u16")]:
     constants = {"H": 100, "E": 300 if size == 2 else 100, "MOVE_BITS": 7, "EMIT_BITS": 9 if size == 2 else 7,
@@ -124,7 +121,7 @@ for symbols, states, size, token in [(3, 2, 1, "*u8"), (1, 0, 2, "*u16")]:
     kinds = {"out": "*i64", "moves": "*i32", "emits": "*i32", "moves_tail": "*u16", "emits_tail": "*u16",
              "sy_table": token, "st_table": "*u8", "n": "i32", "words": "i32"}
     made = compiled(kernels.tokens_kernel, 4, constants, kinds)
-    assert made.metadata.shared == 0 and "st.global" in made.asm["ptx"]
+    assert made.shared == 0 and made.has("st.global")
 compiled(kernels.shuffle_kernel, 4, {"SIZE": 300, "BLOCK": 128}, {"made": "*u16", "count": "i32", "purpose": "i32"})
 """
 
