@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from commands import NO_FIGURES, Started, measure_in_forks
-from jaxtyping import install_import_hook
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,7 +41,9 @@ def _has_gpu() -> bool:
 
 # shapes are checked wherever the checker is installed, except on a GPU: models are compiled there, and so would it be
 if importlib.util.find_spec("beartype") and not _has_gpu():
-    install_import_hook(_with_shapes("models", "hmm"), "beartype.beartype")
+    import shapes  # loads torch
+
+    shapes.check(_with_shapes("models", "hmm"))
 
 if not _has_gpu():  # a process that has looked for a GPU must not be forked
     measure_in_forks()
@@ -98,6 +99,14 @@ def _same_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_checked_again() -> None:
+    """In every test."""
+    import shapes
+
+    shapes.check_again()
 
 
 @pytest.fixture

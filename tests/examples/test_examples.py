@@ -6,7 +6,6 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import NO_FIGURES, Started, alone_in_its_group
@@ -132,17 +131,6 @@ class Kernel(Started):
         self.send_signal(signal.SIGTERM)
 
 
-def measure_first(code: str, folder: Path) -> None:
-    """Measure what a notebook trains: a fork of its kernel cannot, once the kernel has trained."""
-    made: dict[str, Any] = {}
-    exec(code.partition("runs = []")[0], made)
-    for width in (8, 16, 32):
-        (folder / f"{width}.toml").write_text(dump(ss.load(made["base"], {"model.width": width})))
-        process = Started(["measure", f"{width}.toml"], folder, {NO_FIGURES: "1"})
-        _, said = process.communicate(300)
-        assert process.returncode == 0, said
-
-
 def serve() -> None:
     """What `python -m ipykernel_launcher` does."""
     from ipykernel import kernelapp
@@ -159,8 +147,6 @@ def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(not cell.get("outputs") for cell in notebook.cells), "stored without outputs"
     if name == "scaling_law":
         monkeypatch.setenv(NO_FIGURES, "1")
-        (tmp_path / "before").mkdir()
-        measure_first(next(cell.source for cell in notebook.cells if cell.cell_type == "code"), tmp_path / "before")
     nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
