@@ -7,9 +7,11 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import NO_FIGURES, Started, measure_in_forks
@@ -47,6 +49,9 @@ if importlib.util.find_spec("beartype") and not _has_gpu():
 
 if not _has_gpu():  # a process that has looked for a GPU must not be forked
     measure_in_forks()
+
+DRAWING = {"report", "laws", "studies", "test_other_text", "test_strangers"}
+"""Folders and files of tests that look at figures."""
 
 TINY = """
 [run]
@@ -89,6 +94,15 @@ def _keep_what_is_loaded() -> None:
     """A run collects garbage several times; it need not look at all modules and tests, which takes half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _figures_are_not_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In this process, except by tests that look at them: each takes a tenth of a second, and a run has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DRAWING.isdisjoint((request.path.parent.name, request.path.stem)):
+            patch.setitem(sys.modules, "vl_convert", SimpleNamespace(vegalite_to_svg=lambda _: "<svg></svg>"))
+        yield
 
 
 @pytest.fixture(autouse=True)

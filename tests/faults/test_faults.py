@@ -98,12 +98,12 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of every file, and every folder; locks, which stay where they were taken, do not count."""
     found = {}
     for place, folders, names in os.walk(folder):
-        for name in (*folders, *names):
+        inside = f"{place}/"[len(f"{folder}/") :]
+        found |= {inside + name: (0, 0) for name in folders if not name.startswith(".lock")}
+        for name in names:
             if not name.startswith(".lock"):
-                status = os.lstat(os.path.join(place, name))
-                is_folder = name in folders
-                key = os.path.relpath(os.path.join(place, name), folder)
-                found[key] = (0, 0) if is_folder else (status.st_size, status.st_mtime_ns)
+                status = os.lstat(f"{place}/{name}")
+                found[inside + name] = (status.st_size, status.st_mtime_ns)
     return found
 
 
