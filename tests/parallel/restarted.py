@@ -34,22 +34,26 @@ ACCIDENT = 6
 """As many steps are taken before it."""
 ROWS = 2
 PROCESSES = 2
+PARTS, LOCAL = "shard=true", "strategy=local sync_every=4 parts=2 difference_bits=8"
 
 
 class Planned(NamedTuple):
     """A run of two processes."""
 
     name: str
-    shard: bool
+    parallel: str = "shard=false"
+    """Fields of that section."""
     accident: str | None = None
 
 
 RUNS = (
-    Planned("whole-copies", shard=False),
-    Planned("whole-parts", shard=True),
-    Planned("killed-copies", shard=False, accident="killed"),
-    Planned("killed-parts", shard=True, accident="killed"),
-    Planned("full-parts", shard=True, accident="full"),
+    Planned("whole-copies"),
+    Planned("whole-parts", PARTS),
+    Planned("whole-local", LOCAL),
+    Planned("killed-copies", accident="killed"),
+    Planned("killed-parts", PARTS, accident="killed"),
+    Planned("killed-local", LOCAL, accident="killed"),
+    Planned("full-parts", PARTS, accident="full"),
 )
 
 
@@ -75,7 +79,7 @@ def train_all(recipe_file: Path) -> None:
     for planned in RUNS:
         overrides = (
             f"run.name={planned.name}",
-            f"parallel.shard={'true' if planned.shard else 'false'}",
+            *(f"parallel.{field}" for field in planned.parallel.split()),
             f"budget.steps={STEPS}",
             f"train.per_device={ROWS}",
             "train.checkpoint_every=1ms",

@@ -89,7 +89,7 @@ def _weights(folder: RunFolder) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["copies", "parts"])
+@pytest.mark.parametrize("kind", ["copies", "parts", "local"])
 def test_a_run_whose_process_was_killed_resumes_to_the_same_bits(kind: str, runs: Path) -> None:
     whole, killed = RunFolder(runs / f"whole-{kind}"), RunFolder(runs / f"killed-{kind}")
     assert _starts(whole) == [0]
@@ -101,7 +101,7 @@ def test_a_run_whose_process_was_killed_resumes_to_the_same_bits(kind: str, runs
     one, other = _weights(whole), _weights(killed)
     assert one.keys() == other.keys()
     assert all(one[name].equal(other[name]) for name in one)
-    assert {path.suffix for path in killed.checkpoints.iterdir()} == {".parts" if kind == "parts" else ".safetensors"}
+    assert {path.suffix for path in killed.checkpoints.iterdir()} == {".safetensors" if kind == "copies" else ".parts"}
 
 
 @pytest.mark.slow

@@ -180,6 +180,9 @@ class Idle:
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> Given:
         return Given(step, learning_rate(SETTINGS, schedule.progress(step + 0.5)))
 
+    def meets(self, step: int, schedule: Schedule) -> bool:
+        return False
+
     def halve(self) -> int:
         raise AssertionError("everything fits")
 

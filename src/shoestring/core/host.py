@@ -1,14 +1,16 @@
-"""The memory of the host, as the system tells it, and the errors of having too little of it."""
+"""The host: its memory, as the system tells it, the errors of too little of it, and processes that end together."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
 MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+_SET_DEATH_SIGNAL = 1
 _NO_MEMORY = (
     "out of memory",
     "ALLOC_FAILED",  # of cuBLAS and its like
@@ -127,3 +129,9 @@ def proc_table(path: Path) -> dict[str, int]:
         lines = [line.split() for line in path.read_text().splitlines()]
         return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
     return {}
+
+
+def end_with_parent() -> None:
+    """Have this process killed when the one that started it ends; only Linux has this call."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoestring.core.errors import UserError
+from shoestring.core.parallel import Parallel, Strategy
 from shoestring.core.schema import encode
-from shoestring.core.sections import Budget, Data, Evaluate, Hmm, Model, Parallel, Run, Stream, Track, Train
+from shoestring.core.sections import Budget, Data, Evaluate, Hmm, Model, Run, Stream, Track, Train
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.user_code import code_fingerprint
 
@@ -58,6 +59,16 @@ class Recipe:
         return self.stream or Stream()
 
     @property
+    def strategy(self) -> Strategy:
+        """How workers share what they learn."""
+        return "sync" if self.parallel is None else self.parallel.shares
+
+    @property
+    def workers(self) -> int:
+        """Processes that share the work, unless torchrun started others."""
+        return 1 if self.parallel is None else self.parallel.workers or 1
+
+    @property
     def kind(self) -> str:
         """What is trained: "hmm", or the family of the network."""
         return self.model.family if self.hmm is None else "hmm"
@@ -100,8 +111,9 @@ class Recipe:
         rows: list[object] = [data.length, data.document_mask]
         if "masked" in family_of(self.model).data_fields:  # for other families packing and masking cost nothing
             rows += [data.masked, data.packing, data.label is not None]
+        shared = None if self.parallel is None else {n: v for n, v in encode(self.parallel).items() if v is not None}
         passes = [train.precision, train.optimizer, self.batch, train.per_device, train.compile, train.recompute]
-        return fingerprint([model, symbols, *rows, *passes, train.ema is not None, encode(self.parallel)])
+        return fingerprint([model, symbols, *rows, *passes, train.ema is not None, shared])
 
     @property
     def corpus(self) -> str:

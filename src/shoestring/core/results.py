@@ -149,6 +149,22 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How the workers of a run shared what they learned."""
+
+    strategy: str
+    workers: int
+    """When the run began."""
+    left: tuple[int, ...] = ()
+    """Numbers of the workers that ended before the run did."""
+    synchronisations: int | None = None
+    """Updates that all workers made together: of every step, or averages."""
+    sent_bytes: int | None = None
+    """Gradients or differences that each worker gave to them; a ring sends 2 (n − 1) / n times as many bytes. None: not
+    counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome(Record):
     """The outcome of a run; its presence as DONE means that the run is finished."""
 
@@ -183,6 +199,8 @@ class Outcome(Record):
     forecast: Forecast | None = None
     """Of the held-out loss, the first one after a fifth of the steps, for the learning rates that followed; None: too
     little was known, or there is no learning rate."""
+    sharing: Sharing | None = None
+    """None: one process took all steps, or an older version wrote the record."""
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)

@@ -299,7 +299,7 @@ def describe(kind: Any) -> tuple[str, str]:
         shown = " or ".join(describe(choice)[0] for choice in choices if choice != _AUTO or not or_auto)
         return _with_range(shown, choices[0], limit) + or_auto, help_text
     if get_origin(kind) is Literal:
-        return ", ".join(f'"{arg}"' for arg in get_args(kind)), help_text
+        return ", ".join(map(show, get_args(kind))), help_text
     if isinstance(kind, type) and issubclass(kind, Spec):
         return "text", help_text
     names_of = {tuple: "list", dict: "table", **_PLAIN, **{unit: name for unit, (name, _) in _UNITS.items()}}

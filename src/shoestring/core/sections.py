@@ -376,13 +376,6 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parallel:
-    """The work of several devices under torchrun; without this section each has a copy of the model."""
-
-    shard: Annotated[bool, "divide weights, gradients and optimizer state over the devices (FSDP)"] = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Track:
     """Trackers of metrics, besides the run folder."""
 

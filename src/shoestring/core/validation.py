@@ -8,9 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shoestring.core.family import family_of
+from shoestring.core.parallel import Parallel
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
-from shoestring.core.sections import MOST_ROWS, Data, Model
+from shoestring.core.sections import MOST_ROWS, Data, Model, Train
 from shoestring.core.units import counted
 
 _MASKED = ("masked", "whole_words", "label")
@@ -77,8 +78,7 @@ def _model_problems(recipe: Recipe) -> list[str]:
 
     others = [name for name in given_fields(recipe.model) if name not in (*family.fields, "family", "init")]
     found = [f"model.{name}: {foreign(name)}" for name in others]
-    if recipe.parallel is not None and recipe.parallel.shard and not registry("optimizer")[train.optimizer].shards:
-        found.append(f'train.optimizer = "{train.optimizer}": needs whole matrices, and parallel.shard divides them')
+    found += [] if recipe.parallel is None else _parallel_problems(recipe.parallel, train)
     found += _size_problems(recipe) or family.problems(recipe)
     if data.document_mask and not family.document_mask:
         found.append(f"data.document_mask: {is_family} attends over whole rows")
@@ -91,6 +91,45 @@ def _model_problems(recipe: Recipe) -> list[str]:
     if data.label is not None and (data.stream or not (data.source.has_columns or data.source.kind == "store")):
         known = ", ".join(name for name, form in registry("format").items() if form.has_columns)
         found.append(f'data.label = "{data.label}": needs a source with columns: {known} or hf')
+    return found
+
+
+_LOCAL = ("sync_every", "outer_lr", "outer_momentum", "difference_bits", "parts")
+"""Fields of `[parallel]` that only one strategy reads."""
+
+
+def _parallel_problems(parallel: Parallel, train: Train) -> list[str]:
+    found, strategy = [], f'parallel.strategy = "{parallel.shares}"'
+    if parallel.shard and not registry("optimizer")[train.optimizer].shards:
+        found.append(f'train.optimizer = "{train.optimizer}": needs whole matrices, and parallel.shard divides them')
+    if parallel.shares != "local":
+        given = [name for name in _LOCAL if getattr(parallel, name) is not None]
+        found += [f'parallel.{name}: {strategy} has none; it is for parallel.strategy = "local"' for name in given]
+    if parallel.shares == "sync":
+        return found
+    if parallel.shard:
+        found.append(f"parallel.shard: {strategy} gives each worker the whole model; leave one of the two out")
+    if train.ema is not None:
+        found.append(f"train.ema: is a mean of the weights of one worker, and {strategy} has several; leave it out")
+    if parallel.shares == "local":
+        found += _average_problems(parallel, train)
+    return found
+
+
+def _average_problems(parallel: Parallel, train: Train) -> list[str]:
+    """What cannot happen between two averages."""
+    found = []
+    if (parallel.parts or 1) > parallel.every:
+        found.append(f"parallel.parts = {parallel.parts}: must be at most parallel.sync_every = {parallel.every}")
+    if train.save_every is not None and train.save_every % parallel.every:
+        found.append(
+            f"train.save_every = {train.save_every}: must be a multiple of parallel.sync_every = {parallel.every}; "
+            f"between two averages there is no one model to save"
+        )
+    if train.save_steps is not None:
+        found.append(
+            f'train.save_steps: with parallel.strategy = "local" give train.save_every, a multiple of {parallel.every}'
+        )
     return found
 
 
@@ -119,6 +158,8 @@ def given_fields(section: Model | Data) -> list[str]:
 
 def _hmm_problems(recipe: Recipe) -> list[str]:
     found, data = [], recipe.data
+    if recipe.strategy != "sync":
+        found.append(f'parallel.strategy = "{recipe.strategy}": is for networks; an HMM has "sync"')
     if data.validation is not None:
         found.append(f"data.validation{_shown(data)}: an HMM is scored on held-out sentences of its source")
     for name in ("packing", "document_mask", "random_offset", "unique"):

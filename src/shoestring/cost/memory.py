@@ -138,9 +138,7 @@ def _estimate_by_passes(
     groups = family_of(model).cost(model, vocabulary, length, recipe.data.masked).parameters
     count, layers = sum(groups.values()), groups["attention"] + groups["mlp"]
     state = registry("optimizer")[recipe.train.optimizer].state_numbers(count, layers)
-    always = {"weights": 4 * count, "optimizer": 4 * state}
-    always |= {"running mean": 4 * count} if recipe.train.ema else {}
-    always |= {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
+    always = _kept(recipe, count, state) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
     gradients = {"gradients": 4 * count}
     copies = {"copies of weights": 2 * count if setting.number == 2 else 0}
     chunk = {} if "logits" in saved else {"logits": CHUNK_BYTES[device]}
@@ -175,8 +173,14 @@ def _weights(recipe: Recipe, vocabulary: int) -> dict[str, int]:
     state = registry("optimizer")[recipe.train.optimizer].state_numbers(
         count, sum(family.matrices(recipe.model).values())
     )
+    return _kept(recipe, count, state)
+
+
+def _kept(recipe: Recipe, count: int, state: int) -> dict[str, int]:
+    """Bytes of so many weights and numbers of optimizer state, and of what strategies keep beside them."""
     found = {"weights": 4 * count, "optimizer": 4 * state}
-    return found | ({"running mean": 4 * count} if recipe.train.ema else {})
+    found |= {"running mean": 4 * count} if recipe.train.ema else {}
+    return found | ({"average and its momentum": 8 * count} if recipe.strategy == "local" else {})
 
 
 def _copies(recipe: Recipe, setting: Setting) -> int:

@@ -15,9 +15,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,7 @@ def join(device: torch.device) -> ProcessGroup:
             store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
             own = PrefixStore(agree(store, rank, world, PATIENCE), store)
             dist.init_process_group(backend, timeout=PATIENCE, store=own, rank=rank, world_size=world)
-            atexit.register(dist.destroy_process_group)
+            atexit.register(leave)
     return ProcessGroup.of(device)
 
 
@@ -99,6 +100,18 @@ def agree(store: Store, rank: int, world: int, patience: timedelta) -> str:
     return own
 
 
+def leave() -> None:
+    """Disconnect from the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    host_group.cache_clear()
+
+
+def is_lost(cause: BaseException) -> bool:
+    """Whether an error says that another process ended."""
+    return isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "/gloo/" in str(cause))
+
+
 @contextmanager
 def sharing_work(device: torch.device) -> Iterator[ProcessGroup]:
     """As `join`; after an error this process ends without waiting for the others, which may never answer."""
@@ -106,8 +119,8 @@ def sharing_work(device: torch.device) -> Iterator[ProcessGroup]:
     try:
         yield group
     except BaseException as cause:
-        atexit.unregister(dist.destroy_process_group)
-        if isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "/gloo/" in str(cause)):
+        atexit.unregister(leave)
+        if is_lost(cause):
             raise Fault("another process ended, and this one cannot continue alone") from cause
         raise
 
@@ -119,8 +132,9 @@ def host_group() -> dist.ProcessGroup:
     return found
 
 
-class ProcessGroup(NamedTuple):
-    """This process among all that share the work."""
+@dataclass
+class ProcessGroup:
+    """This process among all that share the work; where workers may leave, `members` changes rank and world."""
 
     rank: int
     world: int

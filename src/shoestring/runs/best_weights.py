@@ -36,7 +36,7 @@ class EndOverfitting:
     say: Callable[[str], None]
 
     def __call__(self, state: State, report: Report) -> State:
-        if state.worse < PATIENCE or report.begun > state.step or state.step >= state.schedule.total:
+        if state.worse < PATIENCE or not report.settled(state.step) or state.step >= state.schedule.total:
             return state
         was, steps = state.schedule.total, self._decay(state)
         if steps and restored(self.trainee, self.checkpoints, state, self.say) is not None:

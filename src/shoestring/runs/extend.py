@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -13,6 +11,7 @@ from pathlib import Path
 
 from shoestring.core.errors import RunError, UserError
 from shoestring.core.files import is_locked
+from shoestring.core.host import end_with_parent
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.registry import load_added
@@ -20,7 +19,6 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.runs.prepare import prepare_recipe, specials_per_row
 from shoestring.runs.reporter import Reporter
 
-_SET_DEATH_SIGNAL = 1
 _LOWEST = 19
 _PAUSE = 2.0
 """Seconds between two attempts to extend a store that another process extends."""
@@ -48,8 +46,7 @@ def extend(recipe: Recipe, plan: Plan, share: float) -> None:
 
 
 def main(folder: str, share: str, added: str) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # be killed when the run ends; only Linux has this call
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
+    end_with_parent()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # if the host runs out, it kills this process first
     os.nice(_LOWEST)

@@ -92,8 +92,11 @@ class NetworkTask(Task):
             prepare_recipe(self.recipe, plan, reporter)
 
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:
+        from shoestring.runs.local_trainee import LocalTrainee
         from shoestring.runs.network_trainee import NetworkTrainee
 
+        if self.recipe.strategy == "local":
+            return LocalTrainee(self.recipe, plan, group)
         return NetworkTrainee(self.recipe, plan, group)
 
     def fits(self, profile: Profile) -> bool:

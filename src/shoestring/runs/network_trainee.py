@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from shoestring.baselines.of_corpus import baseline_seconds
 from shoestring.core.clock import Clock
 from shoestring.core.errors import StorageError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.core.results import Evaluation
+from shoestring.core.results import Evaluation, Sharing
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import number
+from shoestring.core.sections import Train, number
 from shoestring.core.units import Bytes
 from shoestring.core.warmup import least_steps
 from shoestring.data.pack.order import Pool
 from shoestring.data.store.store import tokenizer_text
 from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
 from shoestring.datasets.other_text import OtherText
+from shoestring.datasets.source import TokenSource
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
 from shoestring.probe.machine import available_bytes
@@ -32,7 +35,7 @@ from shoestring.runs.trained_model import continue_run, steps_before
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
-from shoestring.training.checkpoint import State
+from shoestring.training.checkpoint import Saveable, State
 from shoestring.training.hooks import Evenly
 from shoestring.training.learner import Learner
 from shoestring.training.loop import AnyHook, Requests
@@ -112,8 +115,11 @@ class NetworkTrainee(Trainee):
         self.data, self.data_bytes = self.corpus.fingerprint, self.corpus.bytes
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
-        self._stepper = Stepper(self.learner, source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
+        self._stepper = self._make_stepper(source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
         self._stepper.before = self._before
+
+    def _make_stepper(self, source: TokenSource, train: Train, **rest: int) -> Stepper:
+        return Stepper(self.learner, source, train, **rest)
 
     def warmup(self) -> Warmup:
         if self.recipe.train.continued:
@@ -121,7 +127,7 @@ class NetworkTrainee(Trainee):
         return Warmup.planned(self.planned_steps, number(self.recipe.train.warmup), least_steps(self.recipe))
 
     @property
-    def saveable(self) -> Learner:
+    def saveable(self) -> Saveable:
         return self.learner
 
     @property
@@ -204,8 +210,20 @@ class NetworkTrainee(Trainee):
     def keep_scores(self, step: int) -> None:
         self._best = step, self._known.copy()
 
+    def sharing(self, state: State) -> Sharing | None:
+        workers = self.group.world
+        if workers == 1:
+            return None
+        sent = None if self.learner.sharded else state.step * weight_bytes(self.learner.optimizer.masters.values())
+        return Sharing(strategy="sync", workers=workers, synchronisations=state.step, sent_bytes=sent)
+
     def baseline_seconds(self) -> float | None:
         return baseline_seconds(self.corpus)
+
+
+def weight_bytes(weights: Iterable[Tensor]) -> int:
+    """Bytes of all weights, and of their gradients."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights)
 
 
 def _store_corpus(corpus: Corpus) -> StoreCorpus | None:

@@ -48,6 +48,7 @@ def outcome_of(
         lengthened=state.lengthened and f"{story}; last change at {state.lengthened}",
         skipped=state.skipped,
         verdicts=verdicts_of(folder),
+        sharing=trainee.sharing(state),
         forecast=recorded_forecast(Curve.of(read_lines(folder.metrics))),
     )
 

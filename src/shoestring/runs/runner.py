@@ -18,6 +18,7 @@ from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.runs.corpus_work import CorpusWork
+from shoestring.runs.launch import started
 from shoestring.runs.measure import ensure_profile, measure_together, measuring_of, own_profile
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.reporter import Reporter
@@ -51,8 +52,18 @@ def run(
     before a Slurm allocation ends, the session saves and stops.
     """
     slurm_job()  # one that has ended is refused before anything is written
-    if launched().world == 1:
-        return _run(recipe, reporter, clock, plan_file, limit)
+    if recipe.workers > 1 and launched().world == 1:
+        with started(recipe, plan_file):
+            return _run_together(recipe, reporter, clock, plan_file, limit)
+    if launched().world > 1:
+        return _run_together(recipe, reporter, clock, plan_file, limit)
+    return _run(recipe, reporter, clock, plan_file, limit)
+
+
+def _run_together(
+    recipe: Recipe, reporter: Reporter, clock: Clock, plan_file: Path | None, limit: float | None
+) -> Finished | None:
+    """As `run`, in one of several processes."""
     from shoestring.parallel.process_group import sharing_work
     from shoestring.probe.machine import pick_device
 

@@ -157,7 +157,7 @@ def train(
                 clock.begin("page")
                 written, figures = trainee.write_results(folder), draw(folder)
         clock.begin("last checkpoint")
-        group.on_all(checkpoints.wait)
+        trainee.together(lambda: group.on_all(checkpoints.wait))
     except OutOfMemory as cause:  # of a sharded model: the others cannot continue without this process
         rows = {"scored_rows" if cause.scored else "per_device": cause.half}
         LineFile(folder.timings).add(step=_reached(folder, label), elapsed=clock.elapsed(), event="halved", **rows)
@@ -271,7 +271,8 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         session.keep_finish()
         last = state.step >= state.schedule.total
         state = replace(state, lines=metrics.lines, task=trainee.saved_values())
-        session.checkpoints.save(trainee.saveable, state, wait and not (last and session.finish.beside))
+        waits = trainee.waits_for_disk or (wait and not (last and session.finish.beside))
+        trainee.together(lambda: session.checkpoints.save(trainee.saveable, state, waits))
 
     every = max(1, trainee.planned_steps // LOOKS)
 
@@ -283,11 +284,12 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         session.folder.check()
         if state.step % every == 0:
             session.meter.look()
-        session.reporter.training(_progress(session, state, report, watch.forecast))
+        if report.consolidated:
+            session.reporter.training(_progress(session, state, report, watch.forecast))
         return state
 
     def keep_best(state: State, report: loop.Report) -> State:
-        if state.step == state.best_step and report.begun == state.step:
+        if state.step == state.best_step and report.settled(state.step):
             trainee.keep_scores(state.step)
         return state
 
@@ -388,7 +390,8 @@ def _out_of_time(session: _Session) -> bool:
     """
     if session.limit is None:
         return False
-    plan, steps = session.trainee.plan, 4 * (session.deadline.seconds_per_step or 0.0)
+    plan, agreeing = session.trainee.plan, session.trainee.steps_to_agree
+    steps = agreeing * (session.deadline.seconds_per_step or 0.0)
     evaluation = plan.parts.get("evaluations", 0.0) / (plan.evaluations or 1)
     margin = min(60.0, max(1.0, 0.01 * session.limit))
     return session.clock.elapsed() >= session.limit - (steps + evaluation + 2 * session.checkpoints.slowest + margin)

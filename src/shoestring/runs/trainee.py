@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.core.results import Evaluation
+from shoestring.core.results import Evaluation, Sharing
 from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.track import LineFile
@@ -17,6 +17,8 @@ from shoestring.training.checkpoint import Saveable, State
 from shoestring.training.hooks import Wanted
 from shoestring.training.loop import AnyHook, PendingStep, Requests
 from shoestring.training.schedule import Schedule, Warmup
+
+T = TypeVar("T")
 
 
 class Trainee(ABC):
@@ -43,6 +45,10 @@ class Trainee(ABC):
     unit: str = "step"
     """Of the progress that is shown."""
     step_unit: str = "step"
+    waits_for_disk: bool = False
+    """Whether a checkpoint must be on disk before the next step, as a process that writes to it may leave."""
+    steps_to_agree: int = 4
+    """So many steps pass until all processes know of a request."""
 
     @property
     def settling(self) -> bool:
@@ -72,6 +78,14 @@ class Trainee(ABC):
 
     @abstractmethod
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep: ...
+
+    def meets(self, step: int, schedule: Schedule) -> bool:  # noqa: ARG002
+        """Whether it exchanges weights with others after this step."""
+        return False
+
+    def together(self, act: Callable[[], T]) -> T:
+        """The result of `act`, which all processes call together; again by those that are left, if one may leave."""
+        return act()
 
     @abstractmethod
     def halve(self) -> int: ...
@@ -148,6 +162,10 @@ class Trainee(ABC):
     def predictions_made(self, state: State) -> int | None:
         """Tokens that contributed to the loss; None: unknown."""
         return state.predictions
+
+    def sharing(self, state: State) -> Sharing | None:  # noqa: ARG002
+        """How its workers shared what they learned; None: there is one, or it is not counted."""
+        return None
 
     def progress(self, state: State) -> tuple[int, int]:
         """How many units are done, and how many there are."""

@@ -32,6 +32,8 @@ class Log:
         self._metrics, self._timings, self._clock = metrics, timings, clock
         self._every, self._tokens = every, tokens_per_step
         self._since, self._steps = 0.0, 0
+        self._last: int | None = None
+        """The step of the last report with a loss."""
 
     def __call__(self, state: State, report: Report) -> State:
         nats, count = state.window_nats + report.loss.nats, state.window_count + report.loss.predictions
@@ -39,7 +41,10 @@ class Log:
             state = replace(state, predictions=state.predictions + report.loss.predictions)
         self._since += report.seconds
         self._steps += 1
-        if state.step % self._every and state.step != state.schedule.total:
+        last = state.step - 1 if self._last is None else self._last
+        self._last = state.step if report.consolidated else last
+        due = state.step // self._every > last // self._every or state.step == state.schedule.total
+        if not (due and report.consolidated):
             return replace(state, window_nats=nats, window_count=count)
         tokens = state.step * self._tokens
         numbers = {} if report.skipped else {"grad_norm": report.grad_norm}
@@ -109,8 +114,8 @@ class Evaluate:
     def __call__(self, state: State, report: Report) -> State:
         nats, count = state.since_nats + report.loss.nats, state.since_count + report.loss.predictions
         state = replace(state, since_nats=nats, since_count=count)
-        ahead = report.begun > state.step  # a schedule that changes just now makes a step due whose successor is begun
-        if ahead or not self.due(state.step, state.schedule):
+        # a schedule that changes just now makes a step due whose successor is begun
+        if not report.settled(state.step) or not self.due(state.step, state.schedule):
             return state
         self.wanted.taken(state.step, state.schedule)
         started = time.perf_counter()
@@ -259,7 +264,7 @@ class Save:
     def __call__(self, state: State, report: Report) -> State:
         self._listen(report)
         last = state.step >= state.schedule.total
-        settled = report.begun == state.step  # the weights are those after this step
+        settled = report.settled(state.step)
         if settled and not last and state.schedule.begins_cooldown(state.step):
             state = replace(state, peak_step=state.step)
         wanted = last or state.step in (state.best_step, state.turned, state.peak_step) or self.is_saved(state.step)

@@ -10,7 +10,7 @@ import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -119,6 +119,8 @@ class Learner:
         self.model = model.to(device)
         self.device, self.group = device, group or ProcessGroup(0, 1, device)
         self.sharded = shard and self.group.world > 1
+        self.summed_over = self.group
+        """The processes whose gradients make one update."""
         self.dtype = DTYPES[settings.products(device.type, has_bf16(device))]
         """Of products."""
         if device.type == "cpu" and self.dtype != torch.float32:
@@ -183,12 +185,9 @@ class Learner:
     def precision(self) -> Iterator[None]:
         """The context of products and attention: their type, and the order of kernels."""
         half = self.dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self.dtype if half else None, enabled=half):
-            if self.device.type != "cuda":
-                yield
-                return
-            with sdpa_kernel(ATTENTION, set_priority=True):
-                yield
+        kernels = sdpa_kernel(ATTENTION, set_priority=True) if self.device.type == "cuda" else nullcontext()
+        with torch.autocast(self.device.type, dtype=self.dtype if half else None, enabled=half), kernels:
+            yield
 
     def accumulate(self, rows: SomeRows, per_device: int) -> Tally:
         """Add the gradient of the summed loss of all rows, in micro-batches of `per_device` rows."""
@@ -293,7 +292,7 @@ class Learner:
             give_back()
 
     def update(self, tally: Tally, lr: float, others: Sequence[float] = ()) -> Update:
-        """Add up the gradients of all processes, divide them once by all predictions, clip, take a step and clear.
+        """Add up the gradients of `summed_over`, divide them once by all predictions, clip, take a step and clear.
 
         If loss or norm is not finite or a process ran out of memory, neither this step nor any later one is taken. In
         fp16 a norm that is not finite skips only this step.
@@ -318,7 +317,7 @@ class Learner:
     def _apply(self, sums: Tensor, lr: float = 0.0) -> Update:
         """Update the weights from the gradients and the sums of this process, at `self._rate` or `lr`."""
         gradients = self.optimizer.gradients()
-        self.group.all_reduce([sums] if self.sharded else [*gradients, sums])
+        self.summed_over.all_reduce([sums] if self.sharded else [*gradients, sums])
         square = squared_norm(gradients)
         if self.sharded:
             self.group.all_reduce([square])

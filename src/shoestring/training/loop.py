@@ -88,12 +88,20 @@ class Report(NamedTuple):
     """Whether the work is over, however many steps were planned."""
     detail: Any = None
     """What the worker tells its own hooks."""
-    skipped: bool = False
-    """The gradient overflowed in fp16, and the update was not made; the run continues with a smaller loss scale."""
+    skipped: int = 0
+    """Steps since the last report whose gradient overflowed in fp16, and whose update was not made; the run continues
+    with a smaller loss scale."""
     seconds: float = 0.0
     """Set by the loop, like `begun`."""
     begun: int = 0
     """Steps that were given to the device: one more than were taken, where no hook is due."""
+    consolidated: bool = True
+    """Whether the workers have met after this step. If not, the loss is not known yet: that of the step in which they
+    meet is of all steps since the last time."""
+
+    def settled(self, step: int) -> bool:
+        """Whether the weights are those of the run after `step` steps."""
+        return self.consolidated and self.begun <= step
 
 
 class Hook(Protocol):
@@ -136,6 +144,9 @@ class Worker(Protocol):
     def looks_ahead(self) -> bool:
         """Whether a step may be begun before the hooks of the last one have run."""
 
+    def meets(self, step: int, schedule: Schedule) -> bool:
+        """Whether it exchanges weights with others after this step, so that the next one must wait for that."""
+
 
 class Loop:
     """Steps of a worker, with hooks after each."""
@@ -172,9 +183,11 @@ class Loop:
         return state
 
     def _is_due(self, state: State) -> bool:
-        """Whether a hook reads the weights after the step that follows `state`."""
+        """Whether the weights are read or exchanged after the step that follows `state`."""
         step, schedule = state.step + 1, state.schedule
-        return step >= schedule.total or any(hook.due(step, schedule) for hook in self._hooks if hasattr(hook, "due"))
+        if step >= schedule.total or self._worker.meets(step, schedule):
+            return True
+        return any(hook.due(step, schedule) for hook in self._hooks if hasattr(hook, "due"))
 
     def _finish_step(self, pending: PendingStep, result: Report, state: State, begun: int) -> State:
         """The state after a step, once all hooks have run."""

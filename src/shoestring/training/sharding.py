@@ -139,6 +139,8 @@ def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: Pro
 
 def _together(act: Callable[[], T], group: ProcessGroup) -> T:
     """Act in every process, and return the result of the first. If one fails, all raise its error."""
+    if group.world == 1:
+        return act()
     result: Any = None
     error: OSError | StorageError | None = None
     try:

@@ -35,10 +35,15 @@ class NetworkStep(NamedTuple):
     ended: float | None
     stepper: Stepper
 
-    def read(self) -> Report:
+    def values(self) -> list[float]:
+        """The numbers; waits for this step, but for none after it."""
         if self.done is not None:
             self.done.synchronize()
-        nats, predictions, norm, unfitted, skipped, *requests = self.numbers.tolist()
+        found: list[float] = self.numbers.tolist()
+        return found
+
+    def read(self) -> Report:
+        nats, predictions, norm, unfitted, skipped, *requests = self.values()
         loss = Sum(nats, round(predictions))
         if not (unfitted or skipped):
             self._check_finite(loss, norm)
@@ -72,6 +77,8 @@ class Stepper:
     """Steps of a learner on a source."""
 
     looks_ahead = True
+    even = True
+    """Whether the processes have equal shares of a batch."""
 
     def __init__(
         self, learner: Learner, source: TokenSource, settings: Train, *, batch: int, per_device: int, seed: int
@@ -85,11 +92,14 @@ class Stepper:
         learner, group = self.learner, self.learner.group
         index = self.source.order(self._seed, self.before + step, self._batch)
         _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
-        rows = self.source.batch(index.share(group.rank, group.world))
+        rows = self.source.batch(index.share(group.rank, group.world, self.even))
         lr = learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
         tally = learner.accumulate(rows, self.per_device)
         numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))
         return NetworkStep(step, index, rows, lr, numbers, done, time.perf_counter() if done is None else None, self)
+
+    def meets(self, step: int, schedule: Schedule) -> bool:  # noqa: ARG002
+        return False
 
     def halve(self) -> int:
         """Halve the micro-batch; the batch and its order stay."""

@@ -74,12 +74,13 @@ class RowIndex(NamedTuple):
         """Rows as they are in the first epoch."""
         return cls(np.zeros_like(rows), rows)
 
-    def share(self, rank: int, world: int) -> RowIndex:
-        """The share of one of `world` ranks: equal, disjoint shares that make up the whole."""
-        size, odd = divmod(len(self.rows), world)
-        if odd:
-            raise ValueError(f"{len(self.rows)} rows do not divide over {world} ranks")
-        part = slice(rank * size, (rank + 1) * size)
+    def share(self, rank: int, world: int, even: bool = True) -> RowIndex:
+        """The share of one of `world` ranks: equal, disjoint shares that make up the whole; equal up to one row, where
+        they need not be `even`."""
+        count = len(self.rows)
+        if even and count % world:
+            raise ValueError(f"{count} rows do not divide over {world} ranks")
+        part = slice(count * rank // world, count * (rank + 1) // world)
         return RowIndex(self.epochs[part], self.rows[part])
 
 

@@ -1,0 +1,53 @@
+"""The section `[parallel]` of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from shoestring.core.schema import Between
+from shoestring.core.specs import MOST_STEPS
+
+Strategy = Literal["sync", "local", "async"]
+SYNC_EVERY, OUTER_LR, OUTER_MOMENTUM = 100, 0.7, 0.9
+"""Of local steps, where the recipe names none; rate and momentum are those of DiLoCo (arXiv 2311.08105)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """The work of several workers; without this section each has a copy of the model, and all take every step."""
+
+    shard: Annotated[bool, "divide weights, gradients and optimizer state over the devices (FSDP)"] = False
+    workers: Annotated[
+        int | None,
+        Between(1, 1024),
+        "processes that share the work on this machine; default: 1. Under torchrun: as many as it started",
+    ] = None
+    strategy: Annotated[
+        Strategy | None,
+        "how workers share what they learn: sync, in every step (default); local, each takes steps of its own and they "
+        "average now and then (DiLoCo); async, each applies its gradients to shared weights without waiting",
+    ] = None
+    sync_every: Annotated[
+        int | None, Between(1, MOST_STEPS), "local: steps between two averages of a weight; default: 100"
+    ] = None
+    outer_lr: Annotated[
+        float | None, Between(0, 10, open_low=True), "local: rate of the outer Nesterov update; default: 0.7"
+    ] = None
+    outer_momentum: Annotated[
+        float | None, Between(0, 1, open_high=True), "local: momentum of the outer update; default: 0.9"
+    ] = None
+    difference_bits: Annotated[Literal[4, 8, 32] | None, "local: bits of a number that is sent; default: 32"] = None
+    parts: Annotated[
+        int | None, Between(1, 10**4), "local: parts of the model that are averaged in turn (streaming); default: 1"
+    ] = None
+
+    @property
+    def shares(self) -> Strategy:
+        """The strategy."""
+        return self.strategy or "sync"
+
+    @property
+    def every(self) -> int:
+        """Steps between two averages of a weight."""
+        return self.sync_every or SYNC_EVERY

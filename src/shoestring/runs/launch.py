@@ -1,0 +1,92 @@
+"""The workers of a run on this machine: started by the run itself, with what torchrun would put into the environment.
+
+Unlike torchrun, it leaves the others alone when one ends; what they do then is theirs to decide.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shoestring.core import recipe_file
+from shoestring.core.clock import Clock
+from shoestring.core.errors import ShoestringError
+from shoestring.core.host import end_with_parent
+from shoestring.core.reading import parse_toml
+from shoestring.core.recipe import Recipe
+from shoestring.core.registry import dump_added, load_added
+from shoestring.runs.reporter import Reporter
+
+_GRACE = 30.0
+"""Seconds that the others have to end after this process."""
+THREADS = "OMP_NUM_THREADS"
+
+
+@contextmanager
+def started(recipe: Recipe, plan_file: Path | None) -> Iterator[None]:
+    """Start the other workers of a recipe; this process is the first one while it lasts, and they end with it."""
+    count, kept = recipe.workers, dict(os.environ)
+    os.environ |= {"WORLD_SIZE": str(count), "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": str(_free_port()), THREADS: os.environ.get(THREADS) or str(threads_each(count))}
+    arguments = [str(plan_file or ""), dump_added()]
+    others = []
+    try:
+        for rank in range(1, count):
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-m", "shoestring.runs.launch", *arguments]
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | ranks, text=True)  # noqa: S603
+            others.append(worker)
+            assert worker.stdin is not None, "it is a pipe"
+            with worker.stdin as pipe:
+                pipe.write(recipe_file.dump(recipe))
+        yield
+    finally:
+        _end(others)
+        os.environ.clear()
+        os.environ |= kept
+
+
+def _end(others: list[subprocess.Popen[str]]) -> None:
+    """Wait for the other workers, which end by themselves."""
+    if (group := sys.modules.get("shoestring.parallel.process_group")) is not None:  # torch is loaded
+        group.leave()
+    for worker in others:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(_GRACE)
+        worker.kill()
+        worker.wait()
+
+
+def threads_each(workers: int) -> int:
+    """Threads for each of so many processes."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def main(plan_file: str, added: str) -> None:
+    """A worker that is not the first: its recipe comes by standard input, and its errors are reported by the first."""
+    from shoestring.runs.runner import run
+
+    end_with_parent()
+    load_added(added)
+    recipe = recipe_file.build(parse_toml(sys.stdin.read(), Path("the recipe")), "the recipe")
+    run(recipe, Reporter(), Clock(), Path(plan_file) if plan_file else None)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except ShoestringError as error:
+        if type(error.__cause__).__name__ != "ReportedElsewhere":
+            print(f"worker {os.environ['RANK']}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
