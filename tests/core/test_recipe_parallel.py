@@ -29,6 +29,9 @@ def recipe(parallel: dict[str, Any], train: dict[str, Any] | None = None, base: 
         ({"strategy": "local"}, {"save_steps": "1,2"}, "give train.save_every, a multiple of 100"),
         ({"strategy": "local", "difference_bits": 5}, {}, "must be one of 4, 8, 32"),
         ({"strategy": "locla"}, {}, "parallel.strategy"),
+        ({"max_staleness": 3}, {}, "it is for parallel.strategy = .async."),
+        ({"strategy": "async", "workers": 4, "max_staleness": 2}, {}, "must be at least parallel.workers − 1 = 3"),
+        ({"strategy": "async"}, {"precision": "fp16"}, "take .fp32. or .bf16."),
     ],
 )
 def test_what_does_not_go_together_is_refused(parallel: dict[str, Any], train: dict[str, Any], said: str) -> None:

@@ -42,6 +42,12 @@ class Parallel:
         int | None, Between(1, 10**4), "local: parts of the model that are averaged in turn (streaming); default: 1"
     ] = None
 
+    max_staleness: Annotated[
+        int | None,
+        Between(0, 10**9),
+        "async: most updates between the reading of weights and the update with their gradient; default: no limit",
+    ] = None
+
     @property
     def shares(self) -> Strategy:
         """The strategy."""

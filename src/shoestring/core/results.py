@@ -162,6 +162,8 @@ class Sharing:
     sent_bytes: int | None = None
     """Gradients or differences that each worker gave to them; a ring sends 2 (n − 1) / n times as many bytes. None: not
     counted."""
+    staleness: tuple[int, ...] = ()
+    """Asynchronous steps: how many gradients were applied 0, 1, 2, … updates after their weights were read."""
 
 
 @dataclass(frozen=True, kw_only=True)

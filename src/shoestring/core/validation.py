@@ -105,6 +105,8 @@ def _parallel_problems(parallel: Parallel, train: Train) -> list[str]:
     if parallel.shares != "local":
         given = [name for name in _LOCAL if getattr(parallel, name) is not None]
         found += [f'parallel.{name}: {strategy} has none; it is for parallel.strategy = "local"' for name in given]
+    if parallel.max_staleness is not None and parallel.shares != "async":
+        found.append(f'parallel.max_staleness: {strategy} has none; it is for parallel.strategy = "async"')
     if parallel.shares == "sync":
         return found
     if parallel.shard:
@@ -113,6 +115,13 @@ def _parallel_problems(parallel: Parallel, train: Train) -> list[str]:
         found.append(f"train.ema: is a mean of the weights of one worker, and {strategy} has several; leave it out")
     if parallel.shares == "local":
         found += _average_problems(parallel, train)
+    elif (parallel.max_staleness or 0) < (parallel.workers or 1) - 1 and parallel.max_staleness is not None:
+        found.append(
+            f"parallel.max_staleness = {parallel.max_staleness}: must be at least parallel.workers − 1 = "
+            f"{(parallel.workers or 1) - 1}: gradients of the same weights are applied one after the other"
+        )
+    if parallel.shares == "async" and train.precision == "fp16":
+        found.append(f'train.precision = "fp16": {strategy} has workers on a CPU; take "fp32" or "bf16"')
     return found
 
 

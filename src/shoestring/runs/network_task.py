@@ -92,12 +92,12 @@ class NetworkTask(Task):
             prepare_recipe(self.recipe, plan, reporter)
 
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:
+        from shoestring.runs.async_trainee import AsyncTrainee
         from shoestring.runs.local_trainee import LocalTrainee
         from shoestring.runs.network_trainee import NetworkTrainee
 
-        if self.recipe.strategy == "local":
-            return LocalTrainee(self.recipe, plan, group)
-        return NetworkTrainee(self.recipe, plan, group)
+        kinds = {"sync": NetworkTrainee, "local": LocalTrainee, "async": AsyncTrainee}
+        return kinds[self.recipe.strategy](self.recipe, plan, group)
 
     def fits(self, profile: Profile) -> bool:
         """A profile that was measured at several micro-batches serves any train.per_device."""

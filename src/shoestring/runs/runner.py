@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoestring.core.clock import Clock, allocation_end
 from shoestring.core.environment import launched, slurm_job
-from shoestring.core.errors import RunError
+from shoestring.core.errors import RunError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Outcome
@@ -52,6 +52,13 @@ def run(
     before a Slurm allocation ends, the session saves and stops.
     """
     slurm_job()  # one that has ended is refused before anything is written
+    if recipe.strategy == "async":
+        if launched().world > 1:
+            raise UserError(
+                'parallel.strategy = "async": its workers share the memory of one machine; start it without torchrun, '
+                'with parallel.workers, or take parallel.strategy = "local", which is the one for several machines'
+            )
+        return _run(recipe, reporter, clock, plan_file, limit)
     if recipe.workers > 1 and launched().world == 1:
         with started(recipe, plan_file):
             return _run_together(recipe, reporter, clock, plan_file, limit)
@@ -82,7 +89,8 @@ def _run(
     group: ProcessGroup | None = None,
 ) -> Finished | None:
     """As `run`, in one process of a group, or in a single process, which loads torch only for training."""
-    folder, devices = RunFolder.of(recipe), 1 if group is None else group.world
+    alone = recipe.workers if recipe.strategy == "async" else 1
+    folder, devices = RunFolder.of(recipe), alone if group is None else group.world
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(CorpusWork(task_of(recipe), reporter))
 

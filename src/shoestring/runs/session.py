@@ -167,6 +167,7 @@ def train(
         raise group.reported_by(0, cause)  # noqa: B904
     finally:
         metrics.close()
+        trainee.close()
     if not writes:
         return None
     clock.begin("page")

@@ -167,6 +167,10 @@ class Trainee(ABC):
         """How its workers shared what they learned; None: there is one, or it is not counted."""
         return None
 
+    def close(self) -> None:
+        """End what it has started."""
+        return
+
     def progress(self, state: State) -> tuple[int, int]:
         """How many units are done, and how many there are."""
         return state.step, state.schedule.total

@@ -247,8 +247,7 @@ class Learner:
 
         if self.device.type == "cuda":
             load_kernels(step, self.device)
-            self._fresh = True
-            self.optimizer.clear()
+            self.drop_gradient()
             if self._recordings is not None:
                 self._recordings.drop()  # what was never launched cannot be recorded
         step()
@@ -266,8 +265,7 @@ class Learner:
             if is_out_of_memory(cause):
                 self.forget()
             raise
-        self.optimizer.clear()
-        self._fresh = True
+        self.drop_gradient()
         return recording is not None
 
     def _loss(self, part: Batch) -> Tensor:
@@ -275,10 +273,13 @@ class Learner:
             loss: Tensor = self.model(part) if self.loss_scale is None else self.model(part, self.loss_scale.value)
         return loss
 
-    def forget(self) -> None:
-        """Drop the gradient."""
+    def drop_gradient(self) -> None:
         self._fresh = True
         self.optimizer.clear()
+
+    def forget(self) -> None:
+        """Drop the gradient, and what was recorded of its passes."""
+        self.drop_gradient()
         if self._recordings is not None:
             self._recordings.drop()
         self._free()

@@ -1,0 +1,102 @@
+"""A network in training by workers on this machine that apply their gradients to shared weights without waiting."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from shoestring.core import recipe_file
+from shoestring.core.clock import Clock
+from shoestring.core.errors import UserError
+from shoestring.core.registry import dump_added
+from shoestring.core.results import Sharing
+from shoestring.parallel.shared_weights import SharedWeights
+from shoestring.runs.async_worker import Order, start_worker
+from shoestring.runs.network_trainee import NetworkTrainee
+from shoestring.track import LineFile
+from shoestring.training.asynchronous import Dealer, add_counts, counts
+from shoestring.training.checkpoint import State
+from shoestring.training.loop import AnyHook, PendingStep, Requests
+from shoestring.training.schedule import Schedule
+
+
+class AsyncTrainee(NetworkTrainee):
+    """As `NetworkTrainee`; this process holds weights and optimizer, and the workers compute gradients."""
+
+    _timings: LineFile
+    _clock: Clock
+    _say: Callable[[str], object]
+
+    def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
+        super().build(fresh, say)
+        self._say, self._dealer = say, None
+        self._staleness: tuple[int, ...] = ()
+        self._left: list[int] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines: dict[int, Connection] = {}
+
+    _dealer: Dealer | None
+
+    def warm_up(self) -> None:
+        """Start the workers, which load what they need while rows are prepared."""
+        if self.group.device.type != "cpu":
+            raise UserError('parallel.strategy = "async": its workers share the memory of a CPU; on GPUs take "local"')
+        masters, workers = self.learner.optimizer.masters, self.recipe.workers
+        self._shared = SharedWeights(masters, workers)
+        for name, tensor in self._shared.weights.items():
+            tensor.copy_(masters[name].detach())
+            self.learner.parameters[name].data = tensor
+        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split)
+        for worker in range(workers):
+            process, self._lines[worker] = start_worker(order._replace(worker=worker), self._shared)
+            self._processes.append(process)
+
+    def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep:  # type: ignore[override]
+        self._known.forget()
+        if self._dealer is None:
+            for line in self._lines.values():
+                line.send(self._before)
+            parallel = self.recipe.parallel
+            most = None if parallel is None else parallel.max_staleness
+            self._dealer = Dealer(self.learner, self._shared, self._lines, self.recipe.train, most, self._lost)
+        return self._dealer.begin(step, schedule, requests)
+
+    def _lost(self, worker: int, step: int) -> None:
+        self._timings.add(step=step, elapsed=self._clock.elapsed(), event="left", worker=worker)
+        self._say(f"step {step:,}: worker {worker} ended; the others go on, and one takes over its rows")
+
+    def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
+        self._timings, self._clock = timings, clock
+        return super().hooks(metrics, timings, clock)
+
+    def more_rows(self, steps: int) -> float | None:  # noqa: ARG002
+        """The workers have opened the rows that there were at the start."""
+        return None
+
+    def _counts(self) -> tuple[tuple[int, ...], list[int]]:
+        """Staleness and lost workers of all sessions."""
+        if self._dealer is None:
+            return self._staleness, self._left
+        return add_counts(self._staleness, counts(self._dealer.staleness)), self._left + self._dealer.left
+
+    def saved_values(self) -> dict[str, Any]:
+        staleness, left = self._counts()
+        return super().saved_values() | {"sharing": {"staleness": list(staleness), "left": left}}
+
+    def put_values(self, values: dict[str, Any]) -> None:
+        super().put_values(values)
+        if self._dealer is None:  # a run that returns to its best weights has done what it did since
+            kept = values.get("sharing", {})
+            self._staleness, self._left = tuple(kept.get("staleness", ())), list(kept.get("left", []))
+
+    def sharing(self, state: State) -> Sharing:  # noqa: ARG002
+        staleness, left = self._counts()
+        return Sharing(strategy="async", workers=self.recipe.workers, left=tuple(left), staleness=staleness)
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.close()
+        for process in self._processes:
+            process.wait()

@@ -1,0 +1,112 @@
+"""A worker of asynchronous steps: computes the gradient of one share after the other, until its line is closed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from shoestring.core import recipe_file
+from shoestring.core.errors import ShoestringError
+from shoestring.core.host import end_with_parent
+from shoestring.core.reading import parse_toml
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
+from shoestring.core.registry import load_added
+from shoestring.core.seeds import derive
+from shoestring.datasets.corpus import open_corpus
+from shoestring.parallel.shared_weights import SharedWeights
+from shoestring.runs.launch import THREADS, threads_each
+from shoestring.runs.network_workload import make_learner
+from shoestring.training.asynchronous import Share
+from shoestring.training.learner import half
+
+
+class Order(NamedTuple):
+    """What a worker needs to begin."""
+
+    recipe: str
+    plan: dict[str, Any]
+    added: str
+    worker: int
+    workers: int
+    rows: tuple[int, int]
+    """Of the effective batch, and of a micro-batch."""
+
+
+def start_worker(order: Order, shared: SharedWeights) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a worker on the same machine, which ends when the connection is closed."""
+    own, theirs = Pipe()
+    environment = os.environ | {THREADS: os.environ.get(THREADS) or str(threads_each(order.workers))}
+    files = [theirs.fileno(), shared.file]
+    command = [sys.executable, "-m", "shoestring.runs.async_worker", *map(str, files)]
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
+            command,
+            pass_fds=files,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the run, which then ends this
+        )
+    own.send(order)
+    return process, own
+
+
+def work(line: Connection, file: int) -> None:
+    """Answer shares with gradients; the first message is the order, the second says that the rows are there."""
+    order: Order = line.recv()
+    load_added(order.added)
+    recipe = recipe_file.build(parse_toml(order.recipe, Path("the recipe")), "the recipe")
+    learner = make_learner(recipe, torch.device("cpu"), init=False)
+    shared = SharedWeights(learner.optimizer.masters, order.workers, file)
+    before: int = line.recv()
+    compute = _computing(recipe, Plan.from_dict(order.plan, "the plan"), order, before, learner, shared)
+    while True:
+        line.send(compute(Share(*line.recv())))
+
+
+def _computing(
+    recipe: Recipe, plan: Plan, order: Order, before: int, learner: Any, shared: SharedWeights
+) -> Callable[[Share], tuple[float, int]]:
+    """What computes the gradient of a share into shared memory, and returns its loss and predictions."""
+    source, seed = open_corpus(recipe, plan).training(learner.device), recipe.run.seed
+    batch, per_device = order.rows
+    gradients = shared.gradients[order.worker]
+
+    def compute(share: Share) -> tuple[float, int]:
+        nonlocal per_device
+        index = source.order(seed, before + share.step, batch).share(share.number, order.workers)
+        shared.copy_to(learner.optimizer.masters, order.worker)
+        while True:
+            torch.manual_seed(derive(seed, "torch", share.step, share.number))
+            tally = learner.accumulate(source.batch(index), per_device)
+            if tally.fitted:
+                break
+            per_device = half(min(per_device, len(index.rows)))
+        for tensor, gradient in zip(gradients.values(), learner.optimizer.gradients(), strict=True):
+            tensor.copy_(gradient)
+        learner.drop_gradient()
+        return float(tally.nats), tally.predictions
+
+    return compute
+
+
+def main(line: str, file: str) -> None:
+    end_with_parent()
+    connection = Connection(int(line))
+    try:
+        work(connection, int(file))
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the run has ended
+        return
+    except ShoestringError as error:
+        connection.send(" ".join(str(error).split()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,112 @@
+"""Asynchronous runs: one worker is the synchronous run; of several, no row is lost or read twice, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from commands import forks
+from conftest import TINY
+
+from shoestring.core.clock import Clock
+from shoestring.core.errors import UserError
+from shoestring.core.recipe_file import load
+from shoestring.core.records import Plan
+from shoestring.core.results import Evaluation, Outcome
+from shoestring.core.run_folder import RunFolder
+from shoestring.runs import session
+from shoestring.runs.async_trainee import AsyncTrainee
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
+from shoestring.track import read_lines
+from shoestring.training.loop import PendingStep
+
+STEPS, ACCIDENT = 24, 10
+STILL = ("train.lr=1e-12", "train.weight_decay=0")
+"""Weights that do not move: the loss of a row says whether it was read."""
+
+
+def train(folder: Path, name: str, *overrides: str) -> RunFolder:
+    os.chdir(folder)
+    every = (f"run.name={name}", f"budget.steps={STEPS}", "train.checkpoint_every=1ms", *overrides)
+    recipe = load("tiny.toml", every)
+    plan = Plan(
+        binding="steps", recipe=recipe.fingerprint, steps=STEPS, effective_batch=recipe.batch, per_device=2, entries=300
+    )
+    plan.write(folder / f"{name}.json")
+    with patch.object(session, "draw", return_value={}):
+        run(recipe, Reporter(), Clock(), folder / f"{name}.json")
+    return RunFolder(folder / "runs" / name)
+
+
+def accident(pid: Any) -> Any:
+    """Kill a process before the step, once."""
+    begin = AsyncTrainee.begin
+
+    def broken(self: AsyncTrainee, step: int, *rest: Any) -> PendingStep:
+        if step == ACCIDENT:
+            os.kill(pid(self), signal.SIGKILL)
+        return begin(self, step, *rest)
+
+    return patch.object(AsyncTrainee, "begin", broken)
+
+
+def killed(folder: Path) -> None:
+    with accident(lambda _: os.getpid()):
+        train(folder, "all-killed", "parallel.strategy=async", "parallel.workers=2", *STILL)
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path
+
+
+def losses(folder: RunFolder) -> list[float]:
+    return [line["loss"] for line in read_lines(folder.metrics) if "loss" in line]
+
+
+@pytest.mark.slow
+def test_one_worker_takes_the_synchronous_steps(there: Path) -> None:
+    one, sync = train(there, "one", "parallel.strategy=async"), train(there, "sync")
+    assert one.metrics.read_bytes() == sync.metrics.read_bytes()
+    assert Evaluation.read(one.evaluation) == Evaluation.read(sync.evaluation)
+    sharing = Outcome.read(one.done).sharing
+    assert sharing is not None
+    assert sharing.staleness == (STEPS,)
+
+
+@pytest.mark.slow
+def test_no_share_is_lost_or_applied_twice_whoever_is_killed(there: Path) -> None:
+    sync = train(there, "sync", *STILL)
+    with accident(lambda trainee: trainee._processes[1].pid):
+        one = train(there, "one-killed", "parallel.strategy=async", "parallel.workers=2", *STILL)
+    dead = forks().Process(target=killed, args=(there,))
+    dead.start()
+    dead.join(100)
+    assert dead.exitcode == -signal.SIGKILL
+    both = train(there, "all-killed", "parallel.strategy=async", "parallel.workers=2", *STILL)
+    for folder, left, sessions in ((one, (1,), 1), (both, (), 2)):
+        outcome = Outcome.read(folder.done)
+        assert outcome.sharing is not None
+        assert outcome.sharing.left == left
+        assert sum(outcome.sharing.staleness) == 2 * STEPS
+        assert outcome.segments == sessions
+        assert outcome.predictions == Outcome.read(sync.done).predictions
+        assert sum(losses(folder)) == pytest.approx(sum(losses(sync)), rel=1e-6)
+        assert len(losses(folder)) == STEPS
+        assert outcome.loss == pytest.approx(Outcome.read(sync.done).loss, rel=1e-6)
+    assert [line["worker"] for line in read_lines(one.timings) if line.get("event") == "left"] == [1]
+
+
+def test_torchrun_is_refused(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="which is the one for several machines"):
+        train(there, "several", "parallel.strategy=async")
