@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from shoestring.core.run_folder import RunFolder
     from shoestring.runs.task import Task
 
-_NEEDS_RECIPE = ("overrides", "over", "configurations", "sbatch", "profile", "gpu", "law")
+_NEEDS_RECIPE = ("overrides", "over", "configurations", "sbatch", "profile", "gpu", "law", "simulate")
 _NEEDS_PROFILE = ("what_if", "configurations", "sbatch", "law", "profile", "history")
-_TABLES = ("what_if", "configurations", "over")
+_TABLES = ("what_if", "configurations", "over", "simulate")
 """Options that print a table in place of one plan."""
 
 
@@ -47,6 +47,7 @@ class Arguments:
     over: tuple[str, ...]
     configurations: bool
     sbatch: Path | None
+    simulate: str | None
 
     def given(self, names: Sequence[str]) -> list[str]:
         """Those of the named options that are given, as they are written."""
@@ -117,6 +118,10 @@ def _recipe_option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]
 )
 @_recipe_option("--over", multiple=True, metavar="FIELD=A,B,…", help="Plan one run per value, and add up their time.")
 @_recipe_option("--configurations", is_flag=True, help="Show every split of the batch, beside the rule of thumb.")
+@_recipe_option(
+    "--simulate", metavar="CLUSTER",
+    help="Play every parallel.strategy on a virtual clock: workers=64,slow=0.1:3x,bandwidth=1Gb.",
+)  # fmt: skip
 @_recipe_option("--sbatch", type=options.PATH, metavar="FILE", help="Write a Slurm script for this plan.")
 @_with_figures
 @options.output
@@ -219,6 +224,10 @@ def _of_recipe(
 
         then = what_if(recipe, arguments.overrides, arguments.what_if, profile, devices, arguments.history)
         return _compared(terminal, make, then.plan, then.notes, arguments.what_if)
+    if arguments.simulate is not None:
+        from shoestring.cli.simulate import simulate
+
+        return simulate(terminal, task.recipe, profile, arguments.simulate, make)
     if not arguments.configurations:
         _check_free(folder, loaded)
     made = make()

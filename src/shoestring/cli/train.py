@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from shoestring.cli import options
+from shoestring.core.environment import SLOW_WORKER, parse_slow
+from shoestring.core.errors import UserError
 
 
 @click.command()
@@ -14,9 +17,19 @@ from shoestring.cli import options
 @options.overrides
 @options.plan_file
 @options.time_limit
+@click.option(
+    "--slow-worker",
+    metavar="WORKER:FACTORx",
+    help="Let a worker take longer, as in 1:3x, to see what becomes of the others.",
+)
 @options.output
 def train(
-    recipe: Path, overrides: tuple[str, ...], plan: Path | None, time: float | None, terminal: options.Terminal
+    recipe: Path,
+    overrides: tuple[str, ...],
+    plan: Path | None,
+    time: float | None,
+    slow_worker: str | None,
+    terminal: options.Terminal,
 ) -> options.Result:
     """Train until the budget is spent; resume a run that stopped.
 
@@ -26,4 +39,9 @@ def train(
     from shoestring.cli.running import run_in_terminal
     from shoestring.core import recipe_file
 
+    if slow_worker is not None:
+        which, _ = parse_slow(slow_worker, "--slow-worker")
+        if which != int(which):
+            raise UserError(f"--slow-worker {slow_worker}: the number of a worker, from 0, stands before the colon")
+        os.environ[SLOW_WORKER] = slow_worker
     return run_in_terminal(recipe_file.load(recipe, overrides), terminal, plan, time)

@@ -12,6 +12,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.units import Bytes
 
 RECORD_BYTES, FILE_BYTES = "SHOESTRING_RECORD_BYTES", "SHOESTRING_FILE_BYTES"
+SLOW_WORKER = "SHOESTRING_SLOW_WORKER"
 _DEFAULTS = {RECORD_BYTES: 64 << 20, FILE_BYTES: 256 << 20}
 _MOST_BYTES = 1 << 40
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
@@ -80,6 +81,23 @@ def record_bytes() -> int:
 def file_bytes() -> int:
     """The largest file, decompressed, that is read whole: a tokenizer, a record of a run."""
     return _size(FILE_BYTES)
+
+
+def slowness(worker: int) -> float:
+    """The factor by which a worker takes longer than it must, to see what becomes of the others; 1: it does not."""
+    text = os.environ.get(SLOW_WORKER)
+    if text is None:
+        return 1.0
+    which, factor = parse_slow(text, f"{SLOW_WORKER} in the environment")
+    return factor if which == worker else 1.0
+
+
+def parse_slow(text: str, where: str) -> tuple[float, float]:
+    """(which, factor) of "WHICH:FACTORx"."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?):(\d{1,4}(?:\.\d{1,9})?)x", text)
+    if found is None or not 1 <= float(found[2]) <= 1000:
+        raise UserError(f"{where} = {text[:40]!r}: write WHICH:FACTORx, as in 1:3x, with a factor from 1 to 1000")
+    return float(found[1]), float(found[2])
 
 
 def _size(name: str) -> int:

@@ -16,6 +16,7 @@ from shoestring.core.warmup import least_steps, warmup_reason, warmup_share
 from shoestring.planning.corpus import Corpus, full_passes
 from shoestring.planning.expect import turn_lines
 from shoestring.planning.figures import show_bytes, show_count, show_seconds
+from shoestring.planning.simulate import difference_bytes
 from shoestring.planning.split import Split, is_measured
 
 _STORED_TOKEN = 2
@@ -49,6 +50,7 @@ def plan_lines(
         ("effective batch", counted(recipe.batch, "row"), f"{field}: {step_tokens} per step"),
         ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
         *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
+        *_sharing_lines(recipe, split.devices, profile.cost.total_parameters),
         ("steps", Count(plan.steps).short(), steps_reason),
         warmup_line(recipe, plan.steps),
         ("positions", Count(plan.tokens).short(), f"{counted(plan.steps, 'step')} × {step_tokens}"),
@@ -174,6 +176,23 @@ def _saved_line(train: Train, steps: int) -> list[tuple[str, str, str]]:
     beyond = [f"{step:,}" for step in (*named, train.save_every or 0) if step > steps]
     reason += f"; beyond the {counted(steps, 'step')} of the run: {', '.join(beyond)}" if beyond else ""
     return [("kept steps", f"{train.saved_count(steps):,}", reason)]
+
+
+def _sharing_lines(recipe: Recipe, workers: int, weights: int) -> list[tuple[str, str, str]]:
+    """What each of several workers sends, and when."""
+    if workers == 1 or recipe.parallel is None or recipe.parallel.shard:
+        return []
+    parallel, gradients = recipe.parallel, 4 * weights
+    if parallel.shares == "async":
+        return [("sent", "nothing", "parallel.strategy: the workers share memory, and nobody waits for another")]
+    if parallel.shares == "sync":
+        why = "the gradients of each worker; all wait for the slowest"
+        return [("sent", f"{Bytes(gradients).short()} per step", why)]
+    bits = parallel.difference_bits or 32
+    average = difference_bytes(weights, bits)
+    share = average / parallel.every / gradients
+    reason = f"parallel.sync_every, {bits} bits per number: {share:.2%} of what gradients in every step would be"
+    return [("sent", f"{Bytes(round(average)).short()} per {counted(parallel.every, 'step')}", reason)]
 
 
 def devices_note(devices: int, profile: Profile) -> list[str]:

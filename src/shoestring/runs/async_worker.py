@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shoestring.core import recipe_file
+from shoestring.core.environment import slowness
 from shoestring.core.errors import ShoestringError
 from shoestring.core.host import end_with_parent
 from shoestring.core.reading import parse_toml
@@ -27,6 +29,7 @@ from shoestring.runs.launch import THREADS, threads_each
 from shoestring.runs.network_workload import make_learner
 from shoestring.training.asynchronous import Share
 from shoestring.training.learner import half
+from shoestring.training.stepper import slow_down
 
 
 class Order(NamedTuple):
@@ -77,12 +80,13 @@ def _computing(
     """What computes the gradient of a share into shared memory, and returns its loss and predictions."""
     source, seed = open_corpus(recipe, plan).training(learner.device), recipe.run.seed
     batch, per_device = order.rows
-    gradients = shared.gradients[order.worker]
+    gradients, slow = shared.gradients[order.worker], slowness(order.worker)
 
     def compute(share: Share) -> tuple[float, int]:
         nonlocal per_device
         index = source.order(seed, before + share.step, batch).share(share.number, order.workers)
         shared.copy_to(learner.optimizer.masters, order.worker)
+        begun = time.perf_counter()
         while True:
             torch.manual_seed(derive(seed, "torch", share.step, share.number))
             tally = learner.accumulate(source.batch(index), per_device)
@@ -92,6 +96,7 @@ def _computing(
         for tensor, gradient in zip(gradients.values(), learner.optimizer.gradients(), strict=True):
             tensor.copy_(gradient)
         learner.drop_gradient()
+        slow_down(slow, begun, learner.device)
         return float(tally.nats), tally.predictions
 
     return compute

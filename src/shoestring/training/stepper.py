@@ -87,6 +87,8 @@ class Stepper:
         self._batch, self.per_device, self._seed = batch, per_device, seed
         self.before = 0
         """Steps of another run, which this one continues: its rows follow theirs."""
+        self.slowness = 1.0
+        """The factor by which its passes take longer than they must."""
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
         learner, group = self.learner, self.learner.group
@@ -94,7 +96,9 @@ class Stepper:
         _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
         rows = self.source.batch(index.share(group.rank, group.world, self.even))
         lr = learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
+        begun = time.perf_counter()
         tally = learner.accumulate(rows, self.per_device)
+        slow_down(self.slowness, begun, learner.device)
         numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))
         return NetworkStep(step, index, rows, lr, numbers, done, time.perf_counter() if done is None else None, self)
 
@@ -114,6 +118,14 @@ def _seed_everything(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def slow_down(factor: float, begun: float, device: torch.device) -> None:
+    """Wait until what began at `begun` has taken `factor` times as long."""
+    if factor > 1:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        time.sleep((factor - 1) * (time.perf_counter() - begun))
 
 
 def _to_host(update: Update) -> tuple[Tensor, torch.cuda.Event | None]:
