@@ -192,6 +192,7 @@ def _meet(rank: int, meeting: str, results: Any) -> None:
             return values
 
         found.append(members.together(act)[0].item())
+    members.close()
     results.put((rank, found, members.left, group.rank, group.world))
 
 

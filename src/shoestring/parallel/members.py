@@ -39,6 +39,7 @@ class Members:
         """Workers that ended, by number."""
         self._numbers = list(range(group.world))
         self._attempt = 0
+        self._lines: dict[int, socket.socket] = {}
         if group.world > 1:
             self._store = PrefixStore("members", _get_default_store())
             self._lines = self._accept() if group.rank == 0 else {0: self._connect()}
@@ -59,6 +60,11 @@ class Members:
         line = socket.create_connection(address)
         line.sendall(_NUMBER.pack(self.number))
         return line
+
+    def close(self) -> None:
+        """Close the connections; nothing more is done together."""
+        for line in self._lines.values():
+            line.close()
 
     def together(self, act: Callable[[], T]) -> T:
         """The result of `act` once all who are left have theirs; it is called again where a worker ended meanwhile."""

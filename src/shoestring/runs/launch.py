@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
-from shoestring.core.errors import ShoestringError
+from shoestring.core.errors import Fault, ShoestringError
 from shoestring.core.host import end_with_parent
 from shoestring.core.reading import parse_toml
 from shoestring.core.recipe import Recipe
@@ -25,6 +25,7 @@ from shoestring.runs.reporter import Reporter
 _GRACE = 30.0
 """Seconds that the others have to end after this process."""
 THREADS = "OMP_NUM_THREADS"
+READY = "ready\n"
 
 
 @contextmanager
@@ -39,16 +40,29 @@ def started(recipe: Recipe, plan_file: Path | None) -> Iterator[None]:
         for rank in range(1, count):
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, "-m", "shoestring.runs.launch", *arguments]
-            worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | ranks, text=True)  # noqa: S603
+            pipe, environment = subprocess.PIPE, os.environ | ranks
+            worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)  # noqa: S603
             others.append(worker)
             assert worker.stdin is not None, "it is a pipe"
-            with worker.stdin as pipe:
-                pipe.write(recipe_file.dump(recipe))
+            with suppress(BrokenPipeError), worker.stdin as line:  # one that has ended is noticed below
+                line.write(recipe_file.dump(recipe))
+        _await(others)
         yield
     finally:
         _end(others)
         os.environ.clear()
         os.environ |= kept
+
+
+def _await(others: list[subprocess.Popen[str]]) -> None:
+    """Wait until the other workers are about to connect: one that ended before would be waited for in vain."""
+    import shoestring.parallel.process_group  # noqa: F401 - loads torch, as they do
+
+    for rank, worker in enumerate(others, 1):
+        assert worker.stdout is not None, "it is a pipe"
+        with worker.stdout as line:
+            if line.read(len(READY)) != READY:
+                raise Fault(f"worker {rank} ended before it began, exit code {worker.wait()}; see its output")
 
 
 def _end(others: list[subprocess.Popen[str]]) -> None:
@@ -80,6 +94,11 @@ def main(plan_file: str, added: str) -> None:
     end_with_parent()
     load_added(added)
     recipe = recipe_file.build(parse_toml(sys.stdin.read(), Path("the recipe")), "the recipe")
+    import shoestring.parallel.process_group  # noqa: F401 - loads torch
+
+    sys.stdout.write(READY)
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what follows
     run(recipe, Reporter(), Clock(), Path(plan_file) if plan_file else None)
 
 

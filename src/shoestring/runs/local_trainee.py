@@ -92,6 +92,9 @@ class LocalTrainee(NetworkTrainee):
         self._average.count = counts.get("averages", 0)
         self._average.sent_bytes = counts.get("sent_bytes", 0)
 
+    def close(self) -> None:
+        self._members.close()
+
     def sharing(self, state: State) -> Sharing:  # noqa: ARG002
         return Sharing(
             strategy="local",
