@@ -52,7 +52,7 @@ RUNS = (
     Planned("whole-local", LOCAL),
     Planned("killed-copies", accident="killed"),
     Planned("killed-parts", PARTS, accident="killed"),
-    Planned("killed-local", LOCAL, accident="killed"),
+    Planned("killed-local", LOCAL, accident="all killed"),  # one alone would go on
     Planned("full-parts", PARTS, accident="full"),
 )
 
@@ -100,19 +100,20 @@ def train_all(recipe_file: Path) -> None:
 
 
 def _accident(planned: Planned, beside: Path) -> contextlib.AbstractContextManager[object]:
-    """What the second process will meet."""
-    if os.environ["RANK"] == "1" and planned.accident == "killed":
+    """What the second process will meet, or both."""
+    rank = os.environ["RANK"]
+    if planned.accident == "all killed" or (rank == "1" and planned.accident == "killed"):
         return _killed_once(beside.with_name(f"{planned.name} was killed"))
-    if os.environ["RANK"] == "1" and planned.accident == "full":
+    if rank == "1" and planned.accident == "full":
         return _out_of_memory()
     return contextlib.nullcontext()
 
 
 def _killed_once(marker: Path) -> contextlib.AbstractContextManager[object]:
-    begin = Stepper.begin
+    begin, waiting = Stepper.begin, not marker.exists()
 
     def broken(self: Stepper, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
-        if step == ACCIDENT and not marker.exists():
+        if step == ACCIDENT and waiting:
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return begin(self, step, schedule, requests)
