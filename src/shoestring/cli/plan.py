@@ -212,7 +212,7 @@ def _of_recipe(
         return _on_gpu(terminal, loaded, wanted_devices or 1, arguments.gpu, arguments, margin)
     folder = RunFolder.of(loaded)
     there = measured_profile(folder, arguments.profile)
-    devices = wanted_devices or there.devices
+    devices = wanted_devices or max(there.devices, loaded.workers)
     task = settled(loaded, folder, devices, speed=speed_of(there))
     profile = own_profile_of(task, there, arguments.profile or folder.profile)
 

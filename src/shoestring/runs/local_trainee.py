@@ -86,6 +86,8 @@ class LocalTrainee(NetworkTrainee):
 
     def put_values(self, values: dict[str, Any]) -> None:
         super().put_values(values)
+        if self._average.count:  # a run that returns to its best weights has sent what it sent since
+            return
         counts = values.get("sharing", {})
         self._workers = counts.get("workers", self._workers)
         self._left = list(counts.get("left", []))
