@@ -75,11 +75,13 @@ def plan(
     folder = RunFolder.of(loaded)
     if profile is None:
         read = measured_profile(folder)
-        task = settled(loaded, folder, devices or read.devices, speed=speed_of(read))
+        devices = devices or max(read.devices, loaded.workers)
+        task = settled(loaded, folder, devices, speed=speed_of(read))
         profile = own_profile_of(task, read, folder.profile)
     else:
-        task = settled(loaded, folder, devices or profile.devices, speed=speed_of(profile))
-    return plan_task(task, profile, devices=devices or profile.devices, history=history)
+        devices = devices or max(profile.devices, loaded.workers)
+        task = settled(loaded, folder, devices, speed=speed_of(profile))
+    return plan_task(task, profile, devices=devices, history=history)
 
 
 def prepare(recipe: RecipeLike, *, show: bool = True) -> Path:
