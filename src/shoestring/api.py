@@ -146,7 +146,7 @@ def generate(
 ) -> list[str]:
     """`n` texts that a causal network or an HMM generates after the prompt."""
     from shoestring.models.generate import Drawing
-    from shoestring.runs.trained_model import generate_text
+    from shoestring.runs.generate import generate_text
 
     drawing = Drawing(temperature=float(temperature), top_k=top_k, top_p=top_p)
     which = CheckpointSpec.parse(str(checkpoint))

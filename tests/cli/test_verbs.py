@@ -48,7 +48,15 @@ def test_the_whole_way_verb_by_verb(tiny: Path, tmp_path: Path, shoestring: Comm
     assert told("generate", run, "line", "--max-tokens", "5", "--n", "2") == written, "of one seed"
     names = {path.name for path in run.iterdir()}
     expected = {"recipe.toml", "machine.json", "profile.json", "plan.json", "metrics.jsonl", "timings.jsonl"}
-    assert names == expected | {"tokenizer.json", "checkpoints", "evaluation.json", "report.html", "DONE", "seal.json"}
+    assert names == expected | {
+        "tokenizer.json",
+        "checkpoints",
+        "evaluation.json",
+        "report.html",
+        "DONE",
+        "seal.json",
+        "samples.jsonl",
+    }
     second = shoestring("train", tiny, "--set", "run.name=second", "--json")
     assert second.returncode == 0, second.stderr
     assert "measured on" in second.stderr and "kept in" in second.stderr

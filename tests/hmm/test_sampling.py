@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.hmm.parameters import HmmError, Parameters, random_parameters
-from shoestring.hmm.sampling import sample, stationary
+from shoestring.hmm.sampling import continue_rows, from_sentence_start, sample, stationary
 
 checked = settings(max_examples=30, deadline=None)
 
@@ -40,6 +40,23 @@ def test_a_seed_gives_the_same_rows_in_both_types_and_another_gives_others() -> 
     assert torch.equal(one, sample(model, 50, 20, seed=3).tokens)
     assert not torch.equal(one, sample(model, 50, 20, seed=4).tokens)
     assert float((one == sample(model.to(dtype=torch.float32), 50, 20, seed=3).tokens).double().mean()) > 0.99
+
+
+def test_a_token_is_chosen_from_its_probability_given_all_before_it() -> None:
+    model, offered = random_parameters(3, 4, 5), []
+
+    def choose(logits: torch.Tensor, _: torch.Generator) -> torch.Tensor:
+        offered.append(logits.exp())
+        return logits.argmin(dim=1)
+
+    rows = continue_rows(model, [2, 0], 2, 3, 0, choose).tolist()
+    assert rows[0] == rows[1] and rows[0][:2] == [2, 0]
+    for place, found in enumerate(offered, start=2):
+        before = likelihood(model, rows[0][:place])
+        expected = torch.tensor([likelihood(model, [*rows[0][:place], token]) / before for token in range(4)])
+        torch.testing.assert_close(found[0], expected.double())
+        assert rows[0][place] == int(expected.argmin())
+    assert from_sentence_start(model, "abcd", 2, 3, 0, choose) == continue_rows(model, (), 2, 3, 0, choose).tolist()
 
 
 @checked

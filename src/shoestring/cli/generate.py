@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shoestring.cli import options
+from shoestring.core.errors import UserError
 from shoestring.core.specs import CheckpointSpec
 
 
@@ -21,6 +25,7 @@ from shoestring.core.specs import CheckpointSpec
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling with this probability.")
 @click.option("--n", "count", type=click.IntRange(min=1), default=1, show_default=True, help="How many texts.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("-i", "--interactive", is_flag=True, help="Ask for prompts, line by line, until the input ends.")
 @options.checkpoint
 @options.output
 def generate(
@@ -29,16 +34,52 @@ def generate(
     max_tokens: int,
     count: int,
     seed: int,
+    interactive: bool,
     checkpoint: CheckpointSpec,
     terminal: options.Terminal,
     **drawing: Any,
 ) -> options.Result:
-    """Generate text with a trained causal network or a fitted HMM."""
+    """Generate text with a trained causal network or a fitted HMM.
+
+    The text ends with a document of the corpus, or after --max-tokens. With --interactive the model is loaded once,
+    and answers every line; each line draws anew.
+    """
     from shoestring.core.run_folder import RunFolder
     from shoestring.models.generate import Drawing
-    from shoestring.runs.trained_model import generate_text
+    from shoestring.runs.generate import check_amount, open_writer
 
+    if interactive and prompt:
+        raise UserError("--interactive asks for prompts: leave the prompt out")
     drawn, say = Drawing(**drawing), functools.partial(click.echo, err=True)  # standard output is for the texts
-    texts = generate_text(RunFolder.open(run), prompt, max_tokens, drawn, count, seed, checkpoint, say)
-    terminal.say("\n\n".join(texts))
-    return {"prompt": prompt, "texts": texts}
+    check_amount(max_tokens, count)
+    writer = open_writer(RunFolder.open(run), checkpoint, say)
+    if not interactive:
+        texts = writer.write(prompt, max_tokens, drawn, count, seed)
+        terminal.say("\n\n".join(texts))
+        return {"prompt": prompt, "texts": texts}
+    answers = []
+    for number, line in enumerate(_prompts()):
+        try:
+            texts = writer.write(line, max_tokens, drawn, count, seed + number)
+        except UserError as mistake:  # a word that the model does not know
+            say(f"error: {mistake}")
+            continue
+        terminal.say("\n\n".join(texts) + "\n")
+        answers.append({"prompt": line, "texts": texts})
+    return {"answers": answers}
+
+
+def _prompts() -> Iterator[str]:
+    """Lines of standard input; on a terminal, each is asked for, and can be edited."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin)
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (`input` uses it)
+    click.echo("a prompt, or an empty line for a text from the beginning; Ctrl-D ends", err=True)
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            click.echo(err=True)
+            return

@@ -35,6 +35,8 @@ class RunFolder:
         """What was learned; equal for any two runs of one plan."""
         self.timings = self.path / "timings.jsonl"
         """What it cost: seconds, rates, and the segments of the run."""
+        self.samples = self.path / "samples.jsonl"
+        """What the model wrote after some of its evaluations, for people."""
         self.checkpoints = self.path / "checkpoints"
         self.tokenizer = self.path / "tokenizer.json"
         self.code = self.path / COPIES
@@ -164,8 +166,9 @@ class RunFolder:
                     )
                 is_new = True
         if is_new:
-            for old in (self.plan, self.machine, self.metrics, self.timings, self.tokenizer, self.checkpoints):
-                remove(old)
+            old = (self.plan, self.machine, self.metrics, self.timings, self.samples, self.tokenizer, self.checkpoints)
+            for path in old:
+                remove(path)
             unseal(self.path)
             for copy, content in contents.items():
                 write_whole(copy, content)

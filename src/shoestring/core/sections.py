@@ -373,6 +373,11 @@ class Evaluate:
     rows: Annotated[int, _SIZE, "most held-out rows to score"] = 256
     per_device: Annotated[int | None, _ROWS, "micro-batch; default: that of training"] = None
     every: Annotated[float, _SHARE, "fraction of the planned steps between evaluations"] = 0.1
+    prompts: Annotated[
+        tuple[str, ...] | None,
+        Each({str: Text(4096, "\n\t")}),
+        "beginnings of the texts that the model writes at evaluations; default: three of held-out rows. []: no texts",
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ Shapes: N sequences, L positions, H states, E symbols.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from shoestring.core.seeds import derive
 from shoestring.hmm.parameters import HmmError, Parameters
 
+Draw = Callable[[Float[Tensor, "N E"], torch.Generator], Int[Tensor, " N"]]
+"""Chooses a symbol per row from log-probabilities."""
 _MOST_CLOSING = 16
 """Tokens drawn in excess: marks that still belong to the sentence before."""
 
@@ -79,35 +81,70 @@ def sentence_start(parameters: Parameters, alphabet: Sequence[str]) -> Float[Ten
 
 
 def from_sentence_start(
-    parameters: Parameters, alphabet: Sequence[str], sequences: int, length: int, seed: int
+    parameters: Parameters, alphabet: Sequence[str], sequences: int, length: int, seed: int, draw: Draw | None = None
 ) -> list[list[int]]:
     """Sequences of at most `length` tokens, from the first word of a sentence on where the model knows sentences.
 
-    A row of a fit may begin anywhere in a sentence, so the model's own start is mostly in the middle of one.
+    A row of a fit may begin anywhere in a sentence, so the model's own start is mostly in the middle of one. With
+    `draw`, as for `continue_rows`.
     """
     start = sentence_start(parameters, alphabet)
+    if start is None and draw is not None:
+        found: list[list[int]] = continue_rows(parameters, (), sequences, length, seed, draw).tolist()
+        return found
     if start is None:
         drawn = sample(parameters, sequences, length, seed)
         sizes = [length] * sequences if drawn.lengths is None else drawn.lengths.tolist()
         return [row[:size] for row, size in zip(drawn.tokens.tolist(), sizes)]
     more = length + _MOST_CLOSING
-    rows = sample(parameters.to("cpu", torch.float64)._replace(start=start), sequences, more, seed).tokens.tolist()
+    begun = parameters.to("cpu", torch.float64)._replace(start=start)
+    rows = continue_rows(begun, (), sequences, more, seed, draw).tolist()
     firsts = [next((at for at, token in enumerate(row) if alphabet[token] not in CLOSING), 0) for row in rows]
     return [row[first : first + length] for row, first in zip(rows, firsts)]
 
 
 def continue_rows(
-    parameters: Parameters, begun: Sequence[int], sequences: int, tokens: int, seed: int
+    parameters: Parameters,
+    begun: Sequence[int],
+    sequences: int,
+    tokens: int,
+    seed: int,
+    draw: Draw | None = None,
 ) -> Int[Tensor, "N more"]:
-    """Sequences that all begin with the tokens `begun`, each followed by `tokens` more that are drawn given these."""
+    """Sequences that all begin with the tokens `begun`, each followed by `tokens` more that are drawn given these.
+
+    With `draw`, it chooses each token from the model's prediction given all tokens before it; nothing stops a row.
+    """
     start, moves, emit = (table.double().cpu() for table in parameters[:3])
     for token in begun:
         seen = start * emit[:, token]
         if not seen.sum() > 0:
             raise HmmError("the model rules out the beginning: its probability is zero")
         start = seen / seen.sum() @ moves
-    drawn = sample(parameters.to("cpu", torch.float64)._replace(start=start), sequences, tokens, seed).tokens
+    if draw is None:
+        drawn = sample(parameters.to("cpu", torch.float64)._replace(start=start), sequences, tokens, seed).tokens
+    else:
+        drawn = _chosen(start, moves, emit, sequences, tokens, seed, draw)
     return torch.cat([torch.tensor(begun, dtype=torch.int64).repeat(sequences, 1), drawn], dim=1)
+
+
+def _chosen(
+    start: Float[Tensor, " H"],
+    moves: Float[Tensor, "H H"],
+    emit: Float[Tensor, "H E"],
+    sequences: int,
+    tokens: int,
+    seed: int,
+    draw: Draw,
+) -> Int[Tensor, "N tokens"]:
+    generator = torch.Generator().manual_seed(derive(seed, "hmm", "sample"))
+    states = start.repeat(sequences, 1)  # N, H: of the next token, given those before it
+    rows = torch.zeros(sequences, tokens, dtype=torch.int64)
+    for place in range(tokens):
+        rows[:, place] = draw((states @ emit).log(), generator)
+        seen = states * emit[:, rows[:, place]].T
+        states = seen / seen.sum(1, keepdim=True) @ moves
+    return rows
 
 
 def stationary(transition: Float[Tensor, "H H"]) -> Float[Tensor, " H"]:

@@ -16,6 +16,7 @@ from shoestring.core.results import Evaluation, Forecast, Outcome, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, position_curve, svg
+from shoestring.report.samples import samples_html, texts_by_prompt
 from shoestring.report.scores import (
     CLASS_HEAD,
     ERROR_NOTE,
@@ -96,6 +97,10 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     if evaluation:
         sections.append(section("Held-out loss", _scores(evaluation)))
     sections += [section(title, f"<figure>{figure}</figure>") for title, figure in figures.items()]
+    if texts := texts_by_prompt(folder):
+        unit = "epoch" if folder.read_recipe().kind == "hmm" else "step"
+        note = f"<p>After each {unit}: the held-out loss, and what the model wrote.</p>"
+        sections.append(section("What it writes", samples_html(texts, unit) + note))
     if (states := StateTable.read_if_there(folder.states)) is not None:
         sections += _states(states)
     if plan and outcome:
@@ -159,6 +164,7 @@ PARTS = {
     "first step": "until its result was there: compiling, loading kernels",
     "train": "steps",
     "evaluations": "held-out rows, between steps",
+    "samples": "texts that the model writes, after evaluations",
     "checkpoints": "waiting for them",
     "last evaluation": "and the baselines",
     "last checkpoint": "waiting until it is on disk",

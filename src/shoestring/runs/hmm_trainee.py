@@ -25,7 +25,9 @@ from shoestring.hmm.parameters import Parameters, save
 from shoestring.hmm.progress import Tally, Trial, load_progress, save_progress
 from shoestring.hmm.show import describe
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.runs.generate import HmmWriter
 from shoestring.runs.hmm_task import HmmTask
+from shoestring.runs.sample_texts import SAMPLES, Sample
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training.checkpoint import State
@@ -190,6 +192,16 @@ class HmmTrainee(Trainee):
     def evaluate(self, state: State) -> Evaluation:
         self._scores = self._score()
         return as_evaluation(self._scores, self.label(state))
+
+    @property
+    def writes(self) -> bool:
+        return self.recipe.evaluate.prompts != ()
+
+    def samples(self, tokens: int) -> list[Sample]:
+        writer, prompts = HmmWriter(self.fit.parameters, tuple(self.rows.alphabet)), self.recipe.evaluate.prompts
+        if prompts is None:
+            return [Sample("", text) for text in writer.write("", tokens, count=SAMPLES)]
+        return [Sample(prompt, writer.write(prompt, tokens)[0]) for prompt in prompts]
 
     def _score(self) -> Scores:
         parameters = self.fit.parameters

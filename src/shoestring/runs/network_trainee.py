@@ -13,6 +13,7 @@ from shoestring.baselines.of_corpus import baseline_seconds
 from shoestring.core.clock import Clock
 from shoestring.core.environment import slowness
 from shoestring.core.errors import StorageError
+from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, Sharing
@@ -29,9 +30,11 @@ from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
 from shoestring.probe.machine import available_bytes
 from shoestring.runs.evaluate import Known, Watch, evaluate_learner
+from shoestring.runs.generate import NetworkWriter
 from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
+from shoestring.runs.sample_texts import Sample, sample_network
 from shoestring.runs.trained_model import continue_run, steps_before
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
@@ -208,6 +211,17 @@ class NetworkTrainee(Trainee):
         if step != state.step:
             known = self._known
         return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus, known)
+
+    @property
+    def writes(self) -> bool:
+        """A causal network that this process has whole."""
+        hides = family_of(self.recipe.model).predicts_hidden(self.recipe.model)
+        return self.recipe.evaluate.prompts != () and not hides and not self.learner.sharded
+
+    def samples(self, tokens: int) -> list[Sample]:
+        writer = NetworkWriter(self.learner.model, self.corpus.tokenizer, self.recipe.data.length)
+        with self.learner.writing():
+            return sample_network(writer, self.recipe.evaluate.prompts, self.corpus.heldout().ids, tokens)
 
     def keep_scores(self, step: int) -> None:
         self._best = step, self._known.copy()

@@ -24,6 +24,7 @@ from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.outcome import outcome_of
 from shoestring.runs.reporter import Reporter, TrainingProgress
+from shoestring.runs.sample_texts import SampleTexts
 from shoestring.runs.task import Task
 from shoestring.runs.timeline import seconds_of
 from shoestring.runs.trainee import Trainee
@@ -258,7 +259,10 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
     trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
     logged = trainee.hooks(metrics, session.timings, session.clock)
 
+    samples = _samples(session, state)
+
     def score() -> dict[str, float]:
+        samples.wanted = True
         with session.clock.during("evaluations"):
             return trainee.score()
 
@@ -314,6 +318,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         more,
         *logged,
         hooks.Evaluate(score, metrics, deadline, wanted, trainee.label),
+        samples,
         keep_best,
         EndOverfitting(trainee, session.checkpoints, metrics, wanted, deadline, session.reporter.say),
         hooks.Save(
@@ -328,6 +333,13 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         watch,
         show,
     )
+
+
+def _samples(session: _Session, state: State) -> SampleTexts:
+    trainee, path = session.trainee, session.folder.samples
+    writes = trainee.group.rank == 0 and trainee.writes
+    lines = LineFile.rewound(path, trainee.label(state)) if writes else NoLines()
+    return SampleTexts(trainee.samples, lines, session.clock, session.reporter.say, trainee.label, writes)
 
 
 def _keep_deadline(session: _Session) -> hooks.KeepDeadline:

@@ -1,4 +1,4 @@
-"""The model of a run: its weights, as first weights of another run or as a loaded network, and text that it writes."""
+"""The model of a run: its weights, as first weights of another run or as a loaded network."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import RunError, StorageError, UserError
-from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder, named_run
 from shoestring.core.sections import Model
-from shoestring.core.seeds import derive
 from shoestring.core.specs import MOST_STEPS, CheckpointSpec
-from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, words_of
+from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer
 from shoestring.datasets.corpus import vocabulary
-from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import LanguageModel, build, differences, weights_of
 from shoestring.probe.machine import pick_device
 from shoestring.training.checkpoint import Checkpoints, State
@@ -30,17 +27,15 @@ if TYPE_CHECKING:
 
 BEST, PEAK = CheckpointSpec("best"), CheckpointSpec("peak")
 """What a run delivers, and what another continues."""
-MOST_TOKENS = 10**8
-"""Of all texts of a call together, as ids in memory."""
 Say = Callable[[str], object]
 """Takes a line for people, such as which damaged checkpoint is left out."""
 
 
-def _silent(_: str) -> None: ...
+def silent(_: str) -> None: ...
 
 
 def trained_weights(
-    folder: RunFolder, checkpoint: CheckpointSpec = BEST, say: Say = _silent
+    folder: RunFolder, checkpoint: CheckpointSpec = BEST, say: Say = silent
 ) -> tuple[dict[str, Tensor], State]:
     """The weights that a run's scores belong to, by name: their running means where it keeps them."""
     folder.check_records(folder.recipe, folder.choices)
@@ -55,7 +50,7 @@ def trained_weights(
     return kinds[0] | kinds[1], opened.state
 
 
-def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent) -> list[str]:
+def start_from(model: LanguageModel, spec: Model, place: str, say: Say = silent) -> list[str]:
     """Give a network its first weights: of a run's best checkpoint (RUN#last: its last, RUN#STEP: that of a step), or
     of a folder or name of transformers.
 
@@ -82,7 +77,7 @@ def start_from(model: LanguageModel, spec: Model, place: str, say: Say = _silent
     return model.take_over(state, where)
 
 
-def continue_run(learner: Learner, recipe: Recipe, say: Say = _silent) -> int:
+def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> int:
     """Give a learner the weights and the optimizer of the run of `model.init`, as they were before its cool-down, or
     at the checkpoint that RUN#CHECKPOINT names.
 
@@ -139,7 +134,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(
-    folder: RunFolder, checkpoint: CheckpointSpec = BEST, device: torch.device | None = None, say: Say = _silent
+    folder: RunFolder, checkpoint: CheckpointSpec = BEST, device: torch.device | None = None, say: Say = silent
 ) -> LoadedRun:
     """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
     folder.check_records(folder.recipe, folder.choices, folder.tokenizer)
@@ -163,66 +158,6 @@ def load_hmm(folder: RunFolder) -> Saved:
     if not folder.model.is_file():
         raise RunError(f"{folder.path} holds no fitted HMM yet: it has no {folder.model.name}")
     return load(folder.model)
-
-
-def generate_text(
-    folder: RunFolder,
-    prompt: str,
-    tokens: int,
-    drawing: Drawing,
-    count: int = 1,
-    seed: int = 0,
-    checkpoint: CheckpointSpec = BEST,
-    say: Say = _silent,
-) -> list[str]:
-    """`count` texts that begin with the prompt and end with a document's end, or after `tokens` more tokens."""
-    if count < 1 or count * max(tokens, 1) > MOST_TOKENS:
-        raise UserError(
-            f"--n {count}, --max-tokens {tokens}: must be at least one text, and at most {MOST_TOKENS:,} tokens in all"
-        )
-    if folder.read_recipe().kind == "hmm":
-        return _generate_hmm(folder, prompt, tokens, count, seed)
-    loaded = load_run(folder, checkpoint, say=say)
-    recipe, tokenizer = loaded.recipe, loaded.tokenizer
-    if family_of(recipe.model).predicts_hidden(recipe.model):
-        raise RunError(f"{folder.path}: a masked model fills in hidden tokens, and cannot write a text")
-    device = next(loaded.model.parameters()).device
-    begun = _begin(tokenizer, prompt, count, seed).to(device)
-    generator = torch.Generator(device).manual_seed(derive(seed, "generate"))
-    rows = generate(loaded.model, begun, tokens, length=recipe.data.length, drawing=drawing, generator=generator)
-    skipped = 0 if prompt or tokenizer.end is None else begun.shape[1]
-    return [_text(tokenizer, row[skipped:].tolist(), begun.shape[1] - skipped) for row in rows.cpu()]
-
-
-def _begin(tokenizer: Tokenizer, prompt: str, count: int, seed: int) -> Tensor:
-    """The prompt's ids; without a prompt, the token that ends a document, or a random one where there is none."""
-    ids = [int(index) for index in tokenizer.encode(prompt)] if prompt else []
-    if ids:
-        return torch.tensor([ids]).repeat(count, 1)
-    if tokenizer.end is not None:
-        return torch.full((count, 1), tokenizer.end)
-    generator = torch.Generator().manual_seed(derive(seed, "first token"))
-    return torch.randint(tokenizer.vocab_size, (count, 1), generator=generator)
-
-
-def _text(tokenizer: Tokenizer, ids: list[int], prompt: int) -> str:
-    """The text up to the first end of a document after the prompt's ids."""
-    if tokenizer.end is not None and tokenizer.end in ids[prompt:]:
-        ids = ids[: ids.index(tokenizer.end, prompt)]
-    return tokenizer.decode(ids)
-
-
-def _generate_hmm(folder: RunFolder, prompt: str, tokens: int, count: int, seed: int) -> list[str]:
-    from shoestring.hmm.sampling import continue_rows, from_sentence_start
-    from shoestring.hmm.show import find_words
-
-    saved = load_hmm(folder)
-    alphabet = alphabet_of(saved)
-    if prompt:
-        rows = continue_rows(saved.parameters, find_words(words_of(prompt), alphabet), count, tokens, seed).tolist()
-    else:
-        rows = from_sentence_start(saved.parameters, alphabet, count, tokens, seed)
-    return [" ".join(alphabet[symbol] for symbol in row) for row in rows]
 
 
 def alphabet_of(saved: Saved) -> tuple[str, ...]:

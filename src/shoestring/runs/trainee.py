@@ -12,6 +12,7 @@ from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, Sharing
 from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.runs.sample_texts import Sample
 from shoestring.track import LineFile
 from shoestring.training.checkpoint import Saveable, State
 from shoestring.training.hooks import Wanted
@@ -105,6 +106,15 @@ class Trainee(ABC):
     @abstractmethod
     def evaluate(self, state: State) -> Evaluation:
         """Scores on the held-out rows, beside the baselines."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether `samples` gives any text."""
+        return False
+
+    def samples(self, tokens: int) -> list[Sample]:  # noqa: ARG002
+        """Texts of so many tokens after fixed prompts, with the weights as they are; no change of state."""
+        return []
 
     def keep_scores(self, step: int) -> None:  # noqa: ARG002
         """Keep the scores of the weights as they are, those of the best step so far, for `evaluate` at the end."""

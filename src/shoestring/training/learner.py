@@ -409,6 +409,14 @@ class Learner:
             per_device = half(per_device)
 
     @contextmanager
+    def writing(self) -> Iterator[None]:
+        """As `scoring`, with layers as they are: every token of a text is a pass of another shape."""
+        with self.scoring(), ExitStack() as stack:
+            if self.compiled and not self.settling:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+
+    @contextmanager
     def scoring(self) -> Iterator[None]:
         """Evaluation mode: no dropout, no gradients, and the running means of the weights if there are any."""
         self.model.eval()

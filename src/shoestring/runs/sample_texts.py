@@ -1,0 +1,106 @@
+"""Texts that a model writes after its evaluations, always after the same prompts, so that one sees it learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoestring.core.clock import Clock
+from shoestring.track import LineFile, read_lines
+from shoestring.training.checkpoint import State
+from shoestring.training.hooks import Label
+from shoestring.training.loop import Report
+
+if TYPE_CHECKING:
+    from shoestring.runs.generate import NetworkWriter
+
+SAMPLES, TOKENS = 3, 40
+"""Texts at an evaluation, without prompts of the recipe, and tokens of each."""
+_PROMPT = 12
+"""Tokens of a prompt from a held-out row, at most: a quarter of the row."""
+_TRIED = 2
+"""Tokens that are written first, to see how long a token takes."""
+SHARE, LEAST_SECONDS = 0.003, 0.5
+"""Texts take at most this share of the time so far, and these seconds."""
+
+
+class Sample(NamedTuple):
+    """A text that begins with its prompt."""
+
+    prompt: str
+    text: str
+
+
+def sample_network(writer: NetworkWriter, prompts: Sequence[str] | None, rows: Tensor, tokens: int) -> list[Sample]:
+    """One text per prompt, or after the beginnings of some of the held-out rows."""
+    if prompts is not None:
+        return [Sample(prompt, writer.write(prompt, tokens)[0]) for prompt in prompts]
+    begun = _beginnings(rows, writer.tokenizer.end, max(1, min(_PROMPT, writer.length // 4)))
+    texts = writer.extend(begun, tokens)
+    return [Sample(writer.tokenizer.decode(ids.tolist()), text) for ids, text in zip(begun, texts)]
+
+
+def _beginnings(rows: Tensor, end: int | None, tokens: int) -> Tensor:
+    """The first tokens of the first rows, or of the first document that begins in them, (texts, tokens)."""
+    found = []
+    for row in rows[:SAMPLES].cpu():
+        starts = [] if end is None else (torch.nonzero(row == end)[:, 0] + 1).tolist()
+        first = next((at for at in starts if at + tokens <= len(row)), 0)
+        found.append(row[first : first + tokens])
+    return torch.stack(found)
+
+
+class SampleTexts:
+    """A hook that lets a model write after an evaluation, and adds a line; not where it would take too long.
+
+    What goes wrong is said once, and ends the samples, not the run.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[int], list[Sample]],
+        lines: LineFile,
+        clock: Clock,
+        say: Callable[[str], None],
+        label: Label,
+        on: bool = True,
+    ):
+        self._write, self._lines, self._clock, self._say, self._label, self._on = write, lines, clock, say, label, on
+        self._written = {line["step"] for line in read_lines(lines.path)}
+        self._spent = 0.0
+        self._token_seconds: float | None = None
+        self.wanted = False
+        """Whether there was an evaluation since the last call."""
+
+    def __call__(self, state: State, _: Report) -> State:
+        label, wanted, self.wanted = self._label(state), self.wanted, False
+        if self._on and wanted and label not in self._written:
+            with self._clock.during("samples"):
+                self._add(label)
+        return state
+
+    def _add(self, label: int) -> None:
+        try:
+            if self._token_seconds is None:
+                self._timed(_TRIED)  # loads and allocates
+                self._timed(_TRIED)
+            if self._spent + TOKENS * (self._token_seconds or 0.0) > LEAST_SECONDS + SHARE * self._clock.elapsed():
+                return
+            found = self._timed(TOKENS)
+        except Exception as cause:  # of a network or tokenizer that cannot write
+            self._on = False
+            self._say(f"no samples from here on ({type(cause).__name__}: {cause}); the run continues")
+            return
+        self._lines.add(step=label, samples=[sample._asdict() for sample in found])
+        self._written.add(label)
+
+    def _timed(self, tokens: int) -> list[Sample]:
+        started = time.perf_counter()
+        found = self._write(tokens)
+        took = time.perf_counter() - started
+        self._spent, self._token_seconds = self._spent + took, took / tokens
+        return found
