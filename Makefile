@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch numpy
-	$(PIP) install -c constraints.txt -e '.[report,track,docs,dev]'
+	$(PIP) install -c constraints.txt -e '.[report,board,track,docs,dev]'
 	$(PIP) install -c constraints.txt --no-deps pomegranate==1.1.2  # an oracle; what else it asks for is not needed
 	touch $(READY)
 

@@ -57,7 +57,7 @@ UNIT_BYTES = 4000
 DISK = "50m"
 LEARNED = ("steps", "tokens", "predictions", "loss", "skipped")
 """Fields of DONE that are compared; the others say what it cost."""
-PRESENT = re.compile(r"timings\.jsonl|machine\.json|profile\.json|.*seal.*|[0-9a-f]{16}(\.json)?")
+PRESENT = re.compile(r"(timings|samples)\.jsonl|machine\.json|profile\.json|.*seal.*|[0-9a-f]{16}(\.json)?")
 """Files whose content differs from run to run."""
 CLEAR = re.compile(r"^error: \S.*", re.MULTILINE)
 NO_LIBRARY = ("cannot allocate memory for thread-local data", "Fatal glibc error: failed to register TLS destructor")

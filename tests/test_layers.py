@@ -14,7 +14,7 @@ import shoestring
 ROOT = Path(shoestring.__file__).parent
 LAYERS = [  # from the top
     {"cli", "api"},
-    {"console"},
+    {"console", "board"},
     {"studies"},
     {"runs"},
     {"report", "probe", "training", "baselines"},

@@ -521,7 +521,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "save_every": 9,
         "save_steps": "1,2,...",
     },
-    "evaluate": {"rows": 9, "every": 0.5},
+    "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"]},
 }
 IN_COMPANY: dict[str, dict[str, Any]] = {
     "data": {"masked": 0.3, "whole_words": True, "label": "kind"},
@@ -621,6 +621,7 @@ def test_a_difference_is_one_line_with_both_values_and_places_do_not_count(secti
         assert lines == []
     else:
         was, now = (getattr(getattr(recipe, section), name) for recipe in (old, new))
+        now = [*now] if isinstance(now, tuple) else now
         assert lines == [f"{section}.{name} was {was}, is now {now}"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,23 +46,33 @@ def sampler(path: Path, clock: StoppedClock, token: float, said: list[str]) -> S
     return SampleTexts(write, LineFile(path), clock, said.append, lambda state: state.step)
 
 
-def after(samples: SampleTexts, step: int) -> None:
+def after(samples: SampleTexts, step: int, total: int = 100) -> None:
     samples.wanted = True
-    samples(SimpleNamespace(step=step), None)  # type: ignore[arg-type]
+    samples(at(step, total), None)  # type: ignore[arg-type]
 
 
-def test_texts_take_a_bounded_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, token = StoppedClock(), 0.01
+def at(step: int, total: int = 100) -> Any:
+    return SimpleNamespace(step=step, schedule=SimpleNamespace(total=total, progress=lambda step: step / total))
+
+
+@pytest.mark.parametrize(("token", "each"), [(0.0005, 20.0), (0.01, 20.0), (0.02, 10.0)])
+def test_texts_take_a_bounded_share_of_the_time_and_are_spread_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: float, each: float
+) -> None:
+    clock, cost = StoppedClock(), TOKENS * token
     clock.now = 0.0
     monkeypatch.setattr(sample_texts.time, "perf_counter", clock.elapsed)
     samples, training = sampler(tmp_path / "samples.jsonl", clock, token, []), 0.0
     for step in range(1, 101):
-        clock.now, training = clock.now + 20.0, training + 20.0
+        clock.now, training = clock.now + each, training + each
         after(samples, step)
-        assert clock.now - training <= LEAST_SECONDS + SHARE * clock.now + 4 * token
+    assert clock.now - training <= LEAST_SECONDS + SHARE * clock.now + 4 * token
     lines = read_lines(tmp_path / "samples.jsonl")
-    cost = TOKENS * token
-    assert len(lines) == int((LEAST_SECONDS + SHARE * clock.now - 4 * token) / cost)
+    steps, most = [line["step"] for line in lines], int((LEAST_SECONDS + SHARE * clock.now - 4 * token) / cost)
+    assert steps[0] == 1 and steps[-1] == 100, "the first and the last evaluation"
+    assert min(100, most) - 2 <= len(steps) <= min(100, most)
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    assert max(gaps) <= 2 * -(-100 // len(steps)), "no long time without a text"
     assert lines[0]["samples"] == [{"prompt": "a", "text": f"a {TOKENS}"}]
 
 
@@ -84,13 +95,15 @@ def test_a_step_is_written_once_and_only_after_an_evaluation(tmp_path: Path) -> 
     for _ in range(2):  # the second one resumes
         samples = sampler(path, clock, 0.0, [])
         after(samples, 5)
-        samples(SimpleNamespace(step=6), None)  # type: ignore[arg-type]
+        samples(at(6), None)  # type: ignore[arg-type]
     assert [line["step"] for line in read_lines(path)] == [5]
 
 
 def test_prompts_begin_where_a_document_does() -> None:
     rows = torch.tensor([[5, 6, 0, 7, 8, 9], [1, 2, 3, 4, 0, 5], [0, 1, 2, 3, 4, 5], [9] * 6])
-    assert _beginnings(rows, 0, 3).tolist() == [[7, 8, 9], [1, 2, 3], [1, 2, 3]]
+    assert _beginnings(rows, 0, 3).tolist() == [[7, 8, 9], [1, 2, 3], [5, 6, 0]], "two documents, and the first row"
+    assert _beginnings(rows, 0, 1).tolist() == [[7], [5], [1]]
+    assert _beginnings(rows[3:], 0, 2).tolist() == [[9, 9]]
     assert _beginnings(rows, None, 2).tolist() == [[5, 6], [1, 2], [0, 1]]
 
 

@@ -372,6 +372,20 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def is_held(path: Path) -> bool | None:
+    """Whether the process that a lock file names is alive; None: it is on another host. Takes no lock itself."""
+    try:
+        holder = json.loads(path.read_text())
+        if holder["host"] != socket.gethostname():
+            return None
+        os.kill(int(holder["pid"]), 0)
+    except PermissionError:  # another user's
+        return True
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+    return True
+
+
 def _holder(path: Path) -> tuple[str, bool]:
     """Who holds a lock, and whether it is this process."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from shoestring.core import recipe_file
 from shoestring.core.choices import Choices
 from shoestring.core.errors import RunError, ShoestringError, StorageError, shown_path
-from shoestring.core.files import HeldFolder, locked, make_folder, remove, sweep, write_whole
+from shoestring.core.files import HeldFolder, is_held, locked, make_folder, remove, sweep, write_whole
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.schema import Record
 from shoestring.core.seal import SEAL, adopt, broken, check, seal_lines, seal_write, unseal
@@ -202,6 +202,17 @@ class RunFolder:
                 self.write(self.recipe, before)
             raise
 
+    @property
+    def is_held(self) -> bool | None:
+        """Whether a process writes this run; None: one on another host did, and has not said that it ended."""
+        return next((held for held in map(is_held, self._locks) if held is not False), False)
+
+    @property
+    def _locks(self) -> tuple[Path, Path]:
+        """The lock file beside the folder, or in it where nothing can be written beside it."""
+        place = self.path.resolve()
+        return place.with_name(f".{place.name}.lock"), place / ".lock"
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that writes this run.
@@ -212,8 +223,10 @@ class RunFolder:
         is_new = not self.path.exists()
         place = self.path.resolve()
         beside = not place.is_dir() or os.access(place.parent, os.W_OK)  # else the folder cannot be removed either
-        lock = place.with_name(f".{place.name}.lock") if beside else place / ".lock"
-        with locked(lock, f"the run {self.path}"), contextlib.closing(HeldFolder(self.path)) as held:
+        with (
+            locked(self._locks[0 if beside else 1], f"the run {self.path}"),
+            contextlib.closing(HeldFolder(self.path)) as held,
+        ):
             self._held = held
             for folder in (self.path, self.checkpoints):
                 sweep(folder, own=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoestring.core.errors import RecordError
 from shoestring.core.run_folder import RunFolder
 from shoestring.track import read_lines
 
@@ -29,10 +31,20 @@ def texts_by_prompt(folder: RunFolder, most: int = _SHOWN) -> list[list[Written]
     losses = {line["step"]: line["heldout_loss"] for line in read_lines(folder.metrics) if "heldout_loss" in line}
     found: dict[int, list[Written]] = {}
     for line in lines:
-        for place, sample in enumerate(line.get("samples", ())):
-            written = Written(line["step"], losses.get(line["step"]), sample["prompt"], sample["text"])
-            found.setdefault(place, []).append(written)
+        for place, (prompt, text) in enumerate(_pairs(line, folder.samples)):
+            found.setdefault(place, []).append(Written(line["step"], losses.get(line["step"]), prompt, text))
     return list(found.values())
+
+
+def _pairs(line: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
+    """The prompts and texts of a line; raises RecordError where it has none."""
+    try:
+        pairs = [(sample["prompt"], sample["text"]) for sample in line["samples"]]
+        if isinstance(line["step"], int) and all(isinstance(text, str) for pair in pairs for text in pair):
+            return pairs
+    except (KeyError, TypeError):
+        pass
+    raise RecordError(f"{path}: not a line of samples: {str(line)[:80]}")
 
 
 def _spread(lines: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:

@@ -25,7 +25,7 @@ _PROMPT = 12
 _TRIED = 2
 """Tokens that are written first, to see how long a token takes."""
 SHARE, LEAST_SECONDS = 0.003, 0.5
-"""Texts take at most this share of the time so far, and these seconds."""
+"""Texts take at most this share of a run's time, and these seconds."""
 
 
 class Sample(NamedTuple):
@@ -45,17 +45,21 @@ def sample_network(writer: NetworkWriter, prompts: Sequence[str] | None, rows: T
 
 
 def _beginnings(rows: Tensor, end: int | None, tokens: int) -> Tensor:
-    """The first tokens of the first rows, or of the first document that begins in them, (texts, tokens)."""
+    """The first tokens of documents that begin in some rows, (texts, tokens); of rows where too few do."""
+    rows = rows.cpu()
     found = []
-    for row in rows[:SAMPLES].cpu():
-        starts = [] if end is None else (torch.nonzero(row == end)[:, 0] + 1).tolist()
-        first = next((at for at in starts if at + tokens <= len(row)), 0)
-        found.append(row[first : first + tokens])
-    return torch.stack(found)
+    for row in rows if end is not None else ():
+        starts = (torch.nonzero(row == end)[:, 0] + 1).tolist()
+        found += [row[at : at + tokens] for at in starts[:1] if at + tokens <= len(row)]
+        if len(found) == SAMPLES:
+            break
+    return torch.stack([*found, *rows[: SAMPLES - len(found), :tokens]])
 
 
 class SampleTexts:
-    """A hook that lets a model write after an evaluation, and adds a line; not where it would take too long.
+    """A hook that lets a model write after an evaluation, and adds a line.
+
+    Where not every evaluation can have texts, those that have them are spread over the run, with the last one.
 
     What goes wrong is said once, and ends the samples, not the run.
     """
@@ -71,7 +75,7 @@ class SampleTexts:
     ):
         self._write, self._lines, self._clock, self._say, self._label, self._on = write, lines, clock, say, label, on
         self._written = {line["step"] for line in read_lines(lines.path)}
-        self._spent = 0.0
+        self._spent, self._next = 0.0, 0.0
         self._token_seconds: float | None = None
         self.wanted = False
         """Whether there was an evaluation since the last call."""
@@ -79,24 +83,32 @@ class SampleTexts:
     def __call__(self, state: State, _: Report) -> State:
         label, wanted, self.wanted = self._label(state), self.wanted, False
         if self._on and wanted and label not in self._written:
+            last = state.step >= state.schedule.total
             with self._clock.during("samples"):
-                self._add(label)
+                self._add(label, 1.0 if last else state.schedule.progress(state.step))
         return state
 
-    def _add(self, label: int) -> None:
+    def _add(self, label: int, progress: float) -> None:
+        """`progress` is 1 after the last step."""
         try:
             if self._token_seconds is None:
                 self._timed(_TRIED)  # loads and allocates
                 self._timed(_TRIED)
-            if self._spent + TOKENS * (self._token_seconds or 0.0) > LEAST_SECONDS + SHARE * self._clock.elapsed():
+            if progress < self._next or self._affordable(progress) < 1 + (progress < 1):  # one is kept for the end
                 return
             found = self._timed(TOKENS)
+            self._next = progress + (1 - progress) / max(1, int(self._affordable(progress)))
         except Exception as cause:  # of a network or tokenizer that cannot write
             self._on = False
             self._say(f"no samples from here on ({type(cause).__name__}: {cause}); the run continues")
             return
         self._lines.add(step=label, samples=[sample._asdict() for sample in found])
         self._written.add(label)
+
+    def _affordable(self, progress: float) -> float:
+        """How many more evaluations can have texts, by the time that the run will take at its pace so far."""
+        left = LEAST_SECONDS + SHARE * self._clock.elapsed() / max(progress, 1e-9) - self._spent
+        return left / max(1e-9, TOKENS * (self._token_seconds or 0.0))
 
     def _timed(self, tokens: int) -> list[Sample]:
         started = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from shoestring.core.clock import Clock
@@ -75,6 +75,10 @@ class _Session:
         self.timings.sync()
         if self.trainee.group.rank == 0:
             self.folder.seal_lines()
+
+    def expect(self, forecast: Forecast) -> None:
+        """A line on the loss that the run will end with."""
+        self.timings.add(elapsed=self.clock.elapsed(), event="forecast", **asdict(forecast))
 
     def note(self, label: int, event: str) -> None:
         """A line on where the time of the session went until now."""
@@ -310,7 +314,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         return state
 
     keep, wanted = _keep_deadline(session), trainee.evaluates(state)
-    watch = Watch(trainee.recipe, metrics.path, session.reporter.say)
+    watch = Watch(trainee.recipe, metrics.path, session.reporter.say, session.expect)
     return (
         began,
         settle,

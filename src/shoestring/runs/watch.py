@@ -30,8 +30,15 @@ class Watch:
     What holds already when a run is resumed was said before. A process that writes no metrics says nothing.
     """
 
-    def __init__(self, recipe: Recipe, metrics: Path, say: Callable[[str], None]):
-        self._recipe, self._metrics, self._say = recipe, metrics, say
+    def __init__(
+        self,
+        recipe: Recipe,
+        metrics: Path,
+        say: Callable[[str], None],
+        expect: Callable[[Forecast], None] = lambda _: None,
+    ):
+        """`expect` gets every new forecast."""
+        self._recipe, self._metrics, self._say, self._expect = recipe, metrics, say, expect
         self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
         self._looked = 0.0
         self.forecast: Forecast | None = None
@@ -56,6 +63,8 @@ class Watch:
         if self._recipe.kind != "hmm" and progress >= FIRST_AT:
             onward = curve.turn is None  # no law holds across a return to earlier weights
             self.forecast = forecast(curve, self._path(curve, state.schedule)) if onward else None
+            if self.forecast is not None:
+                self._expect(self.forecast)
 
     def _path(self, curve: Curve, schedule: Schedule) -> RatePath:
         """The learning rates so far, and those to come."""

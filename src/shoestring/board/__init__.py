@@ -1,0 +1,1 @@
+"""A live page of many runs, from their folders alone."""

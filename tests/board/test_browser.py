@@ -1,0 +1,136 @@
+"""The board in a real Chromium: live lines, zoom, a filter, a run that dies, a file that is cut in the middle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_runs import TOKEN, add, make_run, served, steps
+
+from shoestring.core.run_folder import RunFolder
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    """The board of four runs; a message of the page's console is an error."""
+    make_run(tmp_path / "runs", "alive", until=40, lr=2e-3)
+    make_run(tmp_path / "runs", "finished", until=100, done=True)
+    make_run(tmp_path / "runs", "killed", until=60)
+    make_run(tmp_path / "runs", "planned")
+    said: list[str] = []
+    with served(tmp_path / "runs") as board, playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"{board.address}/?token={TOKEN}")
+        until(page, "plot !== null && rows.size === 4 && [...rows.values()].every(r => r.state !== 'reading')")
+        yield page
+        browser.close()
+    assert said == []
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until it is true; the page's own policy forbids what would wait in the page."""
+    for _ in range(400):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(expression)
+
+
+def hold(folder: RunFolder) -> subprocess.Popen[bytes]:
+    """A process that has the lock of a run."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    lock = folder.path.with_name(f".{folder.path.name}.lock")
+    lock.write_text(json.dumps({"pid": process.pid, "host": socket.gethostname(), "since": "now"}))
+    return process
+
+
+def cell(page: Any, run: str, number: int) -> str:
+    return str(page.inner_text(f'tr[data-run="{run}"] td:nth-child({number})')).strip()
+
+
+def state(page: Any, run: str, expected: str) -> None:
+    until(page, f"rows.get({run!r}).state === {expected!r}")
+    assert cell(page, run, 3) == expected
+
+
+def test_a_run_is_watched_to_its_death(page: Any, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs/alive")
+    process = hold(folder)
+    state(page, "alive", "running")
+    assert cell(page, "alive", 4) == "40 %" and cell(page, "alive", 5) == "1m 2s"
+    steps(folder, 41, 60)
+    until(page, "rows.get('alive').step === 60")
+    assert cell(page, "alive", 4) == "60 %" and cell(page, "alive", 7) == "3.900 ± 0.020"
+    last = "Math.max(...plot.data[0].filter((x, i) => plot.data[1][i] !== null))"
+    until(page, f"plot.series[1].label === 'alive, training' && {last} > 59 * 128")
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 61, "tokens": 7808, "lo')
+    add(folder.timings, {"step": 61, "elapsed": 63.0, "tokens_per_second": 128.0})
+    until(page, "rows.get('alive').seconds === 63")
+    assert page.evaluate("rows.get('alive').step") == 60, "a line that is cut waits"
+    with folder.metrics.open("a") as file:
+        file.write('ss": 3.5}\n###\n')
+    until(page, "rows.get('alive').step === 61")
+    until(page, "rows.get('alive').problems.length === 1")
+    assert "1 lines of metrics or timings cannot be read" in cell(page, "alive", 9)
+    process.kill()
+    process.wait()
+    state(page, "alive", "died")
+
+
+def test_zoom_axes_and_a_filter(page: Any) -> None:
+    box = page.locator(".u-over").bounding_box()
+    whole = page.evaluate("[plot.scales.x.min, plot.scales.x.max]")
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 60, steps=4)
+    page.mouse.up()
+    until(page, "zoom !== null && !busy")
+    low, high = page.evaluate("[plot.scales.x.min, plot.scales.x.max]")
+    span = whole[1] - whole[0]
+    assert low == pytest.approx(whole[0] + 0.5 * span, abs=0.02 * span)
+    assert high == pytest.approx(whole[0] + 0.75 * span, abs=0.02 * span)
+    page.mouse.dblclick(box["x"] + 100, box["y"] + 50)
+    until(page, "zoom === null && !busy")
+    assert page.evaluate("[plot.scales.x.min, plot.scales.x.max]") == pytest.approx(whole)
+    for by, end in (("step", 100), ("seconds", 102), ("flops", 12_800_000)):
+        page.select_option("#by", by)
+        until(page, f"!busy && Math.abs(plot.scales.x.max / {end} - 1) < 0.01")
+    page.check("#logx")
+    page.check("#logy")
+    until(page, "!busy && plot.scales.x.distr === 3 && plot.scales.y.distr === 3")
+    page.fill("#filter", "done")
+    assert page.locator("#runs tbody tr").count() == 1 and cell(page, "finished", 2) == "finished"
+    page.fill("#filter", "")
+    page.click('th[data-key="progress"]')
+    page.click('th[data-key="progress"]')
+    assert page.locator("#runs tbody tr").first.get_attribute("data-run") == "finished"
+
+
+def test_a_run_and_two_recipes(page: Any) -> None:
+    page.click('tr[data-run="finished"]')
+    page.wait_for_selector("#detail .samples")
+    text = page.inner_text("#detail")
+    assert "once <b>upon</b>" in text, "as it was written, not as markup"
+    assert "Still falling: go on." in text and "Plan against actual" in text and "held-out loss" in text
+    page.click("#none")
+    for name in ("alive", "finished"):
+        page.check(f'input[aria-label="show {name}"]')
+    page.click("#compare")
+    page.wait_for_selector("#detail .fields")
+    fields = [line.split("\t")[0] for line in page.inner_text("#detail .fields").splitlines()]
+    assert fields == ["field", "run.name", "train.lr"]
