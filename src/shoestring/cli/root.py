@@ -9,8 +9,8 @@ import click
 from shoestring import __version__
 
 COMMANDS = (
-    "demo", "best", "measure", "plan", "prepare", "train", "evaluate", "generate", "export", "report", "board", "data",
-    "hmm", "law",
+    "demo", "best", "measure", "plan", "prepare", "train", "evaluate", "generate", "export", "report", "board", "track",
+    "data", "hmm", "law",
 )  # fmt: skip
 """In the order of the help. Each is a module of this package that holds a command of the same name."""
 

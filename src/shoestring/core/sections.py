@@ -384,4 +384,6 @@ class Evaluate:
 class Track:
     """Trackers of metrics, besides the run folder."""
 
-    to: Annotated[tuple[str, ...], Each({str: Registered("tracker")}), "trackers, such as tensorboard"] = ()
+    to: Annotated[
+        tuple[str, ...], Each({str: Registered("tracker")}), "tensorboard, wandb, trackio: any number of them"
+    ] = ()

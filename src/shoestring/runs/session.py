@@ -122,7 +122,7 @@ def train(
     baselines = trainee.baseline_seconds() if writes and group.device.type == "cuda" else None
     finish = finish_of(trainee, baselines)
     label = trainee.label(state)
-    trackers = open_trackers(recipe.track.to, folder.path, label) if writes and recipe.track else {}
+    trackers = open_trackers(recipe.track.to, folder.path, label, reporter.say) if writes and recipe.track else {}
     lines = LineFile.rewound(folder.metrics, label, state.lines or 0, folder.write) if writes else NoLines()
     metrics = Tracked(lines, trackers, reporter.say)
     session = _Session(

@@ -16,7 +16,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as cause:
             raise MissingExtra('track.to = ["tensorboard"]', "tensorboard", "track") from cause
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -168,7 +168,7 @@ function options(series, by, logx, logy) {
   const title = { tokens: "positions of training", seconds: "seconds, all sessions", flops: "training FLOPs", step: "steps" }[by];
   const shortened = (_, values) => values.map((v) => (v === null ? "" : by === "seconds" ? seconds(v) : short(v)));
   return {
-    width: $("plot").clientWidth, height: 380, series, legend: { live: true },
+    width: $("plot").clientWidth, height: 380, series, legend: { show: series.length < 26 },
     scales: { x: { time: false, distr: logx ? 3 : 1 }, y: { distr: logy ? 3 : 1 } },
     axes: [{ ...axis, label: title, values: shortened }, { ...axis, label: "loss, nats per token", size: 62,
       values: (_, values) => values.map((v) => (v === null ? "" : `${+v.toPrecision(4)}`)) }],
