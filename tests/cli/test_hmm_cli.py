@@ -92,6 +92,8 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
         assert other.returncode == 0, other.stderr
         assert "1 of 2 sentences use only the 300 words" in other.stdout
         assert ("bigram corpus" in other.stdout) == (place == folder)
+    evaluated = shoestring("evaluate", folder, "--on", f"text:{tmp_path / 'other.txt'}", "--json")
+    assert last_json(evaluated.stdout)["tokens"] == 5 and "1 of 2 sentences" in evaluated.stderr
     assert "--data SOURCE" in shoestring("hmm", "score", model).stderr
     (store,) = (tmp_path / "stores").iterdir()
     rows = last_json(shoestring("data", "show", store, "--rows", "2", "--json").stdout)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoestring.core.records import Density, MemoryModel, Plan, Point, Profile
-from shoestring.core.results import Evaluation, Outcome, Verdict
+from shoestring.core.results import Evaluation, Outcome, Preferences, Verdict
 from shoestring.core.text import printable
 from shoestring.core.throughput import fastest, knee, smallest_near
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
@@ -176,6 +176,21 @@ class Terminal(Reporter):
             self.table("Classes", CLASS_HEAD, class_rows(evaluation))
         if 0 < len(evaluation.confusion) <= SHOWN_CLASSES:
             self.table("Rows by true and predicted class", *confusion_table(evaluation))
+
+    def preferred(self, found: Preferences) -> None:
+        """Print how often the right choice was the likeliest."""
+        from shoestring.report.scores import with_error
+
+        rows = [
+            (group.name, f"{group.items:,}", with_error(group.accuracy, group.accuracy_error)) for group in found.groups
+        ]
+        rows.append(("all", f"{found.items:,}", with_error(found.accuracy, found.accuracy_error)))
+        self.table(f"\n{found.source}", ("group", "items", "accuracy"), rows)
+        lines = [f"a guess reaches {found.chance:.3f}; {counted(found.ties, 'tie')}, each of which counts its share"]
+        if found.accuracy_per_byte is not None:
+            per_byte = with_error(found.accuracy_per_byte, found.accuracy_per_byte_error)
+            lines.append(f"by likelihood per byte of the choice: {per_byte}")
+        self.say("\n".join(lines) + "\n")
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
         from shoestring.planning.lines import parts_reason

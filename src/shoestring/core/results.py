@@ -104,6 +104,47 @@ class Evaluation(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupScore:
+    """How often a model prefers the right choice, in one group of items."""
+
+    name: str
+    items: int
+    accuracy: float
+    accuracy_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences(Record):
+    """How often a model prefers the right one of several texts, by likelihood.
+
+    Of k texts that are equally likely each counts 1 / k: a tie of a pair counts half. Standard errors are those of
+    items drawn at random; None: there is one.
+    """
+
+    SCHEMA: ClassVar[str] = "shoestring.preferences/1"
+
+    kind: str
+    """"pairs" or "choices"."""
+    source: str
+    step: int | None
+    """Of the weights; None: the model of an HMM's run."""
+    items: int
+    accuracy: float
+    accuracy_error: float | None
+    accuracy_per_byte: float | None
+    """With likelihoods per byte of the choice, which does not favour short ones; None for pairs."""
+    accuracy_per_byte_error: float | None
+    chance: float
+    """Of a guess."""
+    ties: int
+    skipped: int
+    """Items with a word that the model does not have."""
+    cut: int
+    """Items that are longer than a row, and whose beginning was not read."""
+    groups: tuple[GroupScore, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateRow:
     """One state of an HMM, for people."""
 

@@ -29,7 +29,7 @@ from shoestring.baselines.streams import Baselines
 from shoestring.core.errors import RecordError, RunError
 from shoestring.core.results import Evaluation, TextScore
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.specs import CheckpointSpec
+from shoestring.core.specs import CheckpointSpec, SourceSpec
 from shoestring.datasets.corpus import Corpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
@@ -229,8 +229,8 @@ def evaluate_run(
     folder.check_records(folder.recipe, folder.choices, folder.plan)
     recipe = folder.read_recipe()
     plan = read_plan(recipe, folder.plan)
-    if text is not None:
-        recipe.need_network("--data: an HMM is scored on held-out sentences of its source")
+    if text is not None and recipe.kind == "hmm":
+        return _score_hmm(folder, text, say)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
     found = checkpoints.find(checkpoint, folder.path, say)
     trainee = task_of(recipe).open(plan, ProcessGroup.of(pick_device()))
@@ -241,9 +241,21 @@ def evaluate_run(
     if not replaces:
         _keep_better(folder, trainee.label(state), state)
     if text is not None:
-        assert isinstance(trainee, NetworkTrainee), "an HMM was refused"
+        assert isinstance(trainee, NetworkTrainee), "an HMM has returned"
         trainee.corpus = open_corpus(recipe, plan, scored=text)
     return trainee.evaluate(state)
+
+
+def _score_hmm(folder: RunFolder, text: str, say: Callable[[str], object]) -> Evaluation:
+    """Score the fitted model of an HMM's run on another text."""
+    from shoestring.runs.hmm_scoring import Other, score_model
+    from shoestring.runs.hmm_trainee import as_evaluation
+
+    found = score_model(folder.path, Other(source=SourceSpec.parse(text)))
+    for note in found.notes:
+        say(note)
+    epochs = Evaluation.read_if_there(folder.evaluation)
+    return replace(as_evaluation(found.scores, 0 if epochs is None else epochs.step), text=found.what)
 
 
 def _keep_better(folder: RunFolder, number: int, state: State) -> None:
