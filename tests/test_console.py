@@ -9,10 +9,13 @@ import pytest
 
 import shoestring
 from shoestring.cli import main
+from shoestring.console.progress import Sparkline, progress_line
 from shoestring.console.terminal import Terminal
 from shoestring.core.errors import DataError, RecipeError
+from shoestring.core.results import Forecast
 from shoestring.planning.alternatives import COMPARISON_HEAD, RULE_HEAD, SPLIT_HEAD
 from shoestring.planning.history import HISTORY_HEAD
+from shoestring.runs.reporter import TrainingProgress
 
 HEAD = ("name", "value", "meaning")
 ROWS = [("first", "1" * 40, "what the first of them means, in words"), ("second", "2", "no more")]
@@ -35,6 +38,55 @@ def test_a_narrow_last_column_stays_in_the_table(
     monkeypatch.setenv("COLUMNS", "60")
     Terminal().table("Title", HEAD, [("first", "1" * 40, "+0.1")])
     assert "first:" not in capsys.readouterr().out
+
+
+FORECAST = Forecast(step=500, loss=2.345, low=2.2, high=2.5)
+
+
+@pytest.mark.parametrize("room", [30, 40, 55, 68, 90, 160])
+def test_the_line_of_progress_fits_and_keeps_what_matters(room: int) -> None:
+    progress = TrainingProgress(
+        done=1234, total=10**6, loss=2.987, tokens_per_second=12345.0, seconds_left=98765.0, budget_left=1e5,
+        forecast=FORECAST,
+    )  # fmt: skip
+    line = progress_line(progress, "█▇▆▅▄▃▂▁▁▁▁▁", room)
+    assert line.startswith("step 1,234/1M · loss 2.987") and "1d 3h" in line
+    if room >= 68:
+        assert len(line) <= room and "▇▆" in line
+    assert ("held out at the end" in line) == (room >= 160) and "budget" in progress_line(progress)
+
+
+def test_a_sparkline_is_the_curve_of_the_loss() -> None:
+    curve = Sparkline()
+    curve.add(1, 5.0)
+    assert curve.line() == ""
+    for step in range(2, 9):
+        curve.add(step, 6.0 - step)
+    assert curve.line() == "█▇▆▅▄▃▂▁"
+    for step in range(9, 1001):
+        curve.add(step, 1000.0 - step)
+    line = curve.line()
+    assert 6 <= len(line) <= 12 and line[-1] == "▁" and list(line[1:]) == sorted(line[1:], reverse=True)
+    curve.add(1, 3.0)
+    assert curve.line() == "", "of another run"
+    for loss in (2.0, float("nan"), 2.0):
+        curve.add(2, loss)
+    assert set(curve.line()) <= set("▁▂▃▄▅▆▇█")
+
+
+def test_lines_on_a_terminal_are_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"word{number}" for number in range(60)]
+    Terminal().say(" ".join(words))
+    assert capsys.readouterr().out == " ".join(words) + "\n", "a program that reads it has whole lines"
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    Terminal().say(" ".join(words) + " /a" * 1 + "/path" * 30)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines[:-1]) and len(lines) > 5
+    assert " ".join(lines).split()[:60] == words
+    assert "/a" + "/path" * 30 in lines, "one word is one line"
 
 
 TABLES = {

@@ -63,6 +63,13 @@ def test_the_whole_way_verb_by_verb(tiny: Path, tmp_path: Path, shoestring: Comm
     assert last_json(second.stdout)["evaluation"] == trained["evaluation"]
 
 
+def test_a_shell_completes_commands_and_options(shoestring: Command) -> None:
+    for words, number, expected in (("shoestring ge", 1, "generate"), ("shoestring generate --te", 2, "--temperature")):
+        found = shoestring(_SHOESTRING_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(number))
+        assert expected in found.stdout
+    assert "complete" in shoestring(_SHOESTRING_COMPLETE="zsh_source").stdout
+
+
 def test_a_plan_needs_a_profile_or_figures(tiny: Path, shoestring: Command) -> None:
     result = shoestring("plan", tiny)
     assert result.returncode == 2

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,14 @@ def generate(
     The text ends with a document of the corpus, or after --max-tokens. With --interactive the model is loaded once,
     and answers every line; each line draws anew.
     """
+    from shoestring.console.terminal import Terminal
     from shoestring.core.run_folder import RunFolder
     from shoestring.models.generate import Drawing
     from shoestring.runs.generate import check_amount, open_writer
 
     if interactive and prompt:
         raise UserError("--interactive asks for prompts: leave the prompt out")
-    drawn, say = Drawing(**drawing), functools.partial(click.echo, err=True)  # standard output is for the texts
+    drawn, say = Drawing(**drawing), Terminal(to_stderr=True).say  # standard output is for the texts
     check_amount(max_tokens, count)
     writer = open_writer(RunFolder.open(run), checkpoint, say)
     if not interactive:
@@ -58,7 +58,7 @@ def generate(
         terminal.say("\n\n".join(texts))
         return {"prompt": prompt, "texts": texts}
     answers = []
-    for number, line in enumerate(_prompts()):
+    for number, line in enumerate(_prompts(say)):
         try:
             texts = writer.write(line, max_tokens, drawn, count, seed + number)
         except UserError as mistake:  # a word that the model does not know
@@ -69,17 +69,17 @@ def generate(
     return {"answers": answers}
 
 
-def _prompts() -> Iterator[str]:
+def _prompts(say: Callable[[str], None]) -> Iterator[str]:
     """Lines of standard input; on a terminal, each is asked for, and can be edited."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (`input` uses it)
-    click.echo("a prompt, or an empty line for a text from the beginning; Ctrl-D ends", err=True)
+    say("a prompt, or an empty line for a text from the beginning; Ctrl-D ends")
     while True:
         try:
             yield input("> ")
         except EOFError:
-            click.echo(err=True)
+            say("")
             return

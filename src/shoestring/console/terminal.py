@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shoestring.console.progress import Sparkline, progress_line
 from shoestring.core.records import Density, MemoryModel, Plan, Point, Profile
 from shoestring.core.results import Evaluation, Outcome, Preferences, Verdict
 from shoestring.core.text import printable
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _NARROW = 24
 """Columns that a text needs to be read in a table."""
+_BAR = 10
+"""Columns of the bar of progress."""
 _QUIET_SECONDS = 10.0
 """Between lines of progress where there is no terminal."""
 
@@ -40,9 +44,13 @@ class Terminal(Reporter):
         if self._notebook:  # plain text: each print of a Jupyter console is an output of its own
             self.console = Console(file=sys.stdout, force_jupyter=False, highlight=False, soft_wrap=True, width=120)
         self._progress: Progress | None = None
+        self._losses = Sparkline()
         self._shown = time.monotonic()
 
     def say(self, text: str) -> None:
+        """Print lines; on a terminal they are broken between words, elsewhere not at all."""
+        if self.console.is_terminal:
+            text = "\n".join(_broken(line, self.console.width) for line in text.split("\n"))
         self.console.print(_plain(text))
 
     def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -102,12 +110,11 @@ class Terminal(Reporter):
         self._show(documents, total, f"prepared {documents:,}{f' of {total:,}' if total else ''} documents")
 
     def training(self, progress: TrainingProgress) -> None:
-        budget = progress.budget_left
-        left = "" if budget is None else f" · budget left {Seconds(max(0.0, budget)).short()}"
-        count = f"{progress.unit} {Count(progress.done).short()}/{Count(progress.total).short()}"
-        speed = rate(progress.tokens_per_second, "positions/s")
-        time_left = Seconds(progress.seconds_left).short()
-        text = f"{count} · loss {progress.loss:.3f}{_ending(progress)} · {speed} · time left {time_left}{left}"
+        self._losses.add(progress.done, progress.loss)
+        if self.console.is_terminal and not self._notebook:
+            text = progress_line(progress, self._losses.line(), self.console.width - _BAR - 2)
+        else:
+            text = progress_line(progress)
         self._show(progress.done, progress.total, text, first=progress.done == 1)
 
     def writing(self, progress: RowsWritten) -> None:
@@ -129,7 +136,7 @@ class Terminal(Reporter):
             from rich.progress import BarColumn, Progress, TextColumn  # takes a while, and a plan needs none
 
             self._progress = Progress(
-                BarColumn(24), TextColumn("{task.description}", markup=False), console=self.console
+                BarColumn(_BAR), TextColumn("{task.description}", markup=False), console=self.console
             )
             self._progress.add_task("", total=total)
             self._progress.start()
@@ -211,11 +218,13 @@ class Terminal(Reporter):
             self.say("\n".join(f"- {verdict.text}" for verdict in found) + "\n")
 
 
-def _ending(progress: TrainingProgress) -> str:
-    """The held-out loss that is expected at the end."""
-    if (found := progress.forecast) is None:
-        return ""
-    return f" · held out at the end about {found.loss:.2f} ({found.low:.2f}–{found.high:.2f})"
+def _broken(line: str, width: int) -> str:
+    """The line in pieces of this width, broken between words; a longer word, such as a path, stays whole."""
+    if len(line) <= width:
+        return line
+    return textwrap.fill(
+        line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False, expand_tabs=False
+    )
 
 
 def _plain(text: str) -> Text:
