@@ -24,6 +24,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from shoestring.core.sections import Model, Train
 from shoestring.models.batch import Batch
+from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import build
 from shoestring.training.learner import Learner
 
@@ -52,6 +53,13 @@ def check(graphs, family="llama", recompute="none", **fields):
         found = compiled.score(batch, 2)  # sums in float32, in another order
         torch.testing.assert_close(found, alone, rtol=1e-6, atol=0, equal_nan=True, msg=str(what))
         torch.testing.assert_close(compiled.log_probs(batch, 2), eager.log_probs(batch, count), msg=str(what))
+    if family != "masked_lm":
+        texts = []
+        for learner in (compiled, eager):
+            with learner.writing():
+                ids, likeliest = rows(family, 2).ids[:, :3], Drawing(temperature=0.0)
+                texts.append(generate(learner.model, ids, 5, length=LENGTH, drawing=likeliest))
+        assert torch.equal(*texts), (what, "and a text is written without another graph")
     for one, two in zip(compiled.model.parameters(), eager.model.parameters()):
         torch.testing.assert_close(one, two, msg=str(what))
         assert one.grad is None or not one.grad.any(), "scoring leaves no gradient"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,5 +115,6 @@ class SampleTexts:
         started = time.perf_counter()
         found = self._write(tokens)
         took = time.perf_counter() - started
-        self._spent, self._token_seconds = self._spent + took, took / tokens
+        self._spent += took
+        self._token_seconds = min(took / tokens, self._token_seconds or math.inf)  # the first may load and compile
         return found
