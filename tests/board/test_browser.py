@@ -15,6 +15,7 @@ import pytest
 from board_runs import TOKEN, add, make_run, served, steps
 
 from shoestring.core.run_folder import RunFolder
+from shoestring.report.page import draw, write_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
@@ -119,6 +120,35 @@ def test_zoom_axes_and_a_filter(page: Any) -> None:
     page.click('th[data-key="progress"]')
     page.click('th[data-key="progress"]')
     assert page.locator("#runs tbody tr").first.get_attribute("data-run") == "finished"
+
+
+def test_the_page_of_a_run_is_live_as_a_file(tmp_path: Path) -> None:
+    folder, said = make_run(tmp_path, "finished", until=100), []
+    write_page(folder, draw(folder), None)
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": 900})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(folder.report.resolve().as_uri())
+        assert page.locator("figure canvas").count() == 1 and page.locator("figure svg").count() == 0
+        before, box = page.screenshot(), page.locator(".u-over").bounding_box()
+        page.mouse.move(box["x"] + 100, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 300, box["y"] + 60, steps=4)
+        page.mouse.up()
+        page.mouse.move(5, 5)
+        page.wait_for_timeout(200)
+        zoomed = page.screenshot()
+        page.mouse.dblclick(box["x"] + 100, box["y"] + 50)
+        page.mouse.move(5, 5)
+        page.wait_for_timeout(200)
+        assert zoomed != before and page.screenshot() == before
+        page.check("figure input >> nth=0")
+        page.wait_for_timeout(200)
+        assert page.screenshot() != before
+        browser.close()
+    assert said == []
 
 
 def test_a_run_and_two_recipes(page: Any) -> None:

@@ -1,6 +1,8 @@
 """The page: everything in one file, escaped, at any stage of a run."""
 
+import base64
 import dataclasses
+import hashlib
 import json
 import re
 import sys
@@ -14,6 +16,8 @@ from shoestring.core import recipe_file
 from shoestring.core.records import Line, Machine, Plan
 from shoestring.core.results import ClassScore, Evaluation, Forecast, Outcome, StateRow, StateTable, Verdict
 from shoestring.core.run_folder import RunFolder
+from shoestring.report.figures import loss_curve
+from shoestring.report.interactive import plot_data, script
 from shoestring.report.page import draw, plan_against_actual, write_page
 
 PLAN = Plan(
@@ -167,7 +171,12 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
 
 def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    text = page_of(finished(tmp_path), OUTCOME)
+    whole = page_of(finished(tmp_path), OUTCOME)
+    code, policy = script()
+    assert f'content="{policy}"' in whole and whole.count("<script") == 3, (
+        "our own script, and the numbers of two figures"
+    )
+    text = re.sub('<script type="application/json">.*?</script>', "", whole.replace(code, ""))
     assert text.count("<svg") == 2
     for tag, name, value in Page(text).attributes:
         assert tag not in ("script", "link", "img", "iframe", "object", "embed", "image"), tag
@@ -190,6 +199,21 @@ def test_names_and_recipes_are_escaped(tmp_path: Path) -> None:
     page = Page(text)
     assert page.plain.count("<b>bold & ") == 3, "the title, the heading and the recipe"
     assert "${title}" in page.plain
+
+
+def test_a_figure_that_can_be_zoomed_has_the_numbers_of_its_picture() -> None:
+    metrics = [
+        {"step": 1, "tokens": 10, "loss": 3.0},
+        {"step": 2, "tokens": 20, "loss": 2.0},
+        {"step": 2, "heldout_loss": 2.5},
+    ]
+    found = plot_data(loss_curve(metrics, {"bigram": 1.5}))
+    assert found["x"] == [10.0, 20.0] and found["titles"]["x"] == "positions of training"
+    assert {one["label"]: one["y"] for one in found["series"]} == {
+        "training": [3.0, 2.0],
+        "held out": [None, 2.5],
+        "bigram 1.50": [1.5, 1.5],
+    }
 
 
 HOSTILE = "</script></svg><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
@@ -217,7 +241,13 @@ def test_no_text_of_a_record_is_markup(tmp_path: Path) -> None:
     replace(MACHINE, device_name=HOSTILE, versions={HOSTILE: HOSTILE}).write(folder.machine)
     text = page_of(folder, replace(OUTCOME, shortened=HOSTILE))
     page = Page(text)
-    assert "<script" not in text and "<img" not in text
+    assert text.count("<script") == 3 and "<img" not in text
+    (code,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    (policy,) = (
+        value for tag, name, value in page.attributes if (tag, name) == ("meta", "content") and "script" in value
+    )
+    assert f"script-src 'sha256-{digest}'" in policy, "no other script runs in the page"
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert page.plain.count("<script>alert(1)") >= 8
 

@@ -37,7 +37,14 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
-_STATIC = ("board.js", "board.css", "uPlot.iife.min.js", "uPlot.min.css")
+_STATIC = {
+    "index.html": "shoestring.board",
+    "board.js": "shoestring.board",
+    "board.css": "shoestring.board",
+    "uPlot.iife.min.js": "shoestring.report",
+    "uPlot.min.css": "shoestring.report",
+}
+"""The package of each file."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -178,7 +185,7 @@ def _json(values: Any) -> Response:
 
 
 def _file(name: str) -> Response:
-    place = resources.files("shoestring.board").joinpath("static", name)
+    place = resources.files(_STATIC[name]).joinpath("static", name)
     return Response(place.read_bytes(), media_type=_TYPES[Path(name).suffix], headers=_HEADERS)
 
 

@@ -171,10 +171,11 @@ def _colour(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _labelled(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**v, "label": f"{_named(v['what'])} {v['loss']:.2f}"} for v in values]
+    return [{**v, "label": f"{named(v['what'])} {v['loss']:.2f}"} for v in values]
 
 
-def _named(baseline: str) -> str:
+def named(baseline: str) -> str:
+    """What a curve or level is called in a figure."""
     if baseline.startswith(_TEXT):
         return baseline.removeprefix(_TEXT)
     return baseline.replace("_in_context", "").replace("_", " ")

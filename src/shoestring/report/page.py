@@ -16,6 +16,7 @@ from shoestring.core.results import Evaluation, Forecast, Outcome, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
 from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, position_curve, svg
+from shoestring.report.interactive import live_figure, script
 from shoestring.report.samples import samples_html, texts_by_prompt
 from shoestring.report.scores import (
     CLASS_HEAD,
@@ -30,9 +31,12 @@ from shoestring.report.scores import (
 from shoestring.report.verdicts import verdicts_of
 from shoestring.track import read_lines
 
+_NO_SCRIPT = "default-src &#x27;none&#x27;; style-src &#x27;unsafe-inline&#x27;"
+"""The policy of a page without figures."""
+
 
 def draw(folder: RunFolder) -> dict[str, str]:
-    """The figures of a run by title, as SVG; without the drawing library, a line on how to install it."""
+    """The figures of a run by title, as HTML; without the drawing library, a line on how to install it."""
     evaluation = Evaluation.read_if_there(folder.evaluation)
     baselines = evaluation.baselines if evaluation else {}
     specifications = {}
@@ -45,7 +49,7 @@ def draw(folder: RunFolder) -> dict[str, str]:
         )
     if compared := divergence_curves(metrics):
         specifications["What it predicts like"] = compared
-    return {title: drawn(specification) for title, specification in specifications.items()}
+    return {title: live_figure(each, drawn(each)) for title, each in specifications.items()}
 
 
 def drawn(specification: Mapping[str, Any]) -> str:
@@ -131,7 +135,9 @@ def skipped_line(skipped: int, steps: int) -> str:
 def whole_page(title: str, summary: str, sections: Iterable[str]) -> str:
     """The HTML of a page; `summary` and `sections` are HTML, the title is text."""
     template = Template(resources.files("shoestring.report").joinpath("page.html").read_text(encoding="utf-8"))
-    return template.substitute(title=escape(title), summary=summary, body="\n".join(sections))
+    body = "\n".join(sections)
+    code, policy = script() if "<div data-plot>" in body else ("", _NO_SCRIPT)
+    return template.substitute(title=escape(title), summary=summary, body=body, script=code, policy=policy)
 
 
 def _summary(evaluation: Evaluation | None, outcome: Outcome | None) -> str:
