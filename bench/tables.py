@@ -381,6 +381,16 @@ def startup_table() -> str:
     return "".join(lines)
 
 
+def board_table() -> str:
+    """What the board takes with many runs."""
+    lines = []
+    for r in results("board"):
+        lines += [f"| {r['runs']} runs of {r['lines']:,} lines | seconds |\n", "|---|---|\n"]
+        lines += [f"| {what} | {value:.2f} |\n" for what, value in r["seconds"].items()]
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n")
+    return "".join(lines)
+
+
 def same_table() -> str:
     """How often equal runs are taken for different."""
     lines = []
@@ -568,6 +578,7 @@ PARTS = {
     "summary-table": summary_table,
     "kernels-table": kernels_table,
     "startup-table": startup_table,
+    "board-table": board_table,
     "hmm-table": hmm_table,
     "sample-table": sample_table,
     "data-table": data_table,
