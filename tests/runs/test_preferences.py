@@ -21,9 +21,10 @@ from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Model
 from shoestring.data.tokenize.tokenizers import ByteTokenizer
-from shoestring.hmm.parameters import random_parameters
+from shoestring.hmm.parameters import Saved, random_parameters
 from shoestring.models.language_model import build
 from shoestring.runs import session
+from shoestring.runs.hmm_pairs import make_pairs
 from shoestring.runs.preferences import HmmJudge, Item, Likelihood, NetworkJudge, preferences_of, read_items
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
@@ -114,11 +115,31 @@ def test_an_hmm_s_likelihood_is_that_of_all_paths() -> None:
     assert rest.log_p == pytest.approx(math.log(likelihood(model, [0, 1, 2, 0]) / likelihood(model, [0, 1])))
 
 
+def test_pairs_of_an_hmm_have_its_own_preferences_beside_them(tmp_path: Path) -> None:
+    model = Saved(random_parameters(4, 6, 1), ("a", "b", "c", "d", "e", "f"), {})
+    lines = make_pairs(model, 200, 5, 0)
+    assert len(lines) == 200 and make_pairs(model, 200, 5, 0) == lines != make_pairs(model, 200, 5, 1)
+    for line in lines:
+        good, bad = line["sentence_good"].split(), line["sentence_bad"].split()
+        changed = [place for place in range(5) if good[place] != bad[place]]
+        assert len(changed) == {"swapped": 2, "replaced": 1}[line["UID"]]
+        one, other = (likelihood(model.parameters, ["abcdef".index(word) for word in text]) for text in (good, bad))
+        assert line["oracle"] == (1.0 if one > other else 0.0 if one < other else 0.5)
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    judge = HmmJudge(model.parameters, model.alphabet or ())
+    found = preferences_of(read_items(path, "pairs"), judge, "pairs", "x", None)
+    assert found.accuracy == found.oracle == statistics.fmean(line["oracle"] for line in lines)
+    assert found.accuracy > 0.6, "above a guess"
+    assert [group.name for group in found.groups] == ["replaced", "swapped"]
+
+
 @pytest.mark.parametrize(
     ("kind", "line", "message"),
     [
         ("pairs", '{"sentence_good": "a"}', 'needs two texts, "sentence_good" and "sentence_bad"'),
         ("pairs", "[1]", "not an object"),
+        ("pairs", '{"good": "a", "bad": "b", "oracle": 2}', '"oracle" = 2: must be 0, 0.5 or 1'),
         ("pairs", "{", "line 2: .*not JSON"),
         ("choices", '{"choices": ["a"], "answer": 0}', "at least two texts"),
         ("choices", '{"choices": ["a", "b"], "answer": 2}', "its number from 0 to 1"),

@@ -186,6 +186,34 @@ def sample(
 
 @hmm.command()
 @model_path
+@click.option("--out", required=True, type=options.PATH, metavar="FILE", help="File of JSON lines.")
+@click.option("--n", "count", type=click.IntRange(1, 10**6), default=1000, show_default=True, help="How many pairs.")
+@click.option("--length", type=click.IntRange(2, 10**4), default=12, show_default=True, help="Words of a sentence.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@options.output
+def pairs(model: Path, out: Path, count: int, length: int, seed: int, terminal: options.Terminal) -> options.Result:
+    """Write minimal pairs of a fitted model: sentences that it draws, each beside a spoiled one.
+
+    MODEL is the run folder of an HMM, or its model file. In a spoiled sentence two words have changed places, or one is
+    replaced. `evaluate RUN --on pairs:FILE` then shows how often a run prefers the right one, beside the model itself.
+    """
+    import json
+    from statistics import fmean
+
+    from shoestring.core.files import write_whole
+    from shoestring.runs.hmm_pairs import make_pairs
+    from shoestring.runs.trained_model import read_hmm
+
+    options.check_outputs({"--out": out}, [model])
+    lines = make_pairs(read_hmm(model), count, length, seed)
+    write_whole(out, "".join(json.dumps(line) + "\n" for line in lines))
+    own = fmean(line["oracle"] for line in lines)
+    terminal.say(f"{out}: {counted(len(lines), 'pair')}; the model itself prefers the right one in {own:.1%}")
+    return {"file": str(out), "pairs": len(lines), "oracle": own}
+
+
+@hmm.command()
+@model_path
 @click.option("--states", type=click.IntRange(min=1), default=20, help="How many states, the most visited first.")
 @click.option("--sentence", help="Explain this sentence by its most likely path of states.")
 @options.output

@@ -136,6 +136,8 @@ class Preferences(Record):
     accuracy_per_byte_error: float | None
     chance: float
     """Of a guess."""
+    oracle: float | None
+    """Of the source of the items, as far as any model can get; None: unknown."""
     ties: int
     skipped: int
     """Items with a word that the model does not have."""

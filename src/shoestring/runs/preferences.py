@@ -40,6 +40,8 @@ class Item(NamedTuple):
     choices: tuple[str, ...]
     answer: int
     group: str = ""
+    oracle: float | None = None
+    """What the source of the item gets for it, if that is known."""
 
 
 class Likelihood(NamedTuple):
@@ -81,7 +83,10 @@ def _item(line: str, where: str, kind: Kind) -> Item:
         good, bad = _first(values, _GOOD), _first(values, _BAD)
         if not (isinstance(good, str) and isinstance(bad, str) and good and bad):
             raise DataError(f'{where}: needs two texts, "sentence_good" and "sentence_bad" (or "good" and "bad")')
-        return Item("", (good, bad), 0, group)
+        oracle = values.get("oracle")
+        if oracle is not None and (isinstance(oracle, bool) or oracle not in (0, 0.5, 1)):
+            raise DataError(f'{where}: "oracle" = {oracle!r}: must be 0, 0.5 or 1')
+        return Item("", (good, bad), 0, group, oracle)
     choices, answer, context = values.get("choices"), values.get("answer"), _first(values, _CONTEXT, "")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
         raise DataError(f'{where}: "choices" must be a list of at least two texts')
@@ -102,21 +107,19 @@ def preferences_of(items: Sequence[Item], judge: Judge, kind: Kind, source: str,
     """How often the right choice is the likeliest; of k that are equally likely, each counts 1 / k."""
     texts = [(item.context, choice) for item in items for choice in item.choices]
     likelihoods = iter(judge(texts))
-    credits, by_bytes, groups, ties, skipped, cut = [], [], [], 0, 0, 0
+    credits, by_bytes, groups, oracle, ties, skipped, cut = [], [], [], [], 0, 0, 0
     for item in items:
         found = list(itertools.islice(likelihoods, len(item.choices)))
         known = [each for each in found if each is not None]
         if len(known) < len(found):
             skipped += 1
             continue
-        best = _best(known, [each.log_p for each in known])
-        ties += len(best) > 1
+        ties += len(_best(known, [each.log_p for each in known])) > 1
         cut += any(each.cut for each in known)
-        credits.append((item.answer in best) / len(best))
-        sizes = [len(choice.encode()) for choice in item.choices]
-        best = _best(known, [each.log_p / size for each, size in zip(known, sizes)])
-        by_bytes.append((item.answer in best) / len(best))
+        credits.append(credit(item, known))
+        by_bytes.append(credit(item, known, [len(choice.encode()) for choice in item.choices]))
         groups.append(item.group)
+        oracle.append(item.oracle)
     if not credits:
         raise DataError(f"{source}: every item has a word that the model does not have")
     accuracy, error = _mean(credits)
@@ -131,11 +134,21 @@ def preferences_of(items: Sequence[Item], judge: Judge, kind: Kind, source: str,
         accuracy_per_byte=per_byte,
         accuracy_per_byte_error=per_byte_error,
         chance=_mean([1 / len(item.choices) for item in items])[0],
+        oracle=None if None in oracle else _mean([each for each in oracle if each is not None])[0],
         ties=ties,
         skipped=skipped,
         cut=cut,
         groups=_group_scores(groups, credits),
     )
+
+
+def credit(item: Item, found: Sequence[Likelihood], sizes: Sequence[int] | None = None) -> float:
+    """What an item counts: 1 if the right choice is the likeliest, 1 / k if it is one of k, else 0.
+
+    With `sizes`, likelihoods are per byte.
+    """
+    best = _best(found, [each.log_p / size for each, size in zip(found, sizes or itertools.repeat(1))])
+    return (item.answer in best) / len(best)
 
 
 def _best(found: Sequence[Likelihood], scores: Sequence[float]) -> set[int]:
