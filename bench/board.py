@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
@@ -114,8 +115,10 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder), given.runs, given.lines)
+        load, cores = os.getloadavg()[0], os.cpu_count()
         seconds = measure(Path(folder), given.runs)
-    record.write("board", {"runs": given.runs, "lines": given.lines, "seconds": seconds})
+    values = {"runs": given.runs, "lines": given.lines, "load": load, "cores": cores, "seconds": seconds}
+    record.write("board", values)
 
 
 if __name__ == "__main__":

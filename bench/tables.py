@@ -387,7 +387,8 @@ def board_table() -> str:
     for r in results("board"):
         lines += [f"| {r['runs']} runs of {r['lines']:,} lines | seconds |\n", "|---|---|\n"]
         lines += [f"| {what} | {value:.2f} |\n" for what, value in r["seconds"].items()]
-        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n")
+        busy = f"{r['load']:.1f} processes on {r['cores']} cores as it began"
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {busy}, {r['commit']}, {r['date']}.\n")
     return "".join(lines)
 
 
