@@ -102,7 +102,7 @@ def _gpu(torch: Any) -> Check:
 
 
 def _triton(needed: bool) -> Check:
-    if importlib.util.find_spec("triton") is None:
+    if not _is_there("triton"):
         mend = "pip install 'shoestring[kernels]'" if needed else ""
         return Check("Triton", "wrong" if needed else "missing", "not installed", mend)
     if needed and not any(map(shutil.which, ("gcc", "cc", "clang"))):
@@ -137,6 +137,14 @@ def _write_speed(folder: Path) -> float:
         return _WRITTEN / (time.perf_counter() - started)
 
 
+def _is_there(module: str) -> bool:
+    """Whether a module can be imported; it is not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # one that was put in place by hand
+        return sys.modules.get(module) is not None
+
+
 def _slurm() -> Check:
     try:
         job = slurm_job()
@@ -150,7 +158,7 @@ def _slurm() -> Check:
 
 
 def _extra(name: str) -> Check:
-    lacking = [module for module in EXTRAS[name] if importlib.util.find_spec(module) is None]
+    lacking = [module for module in EXTRAS[name] if not _is_there(module)]
     if not lacking:
         return Check(f"[{name}]", "ok", _USES[name])
     mend = f"pip install 'shoestring[{name}]'"
