@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoestring.core.clock import Clock
-from shoestring.track import LineFile, read_lines
+from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.training.checkpoint import State
 from shoestring.training.hooks import Label
 from shoestring.training.loop import Report
 
 if TYPE_CHECKING:
     from shoestring.runs.generate import NetworkWriter
+    from shoestring.runs.trainee import Trainee
 
 SAMPLES, TOKENS = 3, 40
 """Texts at an evaluation, without prompts of the recipe, and tokens of each."""
@@ -55,6 +57,13 @@ def _beginnings(rows: Tensor, end: int | None, tokens: int) -> Tensor:
         if len(found) == SAMPLES:
             break
     return torch.stack([*found, *rows[: SAMPLES - len(found), :tokens]])
+
+
+def texts_of(trainee: Trainee, path: Path, state: State, clock: Clock, say: Callable[[str], None]) -> SampleTexts:
+    """The texts of a run from `state` on, in the file `path`; only the first process writes any."""
+    writes = trainee.group.rank == 0 and trainee.writes
+    lines = LineFile.rewound(path, trainee.label(state)) if writes else NoLines()
+    return SampleTexts(trainee.samples, lines, clock, say, trainee.label, writes)
 
 
 class SampleTexts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shoestring.core.clock import Clock
@@ -24,11 +24,11 @@ from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.outcome import outcome_of
 from shoestring.runs.reporter import Reporter, TrainingProgress
-from shoestring.runs.sample_texts import SampleTexts
+from shoestring.runs.sample_texts import texts_of
 from shoestring.runs.task import Task
 from shoestring.runs.timeline import seconds_of
 from shoestring.runs.trainee import Trainee
-from shoestring.runs.watch import Watch
+from shoestring.runs.watch import Watch, note_forecast
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
@@ -75,10 +75,6 @@ class _Session:
         self.timings.sync()
         if self.trainee.group.rank == 0:
             self.folder.seal_lines()
-
-    def expect(self, forecast: Forecast) -> None:
-        """A line on the loss that the run will end with."""
-        self.timings.add(elapsed=self.clock.elapsed(), event="forecast", **asdict(forecast))
 
     def note(self, label: int, event: str) -> None:
         """A line on where the time of the session went until now."""
@@ -263,7 +259,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
     trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
     logged = trainee.hooks(metrics, session.timings, session.clock)
 
-    samples = _samples(session, state)
+    samples = texts_of(trainee, session.folder.samples, state, session.clock, session.reporter.say)
 
     def score() -> dict[str, float]:
         samples.wanted = True
@@ -314,7 +310,8 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         return state
 
     keep, wanted = _keep_deadline(session), trainee.evaluates(state)
-    watch = Watch(trainee.recipe, metrics.path, session.reporter.say, session.expect)
+    told = partial(note_forecast, session.timings, session.clock)
+    watch = Watch(trainee.recipe, metrics.path, session.reporter.say, told)
     return (
         began,
         settle,
@@ -337,13 +334,6 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         watch,
         show,
     )
-
-
-def _samples(session: _Session, state: State) -> SampleTexts:
-    trainee, path = session.trainee, session.folder.samples
-    writes = trainee.group.rank == 0 and trainee.writes
-    lines = LineFile.rewound(path, trainee.label(state)) if writes else NoLines()
-    return SampleTexts(trainee.samples, lines, session.clock, session.reporter.say, trainee.label, writes)
 
 
 def _keep_deadline(session: _Session) -> hooks.KeepDeadline:

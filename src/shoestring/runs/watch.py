@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.results import Forecast
 from shoestring.laws.curve import Path as RatePath
 from shoestring.report.forecast import FIRST_AT, forecast
 from shoestring.report.verdicts import clip_and_unit, live_verdicts
-from shoestring.track import read_lines
+from shoestring.track import LineFile, read_lines
 from shoestring.track.curve import Curve
 from shoestring.training.checkpoint import State
 from shoestring.training.loop import Report
@@ -22,6 +24,11 @@ LOOK_EVERY = 0.05
 """Share of the schedule between two looks at the metrics; a look takes up to 40 ms."""
 _FUTURE = 200
 """Places of the rest of a schedule at which its learning rate is asked."""
+
+
+def note_forecast(timings: LineFile, clock: Clock, expected: Forecast) -> None:
+    """Add a line on the loss that the run will end with."""
+    timings.add(elapsed=clock.elapsed(), event="forecast", **asdict(expected))
 
 
 class Watch:
