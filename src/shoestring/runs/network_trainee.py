@@ -46,6 +46,8 @@ from shoestring.training.loop import AnyHook, Requests
 from shoestring.training.schedule import Schedule, Warmup
 from shoestring.training.stepper import NetworkStep, Stepper
 
+WRITING_SECONDS = 300.0
+"""Of a run on a GPU whose model writes texts: kernels for the shapes of texts may take seconds to load."""
 METRICS_LINES = 1000
 """About how many lines a run writes."""
 AS_THEY_ARE = 3.0
@@ -214,9 +216,10 @@ class NetworkTrainee(Trainee):
 
     @property
     def writes(self) -> bool:
-        """A causal network that this process has whole."""
+        """A causal network that this process has whole; on a GPU, in a run that is not short."""
         hides = family_of(self.recipe.model).predicts_hidden(self.recipe.model)
-        return self.recipe.evaluate.prompts != () and not hides and not self.learner.sharded
+        short = self.group.device.type == "cuda" and (self.plan.seconds or 0.0) < WRITING_SECONDS
+        return self.recipe.evaluate.prompts != () and not (hides or short or self.learner.sharded)
 
     def samples(self, tokens: int) -> list[Sample]:
         writer = NetworkWriter(self.learner.model, self.corpus.tokenizer, self.recipe.data.length)
