@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from shoestring.cli import options
 from shoestring.core.units import counted
 
+NO_HMM = "this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE"
 model_path = click.argument("model", type=options.PATH, metavar="MODEL")
 
 
@@ -37,43 +37,22 @@ def fit(
     """Fit the model of a recipe, or of a grid of them.
 
     Prepares rows, measures, plans, fits until the budget is spent, scores and writes the page; resumes where it
-    stopped. With --over the time of all fits is printed before the first one starts, and finished fits are skipped.
+    stopped. With --over it is `shoestring sweep` with this option.
     """
     from shoestring.cli.running import run_in_terminal
-    from shoestring.core.clock import Clock
-    from shoestring.core.environment import launched
+    from shoestring.core import recipe_file
     from shoestring.core.errors import UserError
-    from shoestring.studies.sweep import grid, plan_grid
 
-    recipes = grid(recipe, overrides, over)
-    if any(loaded.kind != "hmm" for loaded in recipes):
-        raise UserError("this recipe has no [hmm] section; a network is trained with: shoestring train RECIPE")
-    if over and plan is not None:
-        raise UserError("--plan and --over: a plan is of one fit; leave one of them out")
-    if over and launched().world > 1:
-        raise UserError("--over: a grid runs in one process; give each fit to torchrun alone, or run without torchrun")
     if over:
-        total, lines = plan_grid(recipes, terminal)
-        terminal.table("Grid", ("run", "epochs", "per epoch", "seconds"), lines)
-        terminal.say(f"{len(recipes)} fits, {total} in all\n")
-    results = [run_in_terminal(loaded, terminal, plan, time, Clock(0.0) if over else Clock()) for loaded in recipes]
-    reported = [result for result in results if result is not None]
-    if over:
-        _grid_table(reported, terminal)
-    return {"runs": reported} if len(reported) > 1 else next(iter(reported), None)
+        from shoestring.cli.sweep import Asked, sweep_in_terminal
 
-
-def _grid_table(runs: Sequence[dict[str, Any]], terminal: options.Terminal) -> None:
-    """The plan of each fit of a grid against what happened."""
-    from shoestring.core.records import Plan
-    from shoestring.core.results import Outcome
-    from shoestring.core.run_folder import RunFolder
-    from shoestring.studies.sweep import grid_against_plan
-
-    folders = [RunFolder(run["run"]) for run in runs]
-    finished = [(folder.path.name, Plan.read(folder.plan), Outcome.read(folder.done)) for folder in folders]
-    head = ("run", "epochs", "planned", "actual", "difference", "held-out loss")
-    terminal.table("Grid: plan against actual", head, grid_against_plan(finished))
+        if plan is not None:
+            raise UserError("--plan and --over: a plan is of one fit; leave one of them out")
+        return sweep_in_terminal(Asked(recipe=recipe, overrides=overrides, over=over, time=time, kind="hmm"), terminal)
+    loaded = recipe_file.load(recipe, overrides)
+    if loaded.kind != "hmm":
+        raise UserError(NO_HMM)
+    return run_in_terminal(loaded, terminal, plan, time)
 
 
 @hmm.command()

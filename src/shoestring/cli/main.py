@@ -54,7 +54,7 @@ def main() -> None:
     except click.ClickException as mistake:  # wrong usage
         if (context := getattr(mistake, "ctx", None)) is not None:
             print(context.get_usage(), file=sys.stderr)
-        _print_error(mistake.format_message(), 2, arguments)
+        _print_error(mistake.format_message(), 2, arguments, type(mistake).__name__)
         raise SystemExit(2) from None
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; the same command continues with what is there", file=sys.stderr)
@@ -137,7 +137,8 @@ def _explain(cause: Exception, arguments: list[str], code: int) -> None:
     verbose = "-v" in arguments or "--verbose" in arguments
     if verbose:
         print(printable("".join(traceback.format_exception(cause))), file=sys.stderr, end="")
-    _print_error(str(cause) if known else f"{type(cause).__name__}: {cause}", code, arguments)
+    kind = type(cause).__name__
+    _print_error(str(cause) if known else f"{kind}: {cause}", code, arguments, kind)
     if not known and not verbose:
         print("this is a bug in shoestring; -v shows where", file=sys.stderr)
 
@@ -150,11 +151,11 @@ def _ends(word: re.Match[str]) -> str:
     return f"{word[0][:120]}…{word[0][-120:]}"
 
 
-def _print_error(message: str, code: int, arguments: list[str]) -> None:
-    """Say what is wrong wherever it can still be said."""
+def _print_error(message: str, code: int, arguments: list[str], kind: str) -> None:
+    """Say what is wrong wherever it can still be said; `kind` is the name of the error, for programs."""
     with contextlib.suppress(OSError):
         print(_LONG.sub(_ends, printable(f"error: {message}")), file=sys.stderr)
     with contextlib.suppress(OSError):
         if "--json" in arguments:
-            print(json.dumps({"error": message, "exit_code": code}))
+            print(json.dumps({"error": message, "exit_code": code, "kind": kind}))
     _drop_output()

@@ -220,7 +220,7 @@ def _of_recipe(
         return plan_task(task, profile, devices=devices, history=arguments.history)
 
     if arguments.what_if:
-        from shoestring.studies.sweep import what_if
+        from shoestring.studies.what_if import what_if
 
         then = what_if(recipe, arguments.overrides, arguments.what_if, profile, devices, arguments.history)
         return _compared(terminal, make, then.plan, then.notes, arguments.what_if)
@@ -305,9 +305,11 @@ def _configurations(terminal: options.Terminal, recipe: Recipe, profile: Profile
 def _grid(
     terminal: options.Terminal, recipe: Path, arguments: Arguments, time: Interval | None, devices: int | None
 ) -> dict[str, Any]:
-    from shoestring.studies.sweep import grid, plan_runs
+    from shoestring.studies.sweep.grid import read_grid
+    from shoestring.studies.what_if import plan_runs
 
-    lines = plan_runs(grid(recipe, arguments.overrides, arguments.over), devices, arguments.history)
+    recipes = read_grid(recipe, arguments.overrides, arguments.over).recipes
+    lines = plan_runs(recipes, devices, arguments.history)
     rows, total = [], Interval(0.0, 0.0, 0.0)
     for line in lines:
         if line.plan is None or line.plan.seconds is None:

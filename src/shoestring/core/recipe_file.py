@@ -11,14 +11,16 @@ import functools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import RecipeError, UserError, closest, nearest
 from shoestring.core.reading import check_depth, parse_toml, read_text, reading
 from shoestring.core.recipe import CODE, Recipe
-from shoestring.core.schema import Problem, decode, encode, show
+from shoestring.core.schema import Problem, decode, decode_value, encode, show
 from shoestring.core.specs import is_code
+from shoestring.core.sweep import Sweep
 from shoestring.core.validation import problems as validation_problems
 
 
@@ -27,11 +29,39 @@ def load(path: str | Path, overrides: Iterable[str] = (), values: Mapping[str, A
 
     Raises RecipeError with every problem.
     """
+    return read_base(path, overrides).with_values(values or {})
+
+
+@dataclass(frozen=True)
+class Base:
+    """The plain values of a recipe, from which recipes with other values are made."""
+
+    where: str
+    tables: dict[str, Any]
+    problems: tuple[str, ...] = ()
+
+    def with_values(self, values: Mapping[str, Any]) -> Recipe:
+        """The recipe with other values, by "section.field"."""
+        tables = {section: dict(table) if isinstance(table, dict) else table for section, table in self.tables.items()}
+        return _with_values(tables, values, self.where, list(self.problems))
+
+
+def read_base(path: str | Path, overrides: Iterable[str] = ()) -> Base:
+    """The values of the recipe in `path`; a problem of an override is told with those of the recipe."""
     problems: list[str] = []
     tables = _read(Path(path), problems)
     for text in overrides:
         _override(tables, text, problems)
-    return _with_values(tables, values or {}, str(path), problems)
+    return Base(str(path), tables, tuple(problems))
+
+
+def split_sweep(base: Base) -> tuple[Base, Sweep]:
+    """A recipe without its `[sweep]` table, and that table; the defaults where it has none."""
+    tables, problems = dict(base.tables), list(base.problems)
+    sweep: Sweep = decode_value(Sweep, tables.pop(SWEEP, {}), SWEEP, problems)
+    if len(problems) > len(base.problems):
+        raise RecipeError(base.where, problems)
+    return Base(base.where, tables, base.problems), sweep
 
 
 def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -46,6 +76,8 @@ def _with_values(tables: dict[str, Any], values: Mapping[str, Any], where: str, 
     return build(tables, where, problems)
 
 
+SWEEP = "sweep"
+"""The table of a recipe that stands for many runs."""
 RECIPE_BYTES = 1 << 20
 """The largest recipe that is read."""
 RENAMED = {("data", "within"): "data.document_mask", ("data", "shift"): "data.random_offset"}
@@ -74,6 +106,8 @@ def build(values: Mapping[str, Any], where: str, problems: list[str] | None = No
     for (section, name), new in RENAMED.items():
         if isinstance(tables.get(section), dict) and tables[section].pop(name, None) is not None:
             problems.append(Problem(f"{section}.{name}: is now called {new}", new))
+    if tables.pop(SWEEP, None) is not None:
+        problems.append("sweep: this recipe stands for many runs; plan and run them with: shoestring sweep RECIPE")
     recipe: Recipe = decode(Recipe, tables, "", problems)
     try:
         problems += validation_problems(recipe, {line.field for line in problems if isinstance(line, Problem)})
@@ -120,21 +154,23 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
-    """Set one `section.field=value` in `values`; the value is TOML, or else plain text, and nothing means None."""
+    """Set one `section.field=value` in `values`."""
     path, equals, raw = text.partition("=")
     if not equals:
         problems.append(f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3")
         return
-    value: Any = raw.strip() or None
+    _put(values, path.strip(), value_of(raw), f"--set {text}", problems)
+
+
+def value_of(raw: str) -> Any:
+    """The value of a field from its text on the command line: TOML, or else plain text; nothing means None."""
+    text = raw.strip() or None
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {text}")["value"]
         check_depth(parsed)
     except (ValueError, RecursionError):
-        pass
-    else:
-        if not isinstance(parsed, (datetime.date, datetime.time)):  # no field is a date: 12:00:00 is Slurm's time
-            value = parsed
-    _put(values, path.strip(), value, f"--set {text}", problems)
+        return text
+    return text if isinstance(parsed, (datetime.date, datetime.time)) else parsed  # 12:00:00 is Slurm's time
 
 
 def _put(values: dict[str, Any], field: str, value: Any, shown: str, problems: list[str]) -> None:

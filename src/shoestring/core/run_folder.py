@@ -213,6 +213,13 @@ class RunFolder:
         place = self.path.resolve()
         return place.with_name(f".{place.name}.lock"), place / ".lock"
 
+    @property
+    def lock_file(self) -> Path:
+        """Held by the process that writes the run; `core.lock_holder` tells which."""
+        place = self.path.resolve()
+        beside = not place.is_dir() or os.access(place.parent, os.W_OK)  # else the folder cannot be removed either
+        return self._locks[0 if beside else 1]
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that writes this run.
@@ -221,12 +228,7 @@ class RunFolder:
         that this makes, and in which nothing is written, is removed.
         """
         is_new = not self.path.exists()
-        place = self.path.resolve()
-        beside = not place.is_dir() or os.access(place.parent, os.W_OK)  # else the folder cannot be removed either
-        with (
-            locked(self._locks[0 if beside else 1], f"the run {self.path}"),
-            contextlib.closing(HeldFolder(self.path)) as held,
-        ):
+        with locked(self.lock_file, f"the run {self.path}"), contextlib.closing(HeldFolder(self.path)) as held:
             self._held = held
             for folder in (self.path, self.checkpoints):
                 sweep(folder, own=True)

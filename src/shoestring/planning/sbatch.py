@@ -40,6 +40,11 @@ class Job:
     """Seconds added to the longest time of the plan."""
 
 
+def process_bytes(peak: int) -> int:
+    """What a process on a CPU may take in all, where model and training take `peak` bytes."""
+    return math.ceil(peak * _MEMORY_MARGIN) + _LIBRARY_BYTES
+
+
 def sbatch_script(plan: Plan, job: Job) -> str:
     """The script, for one machine."""
     devices, longest = plan.devices or 1, job.time_budget
@@ -59,8 +64,7 @@ def sbatch_script(plan: Plan, job: Job) -> str:
     if job.on_gpu:
         options.append(f"--gpus-per-node={devices}")
     elif plan.peak_bytes is not None:
-        each = plan.peak_bytes * _MEMORY_MARGIN + _LIBRARY_BYTES
-        options.append(f"--mem={math.ceil(each * devices / 2**20)}M")
+        options.append(f"--mem={math.ceil(process_bytes(plan.peak_bytes) * devices / 2**20)}M")
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"] if devices > 1 else []
     command = shlex.join([job.python, *launcher, "-m", *job.command])
     lines = ["#!/bin/bash", *(f"#SBATCH {_quoted(option)}" for option in options), ""]

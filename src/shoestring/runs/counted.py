@@ -7,7 +7,8 @@ steps of the run replace them (`runs/first_steps.py`).
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -46,7 +47,31 @@ WAITED_SHARE = {"cpu": 1.0, "cuda": 0.2}
 """Of a checkpoint's writing, what a run waits for."""
 
 
-def counted_profile(task: Task, device: torch.device, devices: int = 1) -> Profile | None:
+class Here(NamedTuple):
+    """What counting needs to know of this machine; it can be looked up once for many recipes."""
+
+    device: torch.device
+    machine: Machine
+    free: int | None
+    """Bytes."""
+    flops: Callable[[Recipe], float]
+    """Per second, of a large product in the recipe's precision."""
+
+
+def look(device: torch.device) -> Here:
+    """This machine as it is now; a product is timed once per precision, when its speed is asked for."""
+    known: dict[torch.dtype, float] = {}
+
+    def flops(recipe: Recipe) -> float:
+        dtype = product_dtype(device, recipe)
+        if dtype not in known:
+            known[dtype] = product_flops(device, recipe)
+        return known[dtype]
+
+    return Here(device, describe_machine(device), available_bytes(device), flops)
+
+
+def counted_profile(task: Task, device: torch.device, devices: int = 1, here: Here | None = None) -> Profile | None:
     """The profile for a device's share of the batch; None where memory cannot be counted, or may be too small."""
     recipe = task.recipe
     if recipe.kind == "hmm" or (recipe.parallel is not None and recipe.parallel.shard and devices > 1):
@@ -55,12 +80,13 @@ def counted_profile(task: Task, device: torch.device, devices: int = 1) -> Profi
         peaks = counted_peaks(recipe, vocabulary_of(recipe), device, task.batch // devices)
     except ShoestringError:  # of a network that is measured, or files that say more clearly what is wrong
         return None
-    free = available_bytes(device)
+    here = here or look(device)
+    free = here.free
     most = free if recipe.budget.memory is None else min(int(recipe.budget.memory), free or int(recipe.budget.memory))
     fitting = {rows: peak for rows, peak in peaks.items() if most is None or peak <= ROOM_SHARE * most}
     if not fitting:
         return None
-    return _profile(task, device, describe_machine(device), fitting, free)
+    return _profile(task, here, fitting)
 
 
 def counted_peaks(recipe: Recipe, vocabulary: int, device: torch.device, share: int) -> dict[int, int]:
@@ -75,14 +101,14 @@ def counted_peaks(recipe: Recipe, vocabulary: int, device: torch.device, share: 
     return {rows: estimates[rows < share].device_bytes(rows) - idle for rows in candidates}
 
 
-def _profile(task: Task, device: torch.device, machine: Machine, peaks: dict[int, int], free: int | None) -> Profile:
-    recipe, kind, cost = task.recipe, device.type, task.cost()
-    speed = PASS_SHARE[kind] * product_flops(device, recipe)
+def _profile(task: Task, here: Here, peaks: dict[int, int]) -> Profile:
+    recipe, kind, cost = task.recipe, here.device.type, task.cost()
+    speed = PASS_SHARE[kind] * here.flops(recipe)
     row = training_flops(recipe, vocabulary_of(recipe)) / speed
     saved = saved_bytes(recipe, cost)
     written = saved / WRITTEN_BYTES_PER_SECOND
     return Profile(
-        machine=machine,
+        machine=here.machine,
         workload=task.workload,
         length=recipe.data.length,
         points=tuple(
@@ -100,7 +126,7 @@ def _profile(task: Task, device: torch.device, machine: Machine, peaks: dict[int
         validate_seconds_per_row=row / 3,  # a forward pass alone
         checkpoint_seconds=WAITED_SHARE[kind] * written,
         checkpoint_bytes=saved,
-        available_bytes=free,
+        available_bytes=here.free,
         stopped=f"no pass was timed: seconds are FLOPs at {speed:.3g} a second, until the first steps are taken",
         cost=cost,
         write_seconds=written,
@@ -108,9 +134,14 @@ def _profile(task: Task, device: torch.device, machine: Machine, peaks: dict[int
     )
 
 
+def product_dtype(device: torch.device, recipe: Recipe) -> torch.dtype:
+    """The precision of the recipe's products."""
+    return DTYPES[recipe.train.products(device.type, has_bf16(device))]
+
+
 def product_flops(device: torch.device, recipe: Recipe) -> float:
     """FLOPs per second of a large product in the recipe's precision."""
-    size, dtype = PRODUCT[device.type], DTYPES[recipe.train.products(device.type, has_bf16(device))]
+    size, dtype = PRODUCT[device.type], product_dtype(device, recipe)
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
 
     def once() -> float:

@@ -182,6 +182,12 @@ def _where_kept(profile: Profile, file: Path) -> str:
     return f"measured on {profile.date}, kept in {file}; shoestring measure RECIPE --fresh measures again"
 
 
+def measure_unkept(task: Task, how: Measuring, reporter: Reporter) -> Profile:
+    """The profile without density, from the cache or measured now; no run folder is written."""
+    with _open_trials(task.recipe, how) as trials:
+        return measure_task(trials, task, how, reporter)
+
+
 def measure_task(trials: RemoteTrials, task: Task, how: Measuring, reporter: Reporter) -> Profile:
     """The profile without density: from the cache, or measured now."""
     with Telling(reporter.say) as telling:

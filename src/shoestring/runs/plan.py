@@ -45,9 +45,22 @@ def plan_task(
     the machine was busy is no reason to refuse a run, which adapts to its pace: then a faster machine is assumed.
     """
     correction = learned(task.recipe, profile, history)
+    plan = corrected_plan(task, profile, correction, spent, devices, estimate_error)
+    return with_loss(plan, task.recipe, profile, history)
+
+
+def corrected_plan(
+    task: Task,
+    profile: Profile,
+    correction: Correction,
+    spent: float = 0.0,
+    devices: int = 1,
+    estimate_error: float = 0.0,
+) -> Plan:
+    """As `plan_task`, with a correction that is known, and without a loss: no other run is read."""
     correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
     try:
-        return with_loss(task.make_plan(profile, spent, devices, correction), task.recipe, profile, history)
+        return task.make_plan(profile, spent, devices, correction)
     except Refusal as refusal:
         why = profile.busy or (profile.stopped if profile.estimated and not estimate_error else None)
         if why is None or refusal.limit != "time":

@@ -1,104 +1,24 @@
-"""Plans of several recipes: a grid of overrides, and what-if changes of a recipe that was measured."""
+"""Plans without a measurement of their own: what-if changes of a recipe, and the runs of a grid."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoestring.core import recipe_file
-from shoestring.core.environment import slurm_job
-from shoestring.core.errors import PlanError, RecipeError, ShoestringError
+from shoestring.core.errors import PlanError, ShoestringError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
-from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Count, Seconds, counted
+from shoestring.core.units import Count, counted
 from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile
 from shoestring.planning.lines import devices_note
-from shoestring.runs.measure import ensure_profile, measuring_of
-from shoestring.runs.plan import plan_task, read_plan
+from shoestring.runs.plan import plan_task
 from shoestring.runs.prepare import with_own_density
-from shoestring.runs.reporter import Reporter
 from shoestring.runs.settle import settled, speed_of
-from shoestring.runs.task import Task, task_of
-
-
-def grid(file: Path, overrides: Sequence[str], over: Sequence[str]) -> list[Recipe]:
-    """The recipes of all combinations of `section.field=a,b,c`, each with its own run name; one recipe without any."""
-    base = recipe_file.load(file, overrides)
-    if not over:
-        return [base]
-    axes, problems = [], []
-    for text in over:
-        field, equals, values = text.partition("=")
-        if not equals or "." not in field or not all(values.split(",")):
-            problems.append(f"--over {text}: write it as section.field=a,b,c, for example --over hmm.states=100,200")
-        axes.append([(field, value) for value in values.split(",")])
-    if problems:
-        raise RecipeError(str(file), problems)
-    recipes = []
-    for point in itertools.product(*axes):
-        suffix = "-".join(f"{field.rpartition('.')[2]}{value.replace(':', '')}" for field, value in point)
-        chosen = [f"{field}={value}" for field, value in point]
-        recipes.append(recipe_file.load(file, [*overrides, *chosen, f'run.name="{base.run.name}-{suffix}"']))
-    return recipes
-
-
-def plan_grid(recipes: Sequence[Recipe], reporter: Reporter) -> tuple[str, list[tuple[str, str, str, str]]]:
-    """The total time of all fits that are not done yet, and a line for each fit.
-
-    All fits are measured here, before the first one starts, so no plan counts that. The fits run one after another in
-    one process, so only the first one that is not done waits for the process to start and for torch to load.
-    """
-    slurm_job()  # one that has ended is refused before anything is written
-    total, lines, loaded = 0.0, [], False
-    for recipe in recipes:
-        folder = RunFolder.of(recipe)
-        if folder.done.is_file():
-            lines.append((recipe.run.name, "", "", "done"))
-            continue
-        with folder.lock(), folder.claiming(recipe):
-            plan = _fit_plan(task_of(recipe), folder, reporter, loaded)
-        loaded = True
-        assert plan.epochs is not None and plan.seconds is not None
-        epoch = plan.parts["train"] / plan.epochs
-        total += plan.seconds
-        lines.append((recipe.run.name, f"{plan.epochs:.0f}", Seconds(epoch).short(), Seconds(plan.seconds).short()))
-    return Seconds(total).short(), lines
-
-
-def _fit_plan(task: Task, folder: RunFolder, reporter: Reporter, loaded: bool) -> Plan:
-    """The plan of one fit of a grid; `loaded` where another fit of this process comes before it."""
-    if folder.plan.is_file():
-        return read_plan(task.recipe, folder.plan)
-    task.before_measuring()
-    profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe))
-    if loaded:
-        first_step = (profile.compile_seconds or 0.0) + (profile.warmup_seconds or 0.0)
-        profile = replace(profile, setup_seconds=min(profile.setup_seconds, first_step))
-    plan = plan_task(task, profile)
-    folder.write(folder.plan, plan)
-    return plan
-
-
-def grid_against_plan(finished: Sequence[tuple[str, Plan, Outcome]]) -> list[tuple[str, ...]]:
-    """For each fit (run, epochs, planned and actual seconds, difference, held-out loss), then a line of their sums."""
-    lines = [
-        (name, f"{plan.epochs or 0:.0f}", *_seconds_against(plan.seconds, outcome.seconds), f"{outcome.loss:.3f}")
-        for name, plan, outcome in finished
-    ]
-    known = [plan.seconds for _, plan, _ in finished if plan.seconds is not None]
-    planned = sum(known) if len(known) == len(finished) else None
-    return [*lines, ("all", "", *_seconds_against(planned, sum(outcome.seconds for *_, outcome in finished)), "")]
-
-
-def _seconds_against(planned: float | None, actual: float) -> tuple[str, str, str]:
-    if not planned:
-        return "unknown", Seconds(actual).short(), "unknown"
-    return Seconds(planned).short(), Seconds(actual).short(), f"{actual / planned - 1:+.1%}"
+from shoestring.runs.task import task_of
 
 
 @dataclass(frozen=True, kw_only=True)

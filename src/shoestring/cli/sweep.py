@@ -1,0 +1,247 @@
+"""`shoestring sweep RECIPE`, and `sweep status · cancel · report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoestring.cli import options
+
+if TYPE_CHECKING:
+    from shoestring.studies.sweep.states import Standing
+    from shoestring.studies.sweep.survey import Survey
+
+sweep_path = click.argument("folder", type=options.PATH, metavar="SWEEP")
+
+
+class _Default(click.Group):
+    """A group in which the command `run` need not be named."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["run", *args])
+
+
+@click.group(cls=_Default, context_settings={"ignore_unknown_options": True}, subcommand_metavar="RECIPE | COMMAND …")
+def sweep() -> None:
+    """Many runs of one recipe, with their time said before.
+
+    `shoestring sweep RECIPE` is short for `shoestring sweep run RECIPE`.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `sweep run` is asked for."""
+
+    recipe: Path
+    overrides: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    zipped: tuple[str, ...] = ()
+    seeds: int | None = None
+    time: float | None = None
+    at_once: int | None = None
+    keep_going: bool = False
+    dry_run: bool = False
+    kind: str | None = None
+    """The only kind of recipe that is meant."""
+
+
+@sweep.command()
+@options.recipe_file
+@options.overrides
+@click.option("--over", multiple=True, metavar="FIELD=A,B,…", help="A run for each value; may be repeated: a grid.")
+@click.option(
+    "--zip", "zipped", multiple=True, metavar="FIELD=A,B,…",
+    help="Values that go together with those of the other --zip: the first of each, the second of each, …",
+)  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1, 10**6), metavar="N", help="N runs of each setting, with run.seed on.")
+@click.option("--time", type=options.DURATION, metavar="TIME", help="Of the whole sweep; what is left is resumed.")
+@click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="The most runs at a time.")
+@click.option("--keep-going", is_flag=True, help="Leave out runs that cannot be run, instead of starting none.")
+@click.option("--dry-run", is_flag=True, help="Say what there is to do and how long it takes, and stop.")
+@options.output
+def run(terminal: options.Terminal, **given: Any) -> options.Result:
+    """Run a recipe once for each setting, each in a process of its own.
+
+    Settings come from the options, and from the [sweep] table of the recipe. First the plan of every run is shown, with
+    their total and what fits --time. Runs that are done are skipped, and others resumed. A run that fails stops no
+    other one. The same command continues after any interruption.
+    """
+    return sweep_in_terminal(Asked(**given), terminal)
+
+
+def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Result:
+    """Plan a sweep, run it, and print what came of it."""
+    from shoestring.cli.hmm import NO_HMM
+    from shoestring.core.clock import Clock
+    from shoestring.core.environment import launched, slurm_job
+    from shoestring.core.errors import UserError
+    from shoestring.studies.sweep.grid import read_grid
+    from shoestring.studies.sweep.survey import HEAD, keep, refusal, sentences, survey, table
+
+    clock = Clock()
+    slurm_job()  # one that has ended is refused before anything is written
+    if launched().world > 1:
+        raise UserError("a sweep starts a process for each run; start it without torchrun")
+    grid = read_grid(asked.recipe, asked.overrides, asked.over, asked.zipped, asked.seeds)
+    if asked.kind == "hmm" and any(recipe.kind != "hmm" for recipe in grid.recipes):
+        raise UserError(NO_HMM)
+    found = survey(grid, terminal, asked.at_once, asked.time)
+    terminal.table(f"Sweep {grid.name}", HEAD, table(found))
+    for line in sentences(found):
+        terminal.say(line)
+    problems = [f"{each.name}: {why}" for each in found.index.runs if (why := found.problem(each)) is not None]
+    if problems and not asked.keep_going:
+        raise refusal(problems)
+    if asked.dry_run:
+        return _planned(found)
+    with found.folder.lock():
+        for line in keep(found):
+            terminal.say(line)
+        terminal.say(f"sweep: {found.folder.path}\n")
+        _drive(found, clock, terminal)
+    return _ended(found, terminal)
+
+
+def _drive(found: Survey, clock: Any, terminal: options.Terminal) -> None:
+    from shoestring.core.clock import allocation_end
+    from shoestring.runs.runner import SLURM_RESERVE
+    from shoestring.studies.sweep.driver import Driver
+    from shoestring.studies.sweep.orders import InOrder
+
+    allocated = allocation_end(clock)
+    ends = [found.limit, None if allocated is None else allocated - SLURM_RESERVE]
+    limit = min((end for end in ends if end is not None), default=None)
+    order = InOrder(found)
+    driver = Driver(found.folder, found.slots, order, terminal.say, clock, limit)
+    total, before = found.total, clock.elapsed()
+    driver.note("begun", runs=len(found.to_do), seconds=total.expected, interval=[total.low, total.high])
+    try:
+        driver.run(found.index)
+    finally:
+        driver.note("finished", seconds=clock.elapsed() - before)
+    if order.left:
+        names = ", ".join(each.name for each in order.left[:5]) + (", …" if len(order.left) > 5 else "")
+        terminal.say(f"{len(order.left)} runs did not fit the time: {names}; the same command continues with them")
+
+
+def _planned(found: Survey) -> dict[str, Any]:
+    """The object of --dry-run."""
+    total, fits = found.total, {run.name for run in found.fits()}
+    return {
+        "sweep": str(found.folder.path),
+        "at_once": found.slots.at_once,
+        "seconds": total.expected,
+        "interval": [total.low, total.high],
+        "runs": [
+            {
+                "run": run.name,
+                "values": run.values,
+                "state": found.standings[run.name].state,
+                "seconds": found.seconds(run).expected,
+                "problem": found.problem(run),
+                "fits": run.name in fits,
+            }
+            for run in found.index.runs
+        ],
+    }
+
+
+def _ended(found: Survey, terminal: options.Terminal) -> dict[str, Any]:
+    """Print the plan against what happened; raises Fault where a run failed."""
+    from shoestring.core.errors import Fault
+    from shoestring.core.units import counted
+    from shoestring.studies.sweep.states import standings
+
+    now = standings(found.folder, found.index)
+    head = ("run", "planned", "actual", "difference", "held-out loss")
+    planned = {name: each.seconds.expected for name, each in found.forecasts.items()}
+    terminal.table("Plan against actual", head, _against(now, planned))
+    terminal.say(f"what came of it: shoestring sweep report {found.folder.path}")
+    if failed := [each for each in now if each.state == "failed"]:
+        lines = "\n  ".join(f"{each.run.name}: {each.why}" for each in failed)
+        raise Fault(f"{counted(len(failed), 'run')} of {len(now):,} failed; the same command tries again\n  {lines}")
+    return _standing_json(found.folder.path, now)
+
+
+def _against(now: Sequence[Standing], planned: dict[str, float]) -> list[tuple[str, ...]]:
+    from shoestring.core.units import Seconds
+
+    lines: list[tuple[str, ...]] = []
+    for each in sorted(now, key=lambda standing: (standing.loss is None, standing.loss)):
+        if each.outcome is None:
+            lines.append((each.run.name, "", each.state, "", "" if each.loss is None else f"{each.loss:.4f}"))
+            continue
+        expected, actual = planned.get(each.run.name) or (each.plan and each.plan.seconds), each.outcome.seconds
+        change = f"{actual / expected - 1:+.1%}" if expected else "unknown"
+        shown = Seconds(expected).short() if expected else "unknown"
+        lines.append((each.run.name, shown, Seconds(actual).short(), change, f"{each.outcome.loss:.4f}"))
+    return lines
+
+
+@sweep.command()
+@sweep_path
+@options.output
+def status(folder: Path, terminal: options.Terminal) -> options.Result:
+    """Show how the runs of a sweep stand, from their folders."""
+    from collections import Counter
+
+    from shoestring.core.sweep import SweepFolder
+    from shoestring.core.units import counted
+    from shoestring.studies.sweep.states import MEANINGS, standings
+
+    now = standings(SweepFolder.open(folder))
+    rows = [
+        (
+            each.run.name,
+            each.state,
+            "" if each.steps is None and not each.step else f"{each.share:.0%}",
+            "" if each.loss is None else f"{each.loss:.4f}",
+            each.why or MEANINGS[each.state],
+        )
+        for each in now
+    ]
+    terminal.table(f"Sweep {folder.name}", ("run", "is", "done", "held-out loss", ""), rows)
+    counts = Counter(each.state for each in now)
+    terminal.say(f"{counted(len(now), 'run')}: {', '.join(f'{counts[state]} {state}' for state in counts)}")
+    return _standing_json(folder, now)
+
+
+def _standing_json(folder: Path, now: Sequence[Standing]) -> dict[str, Any]:
+    return {
+        "sweep": str(folder),
+        "runs": [
+            {
+                "run": each.run.name,
+                "values": each.run.values,
+                "state": each.state,
+                "share": each.share,
+                "loss": each.loss,
+                "seconds": each.outcome and each.outcome.seconds,
+                "why": each.why or None,
+            }
+            for each in now
+        ],
+    }
+
+
+@sweep.command()
+@sweep_path
+@options.output
+def cancel(folder: Path, terminal: options.Terminal) -> options.Result:
+    """Stop a sweep: its runs save first, and `shoestring sweep` resumes them."""
+    from shoestring.core.sweep import SweepFolder
+    from shoestring.studies.sweep.driver import cancel as stop
+
+    found = stop(SweepFolder.open(folder))
+    told = [*(["the driver"] if found.driver else []), *found.runs]
+    terminal.say(f"told to save and stop: {', '.join(told)}" if told else "nothing is running on this host")
+    for line in found.elsewhere:
+        terminal.say(f"not told, because it is elsewhere: {line}")
+    return {"sweep": str(folder), "driver": found.driver, "runs": list(found.runs), "elsewhere": list(found.elsewhere)}

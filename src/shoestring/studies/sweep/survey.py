@@ -1,0 +1,192 @@
+"""A sweep before it starts: which runs there are, how they stand, what they take, and what fits the time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoestring.core import recipe_file
+from shoestring.core.errors import ShoestringError, UserError
+from shoestring.core.files import make_folder, write_whole
+from shoestring.core.host import free_host_bytes
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.sweep import SweepFolder, SweepIndex, SweepRun
+from shoestring.core.units import Interval, Seconds, counted
+from shoestring.runs.reporter import Reporter
+from shoestring.studies.sweep.grid import Grid
+from shoestring.studies.sweep.plans import Forecast, forecasts, schedule, total
+from shoestring.studies.sweep.slots import Slots, this_machine, within_memory
+from shoestring.studies.sweep.states import Standing, failures, standing
+
+SHOWN = 40
+"""Lines of a table of runs."""
+HEAD = ("run", "is", "epochs", "seconds", "from")
+NONE = Interval(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """All that is known of a sweep before it starts."""
+
+    folder: SweepFolder
+    index: SweepIndex
+    grid: Grid
+    standings: Mapping[str, Standing]
+    """By run."""
+    forecasts: Mapping[str, Forecast]
+    """By run, of those that are to be run."""
+    slots: Slots
+    limit: float | None
+    """Seconds for the whole sweep."""
+
+    @property
+    def to_do(self) -> list[SweepRun]:
+        """The runs that are neither done nor refused, in order."""
+        return [run for run in self.index.runs if run.name in self.forecasts and not self.problem(run)]
+
+    def problem(self, run: SweepRun) -> str | None:
+        """Why a run cannot be run."""
+        now = self.standings[run.name]
+        if now.state == "changed":
+            return f"its folder holds a run of another recipe ({now.why})"
+        found = self.forecasts.get(run.name)
+        return None if found is None else found.refusal
+
+    def seconds(self, run: SweepRun) -> Interval:
+        """What is left of a run."""
+        if (found := self.forecasts.get(run.name)) is None or self.problem(run) is not None:
+            return NONE
+        left = 1 - self.standings[run.name].share
+        return Interval(*(left * each for each in found.seconds))
+
+    @property
+    def total(self) -> Interval:
+        return total([self.seconds(run) for run in self.to_do], self.slots.at_once)
+
+    def fits(self) -> list[SweepRun]:
+        """The runs that end within the limit, if they start in order."""
+        runs = self.to_do
+        ends = schedule([self.seconds(run).expected for run in runs], self.slots.at_once)
+        return [run for run, end in zip(runs, ends) if self.limit is None or end <= self.limit]
+
+
+def survey(grid: Grid, reporter: Reporter, at_once: int | None = None, limit: float | None = None) -> Survey:
+    """Look at every run of a grid, and plan those that are not done.
+
+    Nothing is written but rows of HMMs, whose number their plans need.
+    """
+    folder = SweepFolder(Path(grid.sweep.folder) / grid.name)
+    index = index_of(grid, folder)
+    failed = failures(folder)
+    found = {
+        run.name: standing(run, RunFolder.of(planned.recipe), planned.recipe, failed)
+        for run, planned in zip(index.runs, grid.runs)
+    }
+    open_runs = [planned for planned in grid.runs if found[planned.name].state not in ("done", "changed")]
+    slots = this_machine(len(open_runs), at_once)
+    _use_threads(slots)
+    made = forecasts([planned.recipe for planned in open_runs], reporter)
+    slots = within_memory(slots, [each.peak_bytes for each in made], free_host_bytes())
+    by_name = {planned.name: each for planned, each in zip(open_runs, made)}
+    return Survey(
+        folder=folder,
+        index=index,
+        grid=grid,
+        standings=found,
+        forecasts=by_name,
+        slots=slots,
+        limit=limit if limit is not None else None if grid.sweep.time is None else float(grid.sweep.time),
+    )
+
+
+def _use_threads(slots: Slots) -> None:
+    """Count and measure with as many threads as each run will have."""
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = str(slots.threads)
+    torch.set_num_threads(slots.threads)
+
+
+def index_of(grid: Grid, folder: SweepFolder) -> SweepIndex:
+    """The index of a grid."""
+    place = folder.path.resolve()
+    runs = [
+        SweepRun(
+            name=planned.name,
+            folder=os.path.relpath(RunFolder.of(planned.recipe).path.resolve(), place),
+            values=planned.values,
+        )
+        for planned in grid.runs
+    ]
+    return SweepIndex(name=grid.name, fields=grid.axes.fields, runs=tuple(runs))
+
+
+def keep(found: Survey) -> list[str]:
+    """Write the index and the recipes; lines on runs that are no longer part of the sweep, whose folders stay."""
+    said = []
+    if found.folder.index.is_file():
+        try:
+            before = {run.name for run in SweepIndex.read(found.folder.index).runs}
+        except ShoestringError as cause:
+            raise UserError(f"{found.folder.index}: cannot be read; remove it to begin again ({cause})") from cause
+        if gone := sorted(before - set(found.standings)):
+            said.append(f"no longer part of the sweep, and kept as they are: {', '.join(gone)}")
+    make_folder(found.folder.recipes)
+    for planned in found.grid.runs:
+        file, text = found.folder.recipe(planned.name), recipe_file.dump(planned.recipe)
+        if not file.is_file() or file.read_text() != text:
+            write_whole(file, text)
+    found.index.write(found.folder.index)
+    return said
+
+
+def table(found: Survey) -> list[tuple[str, ...]]:
+    """A line for each run, at most `SHOWN`: those with a problem first."""
+    runs = sorted(found.index.runs, key=lambda run: found.problem(run) is None)
+    lines = [_line(found, run) for run in runs[:SHOWN]]
+    if len(runs) > SHOWN:
+        lines.append((f"… and {len(runs) - SHOWN:,} more", "", "", "", ""))
+    return lines
+
+
+def _line(found: Survey, run: SweepRun) -> tuple[str, ...]:
+    now, made = found.standings[run.name], found.forecasts.get(run.name)
+    if (problem := found.problem(run)) is not None:
+        return run.name, now.state if now.state == "changed" else "refused", "", "", problem
+    if made is None or made.plan is None:
+        return run.name, now.state, "", "", ""
+    state = f"{now.state}, {now.share:.0%} done" if now.share else now.state
+    epochs = "" if made.plan.epochs is None else f"{made.plan.epochs:.3g}"
+    return run.name, state, epochs, shown(found.seconds(run)), made.how
+
+
+def shown(seconds: Interval) -> str:
+    return seconds.show(lambda value: Seconds(value).short())
+
+
+def sentences(found: Survey) -> list[str]:
+    """How long the sweep takes, and what of it fits."""
+    runs, done = found.to_do, sum(now.state == "done" for now in found.standings.values())
+    counts = counted(len(found.index.runs), "run") + (f", {done:,} done" if done else "")
+    slots = f"{found.slots.at_once} at a time ({found.slots.reason})"
+    said = [f"{counts}; {counted(len(runs), 'run')} to do, {slots}: {shown(found.total)} in all"]
+    if not runs:
+        said = [f"{counts}; nothing to do"]
+    if found.limit is not None and runs:
+        fitting, limit = len(found.fits()), Seconds(found.limit)
+        spare = Seconds(max(0.0, found.limit - found.total.expected)).short()
+        if fitting == len(runs):
+            said.append(f"all of it fits --time {limit}, with {spare} to spare")
+        else:
+            said.append(
+                f"{fitting:,} of {len(runs):,} runs fit --time {limit}; the same command continues with the others"
+            )
+    return said
+
+
+def refusal(problems: Sequence[str]) -> UserError:
+    """The error where some runs cannot be run."""
+    some = "\n  ".join([f"{counted(len(problems), 'run')} cannot be run, and nothing was started", *problems[:SHOWN]])
+    return UserError(f"{some}\nchange them, or run the others with --keep-going")
