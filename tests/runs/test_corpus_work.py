@@ -53,7 +53,7 @@ class Heard(Reporter):
 
 def tokens_of(task: Task) -> bytes:
     store = Store(store_folder(task.recipe.data, task.recipe.run.seed, 60), task.recipe.data.tokenizer)
-    return b"".join(path.read_bytes() for path in sorted(store.paths.folder.rglob("*.bin")))
+    return b"".join(path.read_bytes() for path in sorted(store.paths.folder.rglob("*.tok")))
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -71,6 +71,16 @@ def test_the_corpus_is_sampled_and_prepared(fork: bool, tmp_path: Path) -> None:
         here.wait()
     assert tokens_of(task) == tokens_of(other)
     assert heard.documents[-1] == 60
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_sample_that_nobody_asks_for_is_not_taken_for_the_rows(fork: bool, tmp_path: Path) -> None:
+    task = task_in(tmp_path)
+    with CorpusWork(task, Reporter(), fork) as work:
+        work.begin_sampling()
+        work.begin_preparing(PLAN)
+        work.wait()
+    assert tokens_of(task)
 
 
 def test_what_the_fork_has_checked_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
