@@ -124,17 +124,19 @@ def test_a_fit_that_was_killed_ends_with_the_same_bits(tiny_hmm: Path, tmp_path:
     assert one.scores.read_bytes() == other.scores.read_bytes()
 
 
-def test_a_grid_says_its_time_first_and_skips_what_is_done(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
+@pytest.mark.slow
+def test_a_grid_of_fits_is_a_sweep(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
     options = ("--over", "hmm.states=4,6", "--set", "budget.epochs=2", "--json")
     for states in (4, 6):
         write_profile(tiny_hmm, f"run.name=tiny-hmm-states{states}", f"hmm.states={states}")
     result = shoestring("hmm", "fit", tiny_hmm, *options)
     assert result.returncode == 0, result.stderr
-    assert "2 fits" in result.stderr
-    assert "Grid: plan against actual" in result.stderr
+    assert "2 runs to do" in result.stderr
+    assert "Plan against actual" in result.stderr
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"tiny-hmm-states4", "tiny-hmm-states6"}
+    assert (tmp_path / "sweeps/tiny-hmm/index.json").is_file()
     again = shoestring("hmm", "fit", tiny_hmm, *options)
-    assert again.stderr.count("is finished") == 2
+    assert "nothing to do" in again.stderr
     assert last_json(again.stdout) == last_json(result.stdout)
 
 

@@ -133,7 +133,7 @@ def test_a_refusal_names_a_setting_that_is_accepted(tiny: Path, shoestring: Comm
 def test_a_sweep_is_summed_and_what_is_not_measured_is_said(tiny: Path, shoestring: Command) -> None:
     over = ("--over", "model.width=16,32", "--over", "train.lr=1e-3,3e-3")
     refused(shoestring("plan", tiny, *over), "none of the 4 runs is measured", "shoestring measure")
-    write_profile(tiny, "run.name=tiny-width16-lr1e-3", "model.width=16", "train.lr=1e-3")
+    write_profile(tiny, "run.name=tiny-width16-lr0.001", "model.width=16", "train.lr=1e-3")
     found = told(shoestring("plan", tiny, *over, "--json", "--time", "1s"))
     assert [run["estimate"] for run in found["runs"]] == [False, False, True, True]
     assert found["seconds"] == pytest.approx(sum(run["plan"]["seconds"] for run in found["runs"]))
@@ -142,7 +142,7 @@ def test_a_sweep_is_summed_and_what_is_not_measured_is_said(tiny: Path, shoestri
 
 
 def test_a_sweep_is_planned_for_the_devices_asked_for(tiny: Path, shoestring: Command) -> None:
-    write_profile(tiny, "run.name=tiny-lr1e-3", "train.lr=1e-3")
+    write_profile(tiny, "run.name=tiny-lr0.001", "train.lr=1e-3")
     lines = [told(shoestring("plan", tiny, "--over", "train.lr=1e-3", *more, "--json"))["runs"][0]["plan"]
              for more in ((), ("--devices", "2"))]  # fmt: skip
     assert [line["devices"] for line in lines] == [1, 2]

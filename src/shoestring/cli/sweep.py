@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from shoestring.studies.sweep.states import Standing
     from shoestring.studies.sweep.survey import Survey
 
+SHOWN = 40
+"""Lines of a table in the terminal."""
 sweep_path = click.argument("folder", type=options.PATH, metavar="SWEEP")
 
 
@@ -245,3 +247,68 @@ def cancel(folder: Path, terminal: options.Terminal) -> options.Result:
     for line in found.elsewhere:
         terminal.say(f"not told, because it is elsewhere: {line}")
     return {"sweep": str(folder), "driver": found.driver, "runs": list(found.runs), "elsewhere": list(found.elsewhere)}
+
+
+@sweep.command()
+@sweep_path
+@click.option("--by", default="loss", show_default=True, metavar="RESULT", help="What the best is best in.")
+@click.option("--columns", default="", metavar="FIELD,…", help="More fields of the recipe in the tables.")
+@click.option("--heat", metavar="X,Y", help="The fields of the heat map; default: the first two that are swept.")
+@click.option(
+    "--against", type=click.Choice(["tokens", "seconds", "flops"]), default="tokens", show_default=True,
+    help="What the curves are drawn over.",
+)  # fmt: skip
+@click.option("--parquet", type=options.PATH, metavar="FILE", help="Write the table of runs.csv as Parquet too.")
+@options.output
+def report(
+    folder: Path,
+    by: str,
+    columns: str,
+    heat: str | None,
+    against: Any,
+    parquet: Path | None,
+    terminal: options.Terminal,
+) -> options.Result:
+    """Show what came of a sweep: its settings, best first, with standard errors over seeds.
+
+    Writes report.html (sortable tables, a heat map, curves, parallel coordinates) and runs.csv into its folder.
+    """
+    from shoestring.core.errors import UserError
+    from shoestring.core.schema import encode
+    from shoestring.core.sweep import SweepFolder
+    from shoestring.studies.sweep.report import setting_table, summary, write_report
+    from shoestring.studies.sweep.results import RESULTS, read_report, write_csv, write_parquet
+
+    opened = SweepFolder.open(folder)
+    if parquet is not None:
+        options.check_outputs({"--parquet": parquet}, [opened.index])
+    fields = [name.strip() for name in columns.split(",") if name.strip()]
+    pair = [name.strip() for name in heat.split(",")] if heat else []
+    if heat and len(pair) != 2:
+        raise UserError(f"--heat {heat}: name two fields, as in --heat hmm.states,data.length")
+    found = read_report(opened, by, fields, against)
+    write_csv(found, opened.table)
+    if parquet is not None:
+        write_parquet(found, parquet)
+    write_report(found, opened, pair)
+    head, rows = setting_table(found)
+    terminal.table(f"Settings of {found.name}, best first", head, rows[:SHOWN])
+    if len(rows) > SHOWN:
+        terminal.say(f"… and {len(rows) - SHOWN:,} more; all of them are in {opened.table}")
+    terminal.say(summary(found, opened))
+    terminal.say(f"page: {opened.report}, table: {opened.table}")
+    return {
+        "sweep": str(folder),
+        "page": str(opened.report),
+        "table": str(opened.table),
+        "by": by,
+        "settings": [
+            {"values": each.values, "mean": each.mean, "error": each.error, "runs": [row.name for row in each.rows]}
+            for each in found.settings
+        ],
+        "runs": [
+            {"run": row.name, "state": row.state, "values": encode(row.values)}
+            | {name: row.results[name] for name in RESULTS}
+            for row in found.rows
+        ],
+    }

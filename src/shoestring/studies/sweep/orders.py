@@ -43,6 +43,8 @@ class InOrder:
 
     def ended(self, run: SweepRun, result: Result) -> str:
         self._ended += 1
+        if result.event != "stopped":  # one that another driver has started waits here too
+            self._waiting = [each for each in self._waiting if each.name != run.name]
         count = f"[{self._ended}/{self._count}] {run.name}"
         if result.event == "failed":
             return f"{count}: failed: {result.why.splitlines()[0]}"

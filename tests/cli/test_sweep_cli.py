@@ -1,0 +1,79 @@
+"""A sweep through the real command line: planned, run in processes of its own, continued, shown and reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Command, last_json, start
+
+from shoestring.core.sweep import SweepFolder, SweepIndex
+from shoestring.track import read_lines
+
+OVER = ("--over", "train.lr=1e-3,3e-3", "--set", "budget.steps=4", "--set", "evaluate.every=0.5")
+
+
+@pytest.mark.slow
+def test_a_sweep_is_planned_run_continued_and_reported(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    planned = shoestring("sweep", tiny, *OVER, "--dry-run", "--json")
+    assert planned.returncode == 0, planned.stderr
+    told = last_json(planned.stdout)
+    assert [run["state"] for run in told["runs"]] == ["waiting", "waiting"]  # type: ignore[attr-defined]
+    assert "2 runs to do" in planned.stderr
+    assert not (tmp_path / "sweeps").exists() and not (tmp_path / "runs").exists(), "nothing is written"
+
+    done = shoestring("sweep", tiny, *OVER, "--json", NO_FIGURES="")
+    assert done.returncode == 0, done.stderr
+    runs = last_json(done.stdout)["runs"]
+    assert [run["state"] for run in runs] == ["done", "done"]  # type: ignore[attr-defined]
+    folder = SweepFolder(tmp_path / "sweeps/tiny")
+    index = SweepIndex.read(folder.index)
+    assert [run.values for run in index.runs] == [{"train.lr": 1e-3}, {"train.lr": 3e-3}]
+    assert all((folder.run_path(run) / "DONE").is_file() and folder.recipe(run.name).is_file() for run in index.runs)
+
+    again = shoestring("sweep", tiny, *OVER, "--json")
+    assert "2 runs, 2 done; nothing to do" in again.stderr
+    assert last_json(again.stdout)["runs"] == runs
+    assert sum(line["event"] == "started" for line in read_lines(folder.events)) == 2
+
+    changed = shoestring("sweep", tiny, *OVER, "--set", "train.beta1=0.8")
+    assert changed.returncode == 2
+    assert "train.beta1 was 0.9, is now 0.8" in changed.stderr and "--keep-going" in changed.stderr
+    status = shoestring("sweep", "status", folder.path, "--json")
+    assert [run["loss"] for run in last_json(status.stdout)["runs"]] == [run["loss"] for run in runs]  # type: ignore[attr-defined]
+    assert "nothing is running" in shoestring("sweep", "cancel", folder.path).stdout
+    report = last_json(shoestring("sweep", "report", folder.path, "--json").stdout)
+    best = min(runs, key=lambda run: run["loss"])  # type: ignore[call-overload]
+    assert report["settings"][0]["values"] == best["values"]  # type: ignore[index]
+    assert folder.report.is_file() and folder.table.read_text().startswith("run,state,train.lr,loss")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "tiny.toml", "--over", "lr"), "--over lr: write it as"),
+        (("sweep", "tiny.toml", "--zip", "train.lr=1,2", "--zip", "train.batch=1"), "equally many values"),
+        (("sweep", "status", "runs"), "is not the folder of a sweep"),
+        (("sweep", "report", "runs"), "is not the folder of a sweep"),
+        (("sweep", "absent.toml", "--dry-run"), "absent.toml"),
+        (("hmm", "fit", "tiny.toml", "--over", "train.lr=1e-3"), "this recipe has no [hmm] section"),
+        (("train", "swept.toml"), "shoestring sweep RECIPE"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: tuple[str, ...], message: str, tiny: Path, tmp_path: Path, shoestring: Command
+) -> None:
+    (tmp_path / "swept.toml").write_text(tiny.read_text() + "\n[sweep]\nseeds = 2\n")
+    result = shoestring(*arguments)
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_torchrun_is_refused(tiny: Path, tmp_path: Path) -> None:
+    group = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    process = start("sweep", tiny, *OVER, cwd=tmp_path, **group)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "start it without torchrun" in said
