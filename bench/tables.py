@@ -392,6 +392,22 @@ def board_table() -> str:
     return "".join(lines)
 
 
+def sweep_table() -> str:
+    """What a sweep costs besides its runs."""
+    lines = ["| work | seconds | per run |\n", "|---|---|---|\n"]
+    for r in results("sweep"):
+        found = r["results"]
+        for name in ("seeds", "every cost differs"):
+            each = found[name]
+            work = f"`--dry-run` of {each['runs']:,} runs, of {each['distinct']:,} costs"
+            lines.append(f"| {work} | {each['seconds']:.1f} | {1000 * each['per_run']:.1f} ms |\n")
+        each = found["report"]
+        work = f"`report` of {each['runs']:,} runs with {each['points']:,} points each"
+        lines.append(f"| {work} | {each['seconds']:.1f} | {1000 * each['seconds'] / each['runs']:.1f} ms |\n")
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n")
+    return "".join(lines)
+
+
 def same_table() -> str:
     """How often equal runs are taken for different."""
     lines = []
@@ -590,6 +606,7 @@ PARTS = {
     "measure-table": measure_table,
     "kill-table": kill_table,
     "start-table": start_table,
+    "sweep-table": sweep_table,
     "same-table": same_table,
     "deadline-table": deadline_table,
     "rates-table": rates_table,

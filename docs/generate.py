@@ -16,7 +16,9 @@ import click
 
 from shoestring.cli.root import root
 from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import SWEEP
 from shoestring.core.schema import describe, hints
+from shoestring.core.sweep import Sweep
 
 DOCS = Path(__file__).resolve().parent
 FIELDS, COMMANDS = DOCS / "reference/recipe.md", DOCS / "reference/commands.md"
@@ -43,14 +45,15 @@ The exit status is 0 on success, 2 for a mistake (a message, no traceback) and 1
 
 def fields_page() -> str:
     parts = [FIELDS_HEAD]
-    for name, kind in hints(Recipe).items():
+    for name, kind in {**hints(Recipe), SWEEP: Sweep}.items():
         section = kind if isinstance(kind, type) else get_args(kind)[0]
         parts.append(
             f"\n## `[{name}]`\n\n{section.__doc__}\n\n| field | value | default | meaning |\n|---|---|---|---|\n"
         )
         for field in dataclasses.fields(section):
             kind, meaning = describe(hints(section)[field.name])
-            default = "" if field.default is None else f"`{_shown(field.default)}`"
+            given = field.default is not None and field.default is not dataclasses.MISSING
+            default = f"`{_shown(field.default)}`" if given else ""
             parts.append(f"| `{field.name}` | {kind} | {default} | {meaning.replace('|', '&#124;')} |\n")
     return "".join(parts)
 

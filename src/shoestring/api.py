@@ -20,6 +20,7 @@ from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
+from shoestring.core.sweep_folder import SweepFolder
 from shoestring.core.units import Seconds
 from shoestring.runs.reporter import Reporter
 
@@ -195,7 +196,7 @@ def fit_law(
 
 
 def _table_or_run(given: Run | str | Path) -> Path:
-    if not isinstance(given, Run) and Path(given).is_file():
+    if not isinstance(given, Run) and (Path(given).is_file() or SweepFolder(given).index.is_file()):
         return Path(given)
     return open_run(given).path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Command, last_json, start
 
-from shoestring.core.sweep import SweepFolder, SweepIndex
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex
 from shoestring.track import read_lines
 
 OVER = ("--over", "train.lr=1e-3,3e-3", "--set", "budget.steps=4", "--set", "evaluate.every=0.5")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoestring.core.sweep import SweepFolder, SweepIndex, SweepRun
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.studies.sweep.driver import Driver, Job, Result
 from shoestring.studies.sweep.slots import Slots
 

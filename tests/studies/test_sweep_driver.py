@@ -16,7 +16,7 @@ from sweep_runs import drive, make_sweep, started
 from shoestring.core.errors import Fault, InUse
 from shoestring.core.lock_holder import holder_of
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepFolder
+from shoestring.core.sweep_folder import SweepFolder
 from shoestring.studies.sweep.driver import Job, cancel, command_of
 from shoestring.studies.sweep.states import failures
 from shoestring.track import read_lines

@@ -15,7 +15,7 @@ from shoestring.core.family import network_cost
 from shoestring.core.records import Machine, Plan, Point, Profile
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepFolder, sweep_runs
+from shoestring.core.sweep_folder import SweepFolder, with_sweeps
 from shoestring.report import page
 from shoestring.runs.reporter import Reporter
 from shoestring.studies.sweep.grid import Grid, Planned, read_grid
@@ -167,7 +167,9 @@ def test_runs_are_surveyed_by_their_folders(tiny: Path, sweep: tuple[SweepFolder
     assert problem is not None and "budget.steps was 40, is now 41" in problem
     assert table(other)[0][1] == "changed"
     assert [run.name for run in other.to_do] == [grid.runs[-1].name], "the one that has not begun"
-    assert next(iter(sweep_runs(folder.path))).resolve() == RunFolder.of(grid.recipes[0]).path.resolve()
+    finished = [RunFolder.of(recipe).path.resolve() for recipe in grid.recipes[:-1]]
+    assert [path.resolve() for path in with_sweeps([folder.path])] == finished
+    assert with_sweeps([tiny]) == [tiny]
     fewer = survey(read_grid(tiny, (), ["train.lr=1e-3,3e-3", "model.width=16,32"], seeds=3), Reporter())
     (line,) = keep(fewer)
     assert "no longer part of the sweep" in line and "tiny-lr0.01-width16-seed0" in line

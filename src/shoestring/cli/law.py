@@ -45,7 +45,7 @@ def law() -> None:
 
 
 @law.command()
-@click.argument("sources", nargs=-1, required=True, type=options.PATH, metavar="TABLE | RUN…")
+@click.argument("sources", nargs=-1, required=True, type=options.PATH, metavar="TABLE | RUN… | SWEEP")
 @column_options(
     "Table",
     params="parameters",
@@ -331,7 +331,7 @@ def isoflop(
 
 
 @law.command()
-@click.argument("runs", nargs=-1, required=True, type=options.PATH, metavar="RUN… | TABLE…")
+@click.argument("runs", nargs=-1, required=True, type=options.PATH, metavar="RUN… | SWEEP | TABLE…")
 @column_options(
     "Tables",
     loss="the loss",

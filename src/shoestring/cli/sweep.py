@@ -194,7 +194,7 @@ def status(folder: Path, terminal: options.Terminal) -> options.Result:
     """Show how the runs of a sweep stand, from their folders."""
     from collections import Counter
 
-    from shoestring.core.sweep import SweepFolder
+    from shoestring.core.sweep_folder import SweepFolder
     from shoestring.core.units import counted
     from shoestring.studies.sweep.states import MEANINGS, standings
 
@@ -238,7 +238,7 @@ def _standing_json(folder: Path, now: Sequence[Standing]) -> dict[str, Any]:
 @options.output
 def cancel(folder: Path, terminal: options.Terminal) -> options.Result:
     """Stop a sweep: its runs save first, and `shoestring sweep` resumes them."""
-    from shoestring.core.sweep import SweepFolder
+    from shoestring.core.sweep_folder import SweepFolder
     from shoestring.studies.sweep.driver import cancel as stop
 
     found = stop(SweepFolder.open(folder))
@@ -275,7 +275,7 @@ def report(
     """
     from shoestring.core.errors import UserError
     from shoestring.core.schema import encode
-    from shoestring.core.sweep import SweepFolder
+    from shoestring.core.sweep_folder import SweepFolder
     from shoestring.studies.sweep.report import setting_table, summary, write_report
     from shoestring.studies.sweep.results import RESULTS, read_report, write_csv, write_parquet
 

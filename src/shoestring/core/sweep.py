@@ -1,22 +1,14 @@
-"""A sweep: the `[sweep]` table of a recipe, and the index of the runs that it makes.
-
-The index says which runs there are, and never how they stand: that is read from the run folders.
-"""
+"""The `[sweep]` table of a recipe: fields and their values, each combination of which is a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from shoestring.core.errors import UserError
-from shoestring.core.files import locked
-from shoestring.core.schema import Between, Record, Text
+from shoestring.core.schema import Between, Text
 from shoestring.core.units import Seconds
 
 MOST_RUNS = 100_000
-_INDEX = "index.json"
 
 Values = dict[str, dict[str, tuple[Any, ...]]]
 """Values by section and field."""
@@ -40,83 +32,3 @@ class Sweep:
 def by_field(values: Values) -> dict[str, tuple[Any, ...]]:
     """Values by "section.field"."""
     return {f"{section}.{name}": each for section, fields in values.items() for name, each in fields.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRun:
-    """One run of a sweep."""
-
-    name: str
-    folder: str
-    """Its run folder, relative to that of the sweep."""
-    values: dict[str, Any]
-    """By "section.field", of the fields in which the runs of the sweep differ; the seed is one of them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepIndex(Record):
-    """The runs of a sweep, in the order in which they start."""
-
-    SCHEMA: ClassVar[str] = "shoestring.sweep/1"
-
-    name: str
-    fields: tuple[str, ...]
-    """In which the runs differ, without the seed."""
-    runs: tuple[SweepRun, ...]
-
-    def contradictions(self) -> list[str]:
-        names = [run.name for run in self.runs]
-        return [] if len(set(names)) == len(names) else ["runs: two of them have the same name"]
-
-
-class SweepFolder:
-    """The paths of a sweep; only this class knows the names in it."""
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.index = self.path / _INDEX
-        self.recipes = self.path / "recipes"
-        """The recipe of each run."""
-        self.logs = self.path / "logs"
-        """What each run printed."""
-        self.events = self.path / "events.jsonl"
-        """What was forecast, started, promoted and ended, and when: the story of the sweep."""
-        self.table = self.path / "runs.csv"
-        self.report = self.path / "report.html"
-
-    @classmethod
-    def open(cls, path: str | Path) -> SweepFolder:
-        """The folder of an existing sweep."""
-        folder = cls(path)
-        if not folder.index.is_file():
-            raise UserError(f"{path} is not the folder of a sweep: it has no {_INDEX}")
-        return folder
-
-    @property
-    def lock_file(self) -> Path:
-        """Held by the process that starts runs."""
-        place = self.path.resolve()
-        return place.with_name(f".{place.name}.lock")
-
-    def lock(self) -> Any:
-        """Be the only process that starts runs of this sweep."""
-        return locked(self.lock_file, f"the sweep {self.path}")
-
-    def recipe(self, name: str) -> Path:
-        return self.recipes / f"{name}.toml"
-
-    def log(self, name: str) -> Path:
-        return self.logs / f"{name}.log"
-
-    def run_path(self, run: SweepRun) -> Path:
-        return self.path / run.folder
-
-
-def sweep_runs(path: Path) -> Iterator[Path]:
-    """The run folders of a sweep, or `path` itself where it is not the folder of a sweep."""
-    folder = SweepFolder(path)
-    if not folder.index.is_file():
-        yield path
-        return
-    for run in SweepIndex.read(folder.index).runs:
-        yield folder.run_path(run)

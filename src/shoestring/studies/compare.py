@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import UserError
+from shoestring.core.sweep_folder import with_sweeps
 from shoestring.core.units import Count, Flops
 from shoestring.report.law_figures import Curve, loss_by_flops
 from shoestring.report.law_page import write_comparison
@@ -56,12 +57,12 @@ class Compared:
 
 
 def compare_runs(paths: Sequence[Path], page: Path, columns: CurveColumns | None = None) -> Compared:
-    """Compare the first run with each of the others, and write a page; tables are read by their `columns`.
+    """Compare the first run with each of the others, and write a page; a sweep is its runs, and tables are read by their `columns`.
 
     Runs that differ in their seed alone are one kind: the first of each has its curve compared, and all of them the
     loss at the end.
     """
-    runs, notes = _read(paths, columns or CurveColumns())
+    runs, notes = _read(with_sweeps(paths), columns or CurveColumns())
     kinds = _kinds(runs)
     if len(runs) < 2:
         raise UserError("give at least two runs, or curves of tables: shoestring law compare RUN RUN")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shoestring.core.errors import UserError
+from shoestring.core.sweep_folder import with_sweeps
 from shoestring.core.units import counted
 from shoestring.laws.form import PER_TOKEN
 from shoestring.laws.points import Points, read_points
@@ -51,13 +52,14 @@ def read_given(
     skip_bad: bool = False,
     drop_largest: int = 0,
 ) -> Given:
-    """Read one table, or run folders; bad rows and runs are one error, or left out and named with `skip_bad`.
+    """Read one table, or runs and sweeps; bad rows and runs are one error, or left out and named with `skip_bad`.
 
     `count` is what N counts: runs are counted that way, a table is assumed to be. `drop_largest` leaves out so many of
     the largest losses.
     """
     if count not in COUNTS:
         raise UserError(f"--count {count}: must be {' or '.join(COUNTS)}")
+    paths = with_sweeps(paths)
     tables = [path for path in paths if path.is_file()]
     if missing := [str(path) for path in paths if not path.exists()]:
         raise UserError(f"there is no file or folder {', '.join(missing)}")

@@ -24,7 +24,7 @@ from shoestring.core.errors import Fault
 from shoestring.core.files import is_locked, make_folder
 from shoestring.core.lock_holder import holder_of
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepFolder, SweepIndex, SweepRun
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.studies.sweep.slots import Slots
 from shoestring.track import LineFile, read_lines
 

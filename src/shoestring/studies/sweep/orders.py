@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepRun
+from shoestring.core.sweep_folder import SweepRun
 from shoestring.core.units import Seconds
 from shoestring.studies.sweep.driver import Job, Result
 from shoestring.studies.sweep.plans import schedule

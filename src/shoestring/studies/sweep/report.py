@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoestring.core.errors import UserError
-from shoestring.core.sweep import SweepFolder
+from shoestring.core.sweep_folder import SweepFolder
 from shoestring.core.units import Seconds, counted
 from shoestring.report.scores import with_error
 from shoestring.report.sweep_figures import Cell, Line, curves, heat_map, parallel

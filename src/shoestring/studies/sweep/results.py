@@ -19,7 +19,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Profile
 from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepFolder, SweepIndex
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex
 from shoestring.studies.sweep.grid import SEED
 from shoestring.studies.sweep.states import Standing, standings
 from shoestring.track import read_lines

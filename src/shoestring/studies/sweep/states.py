@@ -16,7 +16,7 @@ from shoestring.core.recipe import Recipe, differences
 from shoestring.core.records import Plan
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepFolder, SweepIndex, SweepRun
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.track import read_lines
 
 State = Literal["done", "running", "changed", "failed", "stopped", "waiting"]

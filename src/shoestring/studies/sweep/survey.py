@@ -12,7 +12,7 @@ from shoestring.core.errors import ShoestringError, UserError
 from shoestring.core.files import make_folder, write_whole
 from shoestring.core.host import free_host_bytes
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sweep import SweepFolder, SweepIndex, SweepRun
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.core.units import Interval, Seconds, counted
 from shoestring.runs.reporter import Reporter
 from shoestring.studies.sweep.grid import Grid
