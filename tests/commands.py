@@ -115,10 +115,12 @@ def _run(
     sys.argv = arguments
     if environment.get(NO_FIGURES):
         sys.modules["vl_convert"] = None  # type: ignore[assignment]
-    if "warm" in sys.modules:  # what measures has children too
+    if "warm" in sys.modules:  # what measures has children too, and a sweep
         from shoestring.probe import child
+        from shoestring.studies.sweep import driver
 
         child.subprocess = SimpleNamespace(Popen=_Child, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
+        driver.subprocess = SimpleNamespace(Popen=_SweepRun, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
     if begin is None:
         from shoestring.cli.main import main as begin
     begin()
@@ -178,6 +180,32 @@ class _Child:
                 end.close()
         with contextlib.suppress(ChildProcessError):  # it was waited for
             self.wait()
+
+
+class _SweepRun:
+    """A run of a sweep by a fork of its driver: as much of `subprocess.Popen` as `studies.sweep.driver` needs."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str], **_how: object
+    ):
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number, end in enumerate((os.open(os.devnull, os.O_RDONLY), stdout.fileno(), stderr.fileno())):
+                os.dup2(end, number)
+            os.closerange(3, 256)  # the lock of the sweep is the driver's
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            _be_module(command[2:], env)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
 
 
 class Measuring(_Child):

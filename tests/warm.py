@@ -29,7 +29,8 @@ MODULES = (
     "shoestring.runs.network_workload",
     "shoestring.runs.probe_server",
     "shoestring.runs.session",
-    "shoestring.studies.sweep",
+    "shoestring.studies.sweep.driver",
+    "shoestring.studies.sweep.orders",
     "shoestring.training.optimizers.adamw",
     "torch._dynamo",
 )

@@ -22,7 +22,7 @@ def test_a_sweep_is_planned_run_continued_and_reported(tiny: Path, tmp_path: Pat
     assert "2 runs to do" in planned.stderr
     assert not (tmp_path / "sweeps").exists() and not (tmp_path / "runs").exists(), "nothing is written"
 
-    done = shoestring("sweep", tiny, *OVER, "--json", NO_FIGURES="")
+    done = shoestring("sweep", tiny, *OVER, "--json")
     assert done.returncode == 0, done.stderr
     runs = last_json(done.stdout)["runs"]
     assert [run["state"] for run in runs] == ["done", "done"]  # type: ignore[attr-defined]
@@ -77,3 +77,22 @@ def test_torchrun_is_refused(tiny: Path, tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "start it without torchrun" in said
+
+
+@pytest.mark.slow
+def test_halving_ends_with_the_weights_of_whole_runs(tiny: Path, tmp_path: Path, shoestring: Command) -> None:
+    steps = ("--set", "budget.steps=40", "--set", "evaluate.every=0.1")
+    halved = shoestring("sweep", tiny, "--over", "train.lr=1e-4,3e-3,1e-2", *steps, "--halving", "asha", "--json")
+    assert halved.returncode == 0, halved.stderr
+    runs = last_json(halved.stdout)["runs"]
+    done = [run for run in runs if run["state"] == "done"]  # type: ignore[attr-defined]
+    assert len(done) == 1, halved.stderr
+    assert [run["state"] for run in runs].count("stopped") == 2  # type: ignore[attr-defined]
+    assert "goes on to 30%: number 1 of 3 at 10%" in halved.stderr
+    best = done[0]["run"]
+    whole = ("train", tmp_path / "sweeps/tiny/recipes" / f"{best}.toml", "--set", "run.folder=whole")
+    assert shoestring(*whole).returncode == 0
+    one, other = (read_lines(tmp_path / folder / best / "metrics.jsonl") for folder in ("runs", "whole"))
+    assert one == other, "as if it had never been paused"
+    again = shoestring("sweep", tiny, "--over", "train.lr=1e-4,3e-3,1e-2", *steps, "--halving", "asha", "--json")
+    assert last_json(again.stdout) == last_json(halved.stdout), "nothing is left to do"

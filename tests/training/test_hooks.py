@@ -159,7 +159,19 @@ def test_the_time_limit_is_a_request_to_stop() -> None:
     save = hooks.Save(lambda *_: None, requests, _no_hurry(), lambda: 1e9, limit=lambda: True)
     save(_state(1), _report(1.0, 1))
     assert requests.stops == {"the time limit"}
-    assert requests.numbers(1) == [0, 0, 0, 0, 0, 0, 1], "and one that any process may have"
+    assert requests.numbers(1) == [0, 0, 0, 0, 0, 0, 1, 0], "and one that any process may have"
+
+
+def test_a_session_that_is_to_go_so_far_stops_there() -> None:
+    requests, saved = Requests(), list[int]()
+    save = hooks.Save(
+        lambda state, _: saved.append(state.step), requests, _no_hurry(), lambda: 1e9, enough=lambda s: s.step >= 3
+    )
+    for step in (1, 2):
+        save(_state(step), _report(1.0, 1, begun=step))
+    with pytest.raises(hooks.Stopped, match="stopped by --until after step 3, saved"):
+        save(_state(3), _report(1.0, 1, begun=3))
+    assert saved == [3]
 
 
 def test_metrics_hold_nothing_that_depends_on_the_clock(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ def run_in_terminal(
     plan: Path | None = None,
     limit: float | None = None,
     clock: Clock | None = None,
+    until: float | None = None,
 ) -> Result:
     """Run to the end or until interrupted, and print the plan against what happened."""
     try:
-        finished = run(recipe, terminal, clock or Clock(), plan, limit)
+        finished = run(recipe, terminal, clock or Clock(), plan, limit, until)
     except ShoestringError as error:
         if _is_reported_elsewhere(error):
             raise SystemExit(error.exit_code) from None

@@ -12,6 +12,7 @@ import click
 from shoestring.cli import options
 
 if TYPE_CHECKING:
+    from shoestring.studies.sweep.orders import Halving, InOrder
     from shoestring.studies.sweep.states import Standing
     from shoestring.studies.sweep.survey import Survey
 
@@ -47,6 +48,7 @@ class Asked:
     zipped: tuple[str, ...] = ()
     seeds: int | None = None
     time: float | None = None
+    halving: Any = None
     at_once: int | None = None
     keep_going: bool = False
     dry_run: bool = False
@@ -64,6 +66,11 @@ class Asked:
 )  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1, 10**6), metavar="N", help="N runs of each setting, with run.seed on.")
 @click.option("--time", type=options.DURATION, metavar="TIME", help="Of the whole sweep; what is left is resumed.")
+@click.option(
+    "--halving", type=click.Choice(["forecast", "asha"]),
+    help="Run all settings for a part of their steps, and only the best third of them on, by the forecast of their "
+    "held-out loss, or by the loss so far (ASHA). With --time, as many go on as there is time for.",
+)  # fmt: skip
 @click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="The most runs at a time.")
 @click.option("--keep-going", is_flag=True, help="Leave out runs that cannot be run, instead of starting none.")
 @click.option("--dry-run", is_flag=True, help="Say what there is to do and how long it takes, and stop.")
@@ -85,6 +92,7 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
     from shoestring.core.environment import launched, slurm_job
     from shoestring.core.errors import UserError
     from shoestring.studies.sweep.grid import read_grid
+    from shoestring.studies.sweep.orders import Halving
     from shoestring.studies.sweep.survey import HEAD, keep, refusal, sentences, survey, table
 
     clock = Clock()
@@ -98,6 +106,9 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
     terminal.table(f"Sweep {grid.name}", HEAD, table(found))
     for line in sentences(found):
         terminal.say(line)
+    order = _order(found, asked)
+    if isinstance(order, Halving):
+        terminal.say(order.sentence())
     problems = [f"{each.name}: {why}" for each in found.index.runs if (why := found.problem(each)) is not None]
     if problems and not asked.keep_going:
         raise refusal(problems)
@@ -107,20 +118,27 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
         for line in keep(found):
             terminal.say(line)
         terminal.say(f"sweep: {found.folder.path}\n")
-        _drive(found, clock, terminal)
+        _drive(found, order, clock, terminal)
     return _ended(found, terminal)
 
 
-def _drive(found: Survey, clock: Any, terminal: options.Terminal) -> None:
+def _order(found: Survey, asked: Asked) -> InOrder | Halving:
+    from shoestring.studies.sweep.orders import Halving, InOrder
+
+    if asked.halving is None:
+        return InOrder(found)
+    starts = [each.plan.parts.get("set-up", 0.0) for each in found.forecasts.values() if each.plan is not None]
+    return Halving(found, asked.halving, max(starts, default=0.0))
+
+
+def _drive(found: Survey, order: InOrder | Halving, clock: Any, terminal: options.Terminal) -> None:
     from shoestring.core.clock import allocation_end
     from shoestring.runs.runner import SLURM_RESERVE
     from shoestring.studies.sweep.driver import Driver
-    from shoestring.studies.sweep.orders import InOrder
 
     allocated = allocation_end(clock)
     ends = [found.limit, None if allocated is None else allocated - SLURM_RESERVE]
     limit = min((end for end in ends if end is not None), default=None)
-    order = InOrder(found)
     driver = Driver(found.folder, found.slots, order, terminal.say, clock, limit)
     total, before = found.total, clock.elapsed()
     driver.note("begun", runs=len(found.to_do), seconds=total.expected, interval=[total.low, total.high])

@@ -22,6 +22,10 @@ from shoestring.core.errors import UserError
     metavar="WORKER:FACTORx",
     help="Let a worker take longer, as in 1:3x, to see what becomes of the others.",
 )
+@click.option(
+    "--until", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+    help="Save and stop after this share of the steps; the same command without it goes on to the end.",
+)  # fmt: skip
 @options.output
 def train(
     recipe: Path,
@@ -29,6 +33,7 @@ def train(
     plan: Path | None,
     time: float | None,
     slow_worker: str | None,
+    until: float | None,
     terminal: options.Terminal,
 ) -> options.Result:
     """Train until the budget is spent; resume a run that stopped.
@@ -44,4 +49,4 @@ def train(
         if which != int(which):
             raise UserError(f"--slow-worker {slow_worker}: the number of a worker, from 0, stands before the colon")
         os.environ[SLOW_WORKER] = slow_worker
-    return run_in_terminal(recipe_file.load(recipe, overrides), terminal, plan, time)
+    return run_in_terminal(recipe_file.load(recipe, overrides), terminal, plan, time, until=until)

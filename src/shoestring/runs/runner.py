@@ -44,12 +44,17 @@ class Finished:
 
 
 def run(
-    recipe: Recipe, reporter: Reporter, clock: Clock, plan_file: Path | None = None, limit: float | None = None
+    recipe: Recipe,
+    reporter: Reporter,
+    clock: Clock,
+    plan_file: Path | None = None,
+    limit: float | None = None,
+    until: float | None = None,
 ) -> Finished | None:
     """Measure, plan, prepare, train, evaluate and report, except what is already done.
 
     Under torchrun all processes call this; the first one writes, and the others return None. After `limit` seconds, or
-    before a Slurm allocation ends, the session saves and stops.
+    before a Slurm allocation ends, or after the share `until` of the steps, the session saves and stops.
     """
     slurm_job()  # one that has ended is refused before anything is written
     if recipe.strategy == "async":
@@ -58,17 +63,22 @@ def run(
                 'parallel.strategy = "async": its workers share the memory of one machine; start it without torchrun, '
                 'with parallel.workers, or take parallel.strategy = "local", which is the one for several machines'
             )
-        return _run(recipe, reporter, clock, plan_file, limit)
+        return _run(recipe, reporter, clock, plan_file, limit, until)
     if recipe.workers > 1 and launched().world == 1:
         with started(recipe, plan_file):
-            return _run_together(recipe, reporter, clock, plan_file, limit)
+            return _run_together(recipe, reporter, clock, plan_file, limit, until)
     if launched().world > 1:
-        return _run_together(recipe, reporter, clock, plan_file, limit)
-    return _run(recipe, reporter, clock, plan_file, limit)
+        return _run_together(recipe, reporter, clock, plan_file, limit, until)
+    return _run(recipe, reporter, clock, plan_file, limit, until)
 
 
 def _run_together(
-    recipe: Recipe, reporter: Reporter, clock: Clock, plan_file: Path | None, limit: float | None
+    recipe: Recipe,
+    reporter: Reporter,
+    clock: Clock,
+    plan_file: Path | None,
+    limit: float | None,
+    until: float | None,
 ) -> Finished | None:
     """As `run`, in one of several processes."""
     from shoestring.parallel.process_group import sharing_work
@@ -76,7 +86,7 @@ def _run_together(
 
     with sharing_work(pick_device()) as group:
         reporter = reporter if group.rank == 0 else Reporter()
-        finished = _run(recipe, reporter, clock, plan_file, limit, group)
+        finished = _run(recipe, reporter, clock, plan_file, limit, until, group)
         return finished if group.rank == 0 else None
 
 
@@ -86,6 +96,7 @@ def _run(
     clock: Clock,
     plan_file: Path | None,
     limit: float | None,
+    until: float | None,
     group: ProcessGroup | None = None,
 ) -> Finished | None:
     """As `run`, in one process of a group, or in a single process, which loads torch only for training."""
@@ -148,7 +159,7 @@ def _run(
         ends = [limit, None if allocated is None else allocated - SLURM_RESERVE]
         end = min((end for end in ends if end is not None), default=None)
         one = group or ProcessGroup.of(pick_device())
-        results = train(task, folder, plan, one, reporter, clock, end, prepared)
+        results = train(task, folder, plan, one, reporter, clock, end, prepared, until)
         return None if results is None else Finished(folder, Plan.read(folder.plan), *results)  # it may be final now
 
 

@@ -57,6 +57,8 @@ class _Session:
     clock: Clock
     limit: float | None
     """When the session must end, on its clock."""
+    until: float | None
+    """The share of the schedule after which it ends; None: all of it."""
     folder: RunFolder
     requests: loop.Requests
 
@@ -90,11 +92,12 @@ def train(
     clock: Clock,
     limit: float | None = None,
     prepared: Callable[[], None] = lambda: None,
+    until: float | None = None,
 ) -> tuple[Outcome, Evaluation] | None:
     """Restore, train to the end of the plan or of the time, evaluate, write the page, and mark the run DONE.
 
     All processes of a group call this; the first one writes, and the others return None. The session saves and ends
-    when its clock reaches `limit`. `prepared` returns when the rows are there.
+    when its clock reaches `limit`, or after the share `until` of its schedule. `prepared` returns when there are rows.
     """
     recipe, writes = task.recipe, group.rank == 0
     trainee = task.open(plan, group)
@@ -134,6 +137,7 @@ def train(
         reporter=reporter,
         clock=clock,
         limit=limit,
+        until=until,
         folder=folder,
         requests=loop.Requests(alone=group.world == 1),
     )
@@ -328,6 +332,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
             deadline,
             lambda: checkpoint_interval(trainee.recipe, session.checkpoints.slowest),
             partial(_out_of_time, session),
+            lambda state: session.until is not None and state.schedule.progress(state.step) >= session.until - 1e-9,
             trainee.recipe.train.is_saved,
         ),
         *_first_steps(session, keep),

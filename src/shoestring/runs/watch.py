@@ -11,6 +11,7 @@ import numpy as np
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.results import Forecast
+from shoestring.core.sections import Train
 from shoestring.laws.curve import Path as RatePath
 from shoestring.report.forecast import FIRST_AT, forecast
 from shoestring.report.verdicts import clip_and_unit, live_verdicts
@@ -69,16 +70,16 @@ class Watch:
                 self._say(verdict.text)
         if self._recipe.kind != "hmm" and progress >= FIRST_AT:
             onward = curve.turn is None  # no law holds across a return to earlier weights
-            self.forecast = forecast(curve, self._path(curve, state.schedule)) if onward else None
+            self.forecast = forecast(curve, rate_path(curve, state.schedule, self._recipe.train)) if onward else None
             if self.forecast is not None:
                 self._expect(self.forecast)
 
-    def _path(self, curve: Curve, schedule: Schedule) -> RatePath:
-        """The learning rates so far, and those to come."""
-        past = [(line.step, line.lr) for line in curve.training if line.lr is not None]
-        last = past[-1][0] if past else 0
-        ahead = np.linspace(last, schedule.total, _FUTURE + 1)[1:] if schedule.total > last else np.empty(0)
-        train = self._recipe.train
-        rates = [learning_rate(train, min(1.0, schedule.progress(step - 0.5)), schedule.warmup) for step in ahead]
-        steps = np.concatenate(([step for step, _ in past], ahead))
-        return RatePath(steps, np.concatenate(([rate for _, rate in past], rates)))
+
+def rate_path(curve: Curve, schedule: Schedule, train: Train) -> RatePath:
+    """The learning rates so far, and those to come."""
+    past = [(line.step, line.lr) for line in curve.training if line.lr is not None]
+    last = past[-1][0] if past else 0
+    ahead = np.linspace(last, schedule.total, _FUTURE + 1)[1:] if schedule.total > last else np.empty(0)
+    rates = [learning_rate(train, min(1.0, schedule.progress(step - 0.5)), schedule.warmup) for step in ahead]
+    steps = np.concatenate(([step for step, _ in past], ahead))
+    return RatePath(steps, np.concatenate(([rate for _, rate in past], rates)))

@@ -57,7 +57,9 @@ class Compared:
 
 
 def compare_runs(paths: Sequence[Path], page: Path, columns: CurveColumns | None = None) -> Compared:
-    """Compare the first run with each of the others, and write a page; a sweep is its runs, and tables are read by their `columns`.
+    """Compare the first run with each of the others, and write a page.
+
+    A sweep stands for its finished runs, and tables are read by their `columns`.
 
     Runs that differ in their seed alone are one kind: the first of each has its curve compared, and all of them the
     loss at the end.

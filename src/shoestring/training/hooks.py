@@ -251,6 +251,8 @@ class Save:
     """Seconds."""
     limit: Callable[[], bool] = lambda: False
     """Whether the time is up."""
+    enough: Callable[[State], bool] = lambda _: False
+    """Whether the session was to go only so far."""
     is_saved: Callable[[int], bool] = lambda _: False
     """Whether a step has a checkpoint in any case."""
     _stop: str | None = field(default=None, init=False)
@@ -262,7 +264,7 @@ class Save:
         return self._pending or step == schedule.total or kept
 
     def __call__(self, state: State, report: Report) -> State:
-        self._listen(report)
+        self._listen(state, report)
         last = state.step >= state.schedule.total
         settled = report.settled(state.step)
         if settled and not last and state.schedule.begins_cooldown(state.step):
@@ -278,11 +280,13 @@ class Save:
                 raise Stopped(f"{said}; the same command continues from there")
         return state
 
-    def _listen(self, report: Report) -> None:
+    def _listen(self, state: State, report: Report) -> None:
         """Send the requests of this process to all, and follow what they agreed on."""
         self.requests.save = time.monotonic() - self._last >= self.every()
         if self.limit():
             self.requests.stops.add("the time limit")
+        if self.enough(state):
+            self.requests.stops.add("--until")
         agreed = self.requests.consensus() if self.requests.alone else report.consensus
         self._stop = self._stop or agreed.stop
         self._pending = self._pending or agreed.save or agreed.stop is not None

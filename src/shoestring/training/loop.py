@@ -30,7 +30,7 @@ class Sum(NamedTuple):
         return self.nats / self.predictions
 
 
-STOPS = ("SIGTERM", "SIGINT", "SIGUSR1", "the time limit")
+STOPS = ("SIGTERM", "SIGINT", "SIGUSR1", "the time limit", "--until")
 """What can stop a session before its run is finished."""
 
 

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import number
 from shoestring.core.sweep_folder import SweepRun
 from shoestring.core.units import Seconds
+from shoestring.core.warmup import least_steps
+from shoestring.report.forecast import forecast
 from shoestring.studies.sweep.driver import Job, Result
+from shoestring.studies.sweep.halving import (
+    KEEP,
+    Mark,
+    Method,
+    Next,
+    cost,
+    forecast_rungs,
+    judged,
+    ladder_for,
+    next_at_once,
+    next_by_rung,
+    next_if_time_is_left,
+)
 from shoestring.studies.sweep.plans import schedule
+from shoestring.studies.sweep.states import counted_steps
 from shoestring.studies.sweep.survey import Survey
+from shoestring.track import read_lines
+from shoestring.track.curve import Curve
 
 
 class InOrder:
@@ -46,13 +68,136 @@ class InOrder:
         if result.event != "stopped":  # one that another driver has started waits here too
             self._waiting = [each for each in self._waiting if each.name != run.name]
         count = f"[{self._ended}/{self._count}] {run.name}"
-        if result.event == "failed":
-            return f"{count}: failed: {result.why.splitlines()[0]}"
-        if result.event == "stopped":
-            return f"{count}: stopped after {Seconds(result.seconds).short()}, saved"
+        if (line := _unfinished(result)) is not None:
+            return f"{count}{line}"
         self._taken += result.seconds
         self._planned += self._found.seconds(run).expected
-        outcome = Outcome.read(RunFolder(self._found.folder.run_path(run)).done)
         ends = schedule([self._seconds(each) for each in self._waiting], self._found.slots.at_once)
         more = f"; about {Seconds(max(ends)).short()} for the {len(ends)} that wait" if ends else ""
-        return f"{count}: held-out loss {outcome.loss:.4f} in {Seconds(result.seconds).short()}{more}"
+        return f"{count}{_finished(self._found, run, result)}{more}"
+
+
+def _unfinished(result: Result) -> str | None:
+    """How a run ended that is not done; None: it is."""
+    if result.event == "failed":
+        return f": failed: {result.why.splitlines()[0]}"
+    if result.event == "stopped":
+        return f": stopped after {Seconds(result.seconds).short()}, saved"
+    return None
+
+
+def _finished(found: Survey, run: SweepRun, result: Result) -> str:
+    outcome = Outcome.read(RunFolder(found.folder.run_path(run)).done)
+    return f": held-out loss {outcome.loss:.4f} in {Seconds(result.seconds).short()}"
+
+
+class Halving:
+    """Runs go from rung to rung, and the best of each rung go on."""
+
+    def __init__(self, found: Survey, method: Method, start: float):
+        """`start` is what a new process takes until its first step, in seconds."""
+        self._found, self._method, self._start = found, method, start
+        self._recipes = {planned.name: planned.recipe for planned in found.grid.runs}
+        self._runs = {run.name: run for run in found.index.runs if found.problem(run) is None}
+        every = max((recipe.evaluate.every for recipe in self._recipes.values()), default=0.0)
+        seconds = [found.forecasts[name].seconds.expected for name in self._runs if name in found.forecasts]
+        self.ladder = ladder_for(seconds, found.slots.at_once, found.limit, every, start)
+        self._marks = {name: self._look(run) for name, run in self._runs.items()}
+        self._dropped: set[str] = set()
+        """Runs that failed, or came no further."""
+
+    @property
+    def left(self) -> list[SweepRun]:
+        """Runs that were never started."""
+        return [run for name, run in self._runs.items() if not self._marks[name] and name not in self._dropped]
+
+    def sentence(self) -> str:
+        """How the runs are chosen, and how long that takes beside all of them."""
+        to_do = [self._found.forecasts[name].seconds.expected for name in self._runs if name in self._found.forecasts]
+        at_once = self._found.slots.at_once
+        halved, whole = (cost(to_do, ladder, at_once, self._start) for ladder in (self.ladder, (1.0,)))
+        if len(self.ladder) == 1:
+            return "all runs go to their end: the time is enough"
+        counts = [len(self._runs)]
+        for _ in self.ladder[1:]:
+            counts.append(math.ceil(counts[-1] / KEEP))
+        steps = ", ".join(f"{count} to {share:.0%}" for count, share in zip(counts, self.ladder))
+        how = (
+            "the forecast of their held-out loss" if self._method == "forecast" else "their held-out loss so far (ASHA)"
+        )
+        part = f", {halved / whole:.0%} of that of all runs" if whole else ""
+        return f"halving by {how}: {steps}; about {Seconds(halved).short()} in all{part}"
+
+    def next(self, active: Sequence[str], left: float | None) -> Job | None:
+        names, marks = [name for name in self._runs if name not in self._dropped], judged(self._marks, self._method)
+        decide = next_by_rung if self._method == "forecast" else next_at_once
+        found = decide(names, marks, active, self.ladder)
+        if found is None and not active and left is not None:
+            found = next_if_time_is_left(names, marks, active, self.ladder)
+        if found is None or (left is not None and self._seconds(found) > left):
+            return None
+        share = self.ladder[found.rung]
+        options = () if share == 1 else ("--until", f"{self._place(found.name, share):.9f}")
+        by_forecast = found.rung > 0 and forecast_rungs(self._marks, self._method)[found.rung - 1]
+        how = f" (by {'forecast' if by_forecast else 'held-out loss'})" if found.reason else ""
+        return Job(run=self._runs[found.name], options=options, reason=f"{found.reason}{how}")
+
+    def _seconds(self, found: Next) -> float:
+        """From where a run is to a rung."""
+        before = len(self._marks[found.name])
+        part = self.ladder[found.rung] - (self.ladder[before - 1] if before else 0.0)
+        whole = self._found.forecasts[found.name].seconds.expected
+        return self._start + part * max(0.0, whole - self._start)
+
+    def _place(self, name: str, share: float) -> float:
+        """The share, rounded up to a whole step, or to a whole epoch of an HMM."""
+        made = self._found.forecasts[name].plan
+        steps = None if made is None else counted_steps(made, self._recipes[name])
+        return min(1.0, math.ceil(share * steps - 1e-9) / steps) if steps else share
+
+    def ended(self, run: SweepRun, result: Result) -> str:
+        before, now = self._marks[run.name], self._look(run)
+        self._marks[run.name] = now
+        if result.event == "failed" or len(now) <= len(before):
+            self._dropped.add(run.name)
+        if result.event == "stopped" and len(now) > len(before):
+            took, share, mark = Seconds(result.seconds).short(), self.ladder[len(now) - 1], now[-1]
+            expected = "" if mark.forecast is None else f", expected to end at {mark.forecast:.4f}"
+            return f"{run.name}: {share:.0%} in {took}, held-out loss {mark.loss:.4f}{expected}"
+        return f"{run.name}{_unfinished(result) or _finished(self._found, run, result)}"
+
+    def _look(self, run: SweepRun) -> tuple[Mark, ...]:
+        own = RunFolder(self._found.folder.run_path(run))
+        return marks_of(own, self._recipes[run.name], self.ladder) if own.plan.is_file() else ()
+
+
+def marks_of(own: RunFolder, recipe: Recipe, ladder: Sequence[float]) -> tuple[Mark, ...]:
+    """How a run did at the rungs that it has reached, from its metrics alone."""
+    lines, outcome = read_lines(own.metrics), Outcome.read_if_there(own.done)
+    steps = counted_steps(Plan.read(own.plan), recipe) or 0
+    if recipe.kind != "hmm":  # whose epochs are counted otherwise
+        steps = next((line["total"] for line in reversed(lines) if "total" in line), steps)
+    curve, found = Curve.of(lines), []
+    for share in ladder:
+        last = math.ceil(share * steps - 1e-9)
+        known = curve.until(last)
+        if share == 1 or not known.heldout or not any(line.step >= last for line in curve.heldout):
+            break
+        found.append(Mark(known.heldout[-1].loss, _forecast(known, own, recipe, steps)))
+    if outcome is None:
+        return tuple(found)
+    whole = Mark(outcome.loss, outcome.loss)
+    return (*found, *[whole] * (len(ladder) - len(found)))
+
+
+def _forecast(known: Curve, own: RunFolder, recipe: Recipe, steps: int) -> float | None:
+    """The held-out loss that a network is expected to end with; None: too little is known, or an HMM is fitted."""
+    if recipe.kind == "hmm" or known.turn is not None:
+        return None
+    from shoestring.runs.watch import rate_path  # imports torch
+    from shoestring.training.schedule import Schedule, Warmup
+
+    train = own.read_recipe().train
+    warmup = Warmup.planned(steps, number(train.warmup), least_steps(recipe))
+    found = forecast(known, rate_path(known, Schedule(total=steps, warmup=warmup, cooldown=train.cooling), train))
+    return None if found is None else found.loss
