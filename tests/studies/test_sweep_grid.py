@@ -88,3 +88,17 @@ def test_a_wrong_table_names_its_fields(tiny: Path) -> None:
         read_grid(tiny)
     assert "sweep.seed: unknown field" in str(caught.value)
     assert "sweep.over = 4: must be a table" in str(caught.value)
+
+
+def test_random_settings_are_some_of_the_grid_the_same_for_a_seed(tiny: Path) -> None:
+    over = ["train.lr=1e-3,2e-3,3e-3,4e-3", "model.width=16,32,64"]
+    every = settings(read_grid(tiny, (), over, ["model.layers=1,2", "train.batch=4,8"]).runs)
+    drawn = [
+        settings(read_grid(tiny, [f"run.seed={seed}"], over, ["model.layers=1,2", "train.batch=4,8"], random=7).runs)
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 7
+    assert drawn[0] == [each for each in every if each in drawn[0]], "in the order of the grid"
+    assert settings(read_grid(tiny, (), over, random=99).runs) == settings(read_grid(tiny, (), over).runs)
+    assert len(read_grid(tiny, (), over, random=5, seeds=2).runs) == 10

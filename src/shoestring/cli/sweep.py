@@ -47,6 +47,7 @@ class Asked:
     over: tuple[str, ...] = ()
     zipped: tuple[str, ...] = ()
     seeds: int | None = None
+    random: int | None = None
     time: float | None = None
     halving: Any = None
     at_once: int | None = None
@@ -65,6 +66,7 @@ class Asked:
     help="Values that go together with those of the other --zip: the first of each, the second of each, …",
 )  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1, 10**6), metavar="N", help="N runs of each setting, with run.seed on.")
+@click.option("--random", type=click.IntRange(1), metavar="N", help="N of the settings, drawn by run.seed.")
 @click.option("--time", type=options.DURATION, metavar="TIME", help="Of the whole sweep; what is left is resumed.")
 @click.option(
     "--halving", type=click.Choice(["forecast", "asha"]),
@@ -99,7 +101,7 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
     slurm_job()  # one that has ended is refused before anything is written
     if launched().world > 1:
         raise UserError("a sweep starts a process for each run; start it without torchrun")
-    grid = read_grid(asked.recipe, asked.overrides, asked.over, asked.zipped, asked.seeds)
+    grid = read_grid(asked.recipe, asked.overrides, asked.over, asked.zipped, asked.seeds, asked.random)
     if asked.kind == "hmm" and any(recipe.kind != "hmm" for recipe in grid.recipes):
         raise UserError(NO_HMM)
     found = survey(grid, terminal, asked.at_once, asked.time)

@@ -25,6 +25,9 @@ class Sweep:
         default_factory=dict
     )
     seeds: Annotated[int | None, Between(1, 10**6), "runs of each setting, with run.seed and the next ones"] = None
+    random: Annotated[int | None, Between(1, MOST_RUNS), "so many of the settings, drawn by run.seed; default: all"] = (
+        None
+    )
     time: Annotated[Seconds | None, Between(1e-3, 36500 * 86400), "wall clock of the whole sweep"] = None
     folder: Annotated[str, Text(4096), "folder that holds the folders of sweeps"] = "sweeps"
 

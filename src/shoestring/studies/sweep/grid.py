@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import RecipeError
 from shoestring.core.recipe import Recipe, fingerprint
+from shoestring.core.seeds import derive
 from shoestring.core.sweep import MOST_RUNS, Sweep, by_field
 
 SEED = "run.seed"
@@ -30,6 +31,8 @@ class Axes:
     zipped: Mapping[str, Sequence[Any]]
     """Values by field that go together; their index is one more axis."""
     seeds: int | None = None
+    random: int | None = None
+    """So many of the settings; None: all of them."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -39,17 +42,27 @@ class Axes:
     @property
     def count(self) -> int:
         """How many runs there are."""
-        lengths = [len(values) for values in self.over.values()]
-        lengths += [len(values) for values in list(self.zipped.values())[:1]]
-        return math.prod(lengths) * (self.seeds or 1)
+        every = math.prod(map(len, self._axes()))
+        return min(every, self.random or every) * (self.seeds or 1)
 
-    def settings(self) -> Iterator[dict[str, Any]]:
-        """The values of each setting, by field."""
-        axes = [[{field: value} for value in values] for field, values in self.over.items()]
-        if self.zipped:
-            axes.append([dict(zip(self.zipped, values)) for values in zip(*self.zipped.values())])
-        for point in itertools.product(*axes):
-            yield {field: value for part in point for field, value in part.items()}
+    def _axes(self) -> list[Sequence[Any]]:
+        return [*self.over.values(), *([range(len(next(iter(self.zipped.values()))))] if self.zipped else [])]
+
+    def settings(self, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """The values of each setting, by field; those that are drawn come in the order of the grid."""
+        axes = self._axes()
+        every = math.prod(map(len, axes))
+        chosen: Sequence[int] = range(every)
+        if self.random is not None and self.random < every:
+            chosen = sorted(Random(derive(seed, "sweep")).sample(range(every), self.random))
+        for number in chosen:
+            places = []
+            for axis in reversed(axes):
+                number, place = divmod(number, len(axis))
+                places.append(axis[place])
+            point = places[::-1]
+            zipped = {field: values[point[-1]] for field, values in self.zipped.items()}
+            yield dict(zip(self.over, point)) | zipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,7 @@ def read_grid(
     over: Sequence[str] = (),
     zipped: Sequence[str] = (),
     seeds: int | None = None,
+    random: int | None = None,
 ) -> Grid:
     """The runs of a recipe with a `[sweep]` table, of options such as "section.field=a,b,c", or of both.
 
@@ -96,6 +110,7 @@ def read_grid(
         over=by_field(sweep.over) | _values("--over", over, problems),
         zipped=by_field(sweep.zip) | _values("--zip", zipped, problems),
         seeds=seeds or sweep.seeds,
+        random=random or sweep.random,
     )
     problems += _problems(axes)
     if problems:
@@ -103,7 +118,7 @@ def read_grid(
     first = base.with_values({})
     runs, names = [], set()
     for number in range(axes.seeds or 1):
-        for values in axes.settings():
+        for values in axes.settings(first.run.seed):
             if axes.seeds is not None:
                 values = values | {SEED: first.run.seed + number}
             name = _name(first.run.name, values)
