@@ -53,6 +53,7 @@ class Asked:
     at_once: int | None = None
     keep_going: bool = False
     dry_run: bool = False
+    sbatch: bool = False
     kind: str | None = None
     """The only kind of recipe that is meant."""
 
@@ -76,6 +77,7 @@ class Asked:
 @click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="The most runs at a time.")
 @click.option("--keep-going", is_flag=True, help="Leave out runs that cannot be run, instead of starting none.")
 @click.option("--dry-run", is_flag=True, help="Say what there is to do and how long it takes, and stop.")
+@click.option("--sbatch", is_flag=True, help="Write scripts for Slurm, an array with a task for each run, and stop.")
 @options.output
 def run(terminal: options.Terminal, **given: Any) -> options.Result:
     """Run a recipe once for each setting, each in a process of its own.
@@ -116,12 +118,29 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
         raise refusal(problems)
     if asked.dry_run:
         return _planned(found)
+    if asked.sbatch:
+        return _scripts(found, asked, terminal)
     with found.folder.lock():
         for line in keep(found):
             terminal.say(line)
         terminal.say(f"sweep: {found.folder.path}\n")
         _drive(found, order, clock, terminal)
     return _ended(found, terminal)
+
+
+def _scripts(found: Survey, asked: Asked, terminal: options.Terminal) -> dict[str, Any]:
+    from shoestring.core.errors import UserError
+    from shoestring.studies.sweep.slurm import write_scripts
+    from shoestring.studies.sweep.survey import keep
+
+    if asked.halving is not None:
+        raise UserError("--sbatch and --halving: an array takes every run to its end; leave one of them out")
+    with found.folder.lock():
+        for line in keep(found):
+            terminal.say(line)
+        script = write_scripts(found, asked.at_once)
+    terminal.say(f"submit with: bash {script}")
+    return _planned(found) | {"submit": str(script)}
 
 
 def _order(found: Survey, asked: Asked) -> InOrder | Halving:
@@ -257,16 +276,25 @@ def _standing_json(folder: Path, now: Sequence[Standing]) -> dict[str, Any]:
 @sweep_path
 @options.output
 def cancel(folder: Path, terminal: options.Terminal) -> options.Result:
-    """Stop a sweep: its runs save first, and `shoestring sweep` resumes them."""
+    """Stop a sweep: its runs save first, and `shoestring sweep` resumes them. Its jobs on Slurm are cancelled."""
     from shoestring.core.sweep_folder import SweepFolder
     from shoestring.studies.sweep.driver import cancel as stop
+    from shoestring.studies.sweep.slurm import cancel_jobs
 
-    found = stop(SweepFolder.open(folder))
-    told = [*(["the driver"] if found.driver else []), *found.runs]
+    opened = SweepFolder.open(folder)
+    jobs = cancel_jobs(opened)
+    found = stop(opened)
+    told = [*(["the driver"] if found.driver else []), *(f"job {number}" for number in jobs), *found.runs]
     terminal.say(f"told to save and stop: {', '.join(told)}" if told else "nothing is running on this host")
     for line in found.elsewhere:
         terminal.say(f"not told, because it is elsewhere: {line}")
-    return {"sweep": str(folder), "driver": found.driver, "runs": list(found.runs), "elsewhere": list(found.elsewhere)}
+    return {
+        "sweep": str(folder),
+        "jobs": jobs,
+        "driver": found.driver,
+        "runs": list(found.runs),
+        "elsewhere": list(found.elsewhere),
+    }
 
 
 @sweep.command()

@@ -59,6 +59,8 @@ class SweepFolder:
         """What each run printed."""
         self.events = self.path / "events.jsonl"
         """What was forecast, started, promoted and ended, and when: the story of the sweep."""
+        self.slurm = self.path / "slurm"
+        """Scripts of an array, the names of its runs, and the numbers of its jobs."""
         self.table = self.path / "runs.csv"
         self.report = self.path / "report.html"
 

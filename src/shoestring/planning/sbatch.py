@@ -1,4 +1,4 @@
-"""A Slurm script for a plan. The command resumes an interrupted run, so the job may be requeued."""
+"""Slurm scripts: for a plan, and an array for the runs of a sweep. A run resumes, so its job may be requeued."""
 
 from __future__ import annotations
 
@@ -77,6 +77,109 @@ def sbatch_script(plan: Plan, job: Job) -> str:
         f"exec {command}",
     ]
     return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """What the script of an array needs: one task for each run of a sweep."""
+
+    name: str
+    folder: str
+    """Of the sweep."""
+    working_folder: str
+    python: str
+    runs: int
+    at_once: int | None
+    """Tasks at a time; None: as many as Slurm likes."""
+    seconds: float
+    """The longest time of a run."""
+    peak_bytes: int | None
+    """The largest peak on a CPU; None: not known."""
+    on_gpu: bool
+    threads: int
+    names: str
+    """File with the names of the runs, one in a line."""
+
+
+def array_script(array: Array) -> str:
+    """The script of an array. A run that the time limit stops is requeued, and continues; a cancelled one is not."""
+    limit = "" if array.at_once is None else f"%{array.at_once}"
+    options = [
+        f"--job-name={array.name}",
+        f"--array=0-{array.runs - 1}{limit}",
+        f"--time={slurm_time(array.seconds + _AFTER_SECONDS)}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={array.threads}",
+        f"--output={array.folder.replace('%', '%%')}/logs/slurm-%A_%a.out",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{_SIGNAL_SECONDS}",
+    ]
+    if array.on_gpu:
+        options.append("--gpus-per-node=1")
+    elif array.peak_bytes is not None:
+        options.append(f"--mem={math.ceil(process_bytes(array.peak_bytes) / 2**20)}M")
+    folder = shlex.quote(array.folder)
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {_quoted(option)}" for option in options),
+        "",
+        "set -uo pipefail",
+        f"cd {shlex.quote(array.working_folder)}",
+        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK",
+        f"mapfile -t runs < {shlex.quote(array.names)}",
+        "run=${runs[$SLURM_ARRAY_TASK_ID]}",
+        f"said={folder}/logs/$run.json",
+        f'{shlex.quote(array.python)} -m shoestring train {folder}/recipes/"$run.toml" --json > "$said" &',
+        "child=$!",
+        "cancelled=",
+        "trap 'kill -USR1 $child' USR1 # before the limit: the run saves and stops",
+        "trap 'cancelled=1; kill -TERM $child' TERM",
+        "wait $child; code=$?",
+        "while kill -0 $child 2> /dev/null; do wait $child; code=$?; done # a signal ends a wait",
+        "# what the limit stopped goes on in the same task; what fails or is cancelled does not",
+        """if [ -z "$cancelled" ] && grep -q '"kind": "Stopped"' "$said"; then""",
+        '  exec scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"',
+        "fi",
+        "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def report_script(array: Array) -> str:
+    """The script of the job that reports a sweep after its array."""
+    options = [
+        f"--job-name={array.name}-report",
+        "--time=0-00:10:00",
+        "--ntasks=1",
+        f"--output={array.folder.replace('%', '%%')}/logs/slurm-%j.out",
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {_quoted(option)}" for option in options),
+            "",
+            f"cd {shlex.quote(array.working_folder)}",
+            f"exec {shlex.join([array.python, '-m', 'shoestring', 'sweep', 'report', array.folder])}",
+            "",
+        ]
+    )
+
+
+def submit_script(array: str, report: str, jobs: str) -> str:
+    """The script that submits both, and writes down their numbers, by which they can be cancelled."""
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "set -euo pipefail",
+            f"array=$(sbatch --parsable {shlex.quote(array)})",
+            f'report=$(sbatch --parsable --dependency="afterany:$array" {shlex.quote(report)})',
+            f"""printf '%s\\n' "$array" "$report" > {shlex.quote(jobs)}""",
+            'echo "array $array, then its report $report"',
+            "",
+        ]
+    )
 
 
 def _quoted(option: str) -> str:
