@@ -70,8 +70,8 @@ def commands() -> dict[str, click.Command]:
 RECIPE, SETTING, RUN, STORE, MODEL, PLAN, PROFILE, LAW, TABLES, SOURCE = (
     "recipe", "setting", "run", "store", "model", "plan", "profile", "law", "tables", "source",
 )  # fmt: skip
-NUMBER, QUANTITY, CHOICE, COLUMN, NEW_FILE, NEW_FOLDER, PAGE, TEXT, FLAG, RUNS = (
-    "number", "quantity", "choice", "column", "new file", "new folder", "page", "text", "flag", "runs",
+NUMBER, QUANTITY, CHOICE, COLUMN, NEW_FILE, NEW_FOLDER, PAGE, TEXT, FLAG, RUNS, SWEEP = (
+    "number", "quantity", "choice", "column", "new file", "new folder", "page", "text", "flag", "runs", "sweep",
 )  # fmt: skip
 
 KINDS: dict[str, str] = {
@@ -86,6 +86,8 @@ KINDS: dict[str, str] = {
     "group": COLUMN, "where": COLUMN, "names": CHOICE, "approach": CHOICE, "penalty": CHOICE, "delta": NUMBER,
     "window": NUMBER, "exponent": NUMBER, "drop_largest": NUMBER, "bootstraps": NUMBER, "name": TEXT,
     "sizes": CHOICE, "text": SOURCE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
+    "until": NUMBER, "zipped": SETTING, "seeds": NUMBER, "random": NUMBER, "halving": CHOICE, "at_once": NUMBER,
+    "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {
@@ -93,7 +95,8 @@ OTHERS: dict[tuple[str, str], str] = {
     ("law fit", "count"): CHOICE, ("law compare", "flops"): COLUMN, ("law compare", "tokens"): COLUMN,
     ("law compare", "out"): PAGE, ("law isoflop", "out"): NEW_FOLDER, ("law isoflop", "flops"): QUANTITY,
     ("hmm sample", "out"): NEW_FOLDER, ("hmm sample", "states"): CHOICE, ("hmm sample", "rows"): QUANTITY,
-    ("hmm sample", "heldout"): QUANTITY,
+    ("hmm sample", "heldout"): QUANTITY, ("sweep status", "folder"): SWEEP, ("sweep cancel", "folder"): SWEEP,
+    ("sweep report", "folder"): SWEEP,
 }  # fmt: skip
 """Arguments that are something else than others of that name."""
 
@@ -105,6 +108,10 @@ CALLS: dict[str, tuple[str, ...]] = {
     "plan": ("new.toml",),
     "prepare": ("new.toml",),
     "train": ("new.toml",),
+    "sweep run": ("new.toml", "--dry-run"),
+    "sweep status": ("sweeps/net",),
+    "sweep cancel": ("sweeps/net",),
+    "sweep report": ("sweeps/net",),
     "evaluate": ("runs/net",),
     "generate": ("runs/net",),
     "export": ("runs/net", "elsewhere"),
@@ -147,6 +154,7 @@ FORM = {
     RECIPE: ("file", "new.toml"), PLAN: ("file", "runs/net/plan.json"), PROFILE: ("file", "runs/net/profile.json"),
     LAW: ("file", "law.json"), TABLES: ("file", "table.csv"), RUN: ("folder", "runs/net"),
     STORE: ("folder", "store"), MODEL: ("file", "runs/hmm/model.safetensors"), RUNS: ("folder", "runs/net"),
+    SWEEP: ("folder", "sweeps/net"),
 }  # fmt: skip
 
 NUMBERS = ("", "abc", "nan", "-1", "1e", "9" * 5000, "1e400", "0x10", "½")
@@ -238,6 +246,8 @@ HARMLESS: set[tuple[str, str | None, str]] = {
     *((command, "group", "") for command in ("law fit", "law compare")),  # as if it were not given
     ("law isoflop", "flops", ""),
     ("hmm score", "split", ""),
+    ("sweep report", "columns", ""),
+    ("sweep report", "heat", ""),
 }
 """Values that are fine after all."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from profiles import write_profile
 from small_home import GIVEN, SENTENCES, STORE, make_home
 
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
+
 LINES = ["One day Tom saw a big red ball.", "The cat sat by the door.", "She was very happy to see her mom."] * 20
 
 
@@ -19,6 +21,7 @@ def build(folder: Path) -> None:
     (folder / "new.toml").write_text(new)
     write_profile(folder / "new.toml")
     _write_files(folder)
+    _write_sweep(folder)
     for name, made in (("store", STORE), ("sentences", SENTENCES)):
         (place,) = folder.glob(made)
         shutil.copytree(place, folder / name)
@@ -41,6 +44,15 @@ def _write_files(folder: Path) -> None:
     _write_tokenizer(folder / "subwords.json")
     curve = "".join(f"{step},{5 - step / 10}\n" for step in range(1, 20))
     (folder / "curve.csv").write_text("step,loss\n" + curve)
+
+
+def _write_sweep(folder: Path) -> None:
+    """A sweep of one run, the one that there is."""
+    sweep = SweepFolder(folder / "sweeps/net")
+    run = SweepRun(name="net", folder="../../runs/net", values={})
+    SweepIndex(name="net", fields=(), runs=(run,)).write(sweep.index)
+    sweep.recipes.mkdir()
+    shutil.copy(folder / "runs/net/recipe.toml", sweep.recipe("net"))
 
 
 def _write_tokenizer(path: Path) -> None:

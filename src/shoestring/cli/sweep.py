@@ -335,9 +335,9 @@ def report(
     if heat and len(pair) != 2:
         raise UserError(f"--heat {heat}: name two fields, as in --heat hmm.states,data.length")
     found = read_report(opened, by, fields, against)
-    write_csv(found, opened.table)
     if parquet is not None:
         write_parquet(found, parquet)
+    write_csv(found, opened.table)
     write_report(found, opened, pair)
     head, rows = setting_table(found)
     terminal.table(f"Settings of {found.name}, best first", head, rows[:SHOWN])

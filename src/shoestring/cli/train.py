@@ -23,7 +23,7 @@ from shoestring.core.errors import UserError
     help="Let a worker take longer, as in 1:3x, to see what becomes of the others.",
 )
 @click.option(
-    "--until", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+    "--until", type=float, metavar="SHARE",
     help="Save and stop after this share of the steps; the same command without it goes on to the end.",
 )  # fmt: skip
 @options.output
@@ -44,6 +44,8 @@ def train(
     from shoestring.cli.running import run_in_terminal
     from shoestring.core import recipe_file
 
+    if until is not None and not 0 < until <= 1:
+        raise UserError(f"--until {until}: must be a share of the steps, above 0 and at most 1")
     if slow_worker is not None:
         which, _ = parse_slow(slow_worker, "--slow-worker")
         if which != int(which):

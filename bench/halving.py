@@ -1,0 +1,112 @@
+"""What halving finds, beside whole grids: each grid is run to its end, and the decisions are replayed from its records.
+
+python bench/halving.py [--steps 600] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import record
+
+from shoestring.core.results import Outcome
+from shoestring.core.run_folder import RunFolder
+from shoestring.studies.sweep.grid import Grid, read_grid
+from shoestring.studies.sweep.halving import Mark, Method, Next, Reached, judged, next_at_once, next_by_rung, shares
+from shoestring.studies.sweep.orders import marks_of
+
+RECIPE = """
+[run]
+name = "halved"
+
+[budget]
+steps = {steps}
+
+[data]
+source = "stories"
+tokenizer = "words:200"
+length = 32
+documents = 3000
+
+[model]
+width = 32
+layers = 1
+heads = 2
+
+[train]
+batch = 8
+lr = 3e-3
+
+[evaluate]
+rows = 128
+every = {every}
+"""
+EVERY = 0.1
+GRIDS = {
+    "learning rate × width": ("train.lr=1e-3,3e-3,1e-2", "model.width=16,32,64"),
+    "learning rate × batch": ("train.lr=1e-3,3e-3,1e-2", "train.batch=4,8,16"),
+    "learning rate × schedule": ("train.lr=2e-3,6e-3,2e-2", "train.schedule=cosine,linear,constant"),
+}
+METHODS: dict[Method, Callable[..., Next | None]] = {"forecast": next_by_rung, "asha": next_at_once}
+
+
+def whole_grid(file: Path, over: Sequence[str]) -> tuple[Grid, float]:
+    """Run every setting to its end; its seconds."""
+    options = [word for text in over for word in ("--over", text)]
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "shoestring", "sweep", str(file), *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return read_grid(file, (), over), time.perf_counter() - started
+
+
+def replayed(grid: Grid, method: Method) -> dict[str, Any]:
+    """What halving would have found, one run after the other, and its share of all steps."""
+    ladder = shares(3, EVERY)
+    folders = {run.name: RunFolder.of(run.recipe) for run in grid.runs}
+    known = {run.name: marks_of(folders[run.name], run.recipe, ladder) for run in grid.runs}
+    losses = {name: Outcome.read(folder.done).loss for name, folder in folders.items()}
+    seen: dict[str, tuple[Mark, ...]] = dict.fromkeys(known, ())
+    taken, names = 0.0, list(known)
+    while True:
+        reached: dict[str, Reached] = judged(seen, method)
+        found = METHODS[method](names, reached, (), ladder)
+        if found is None:
+            break
+        before = len(seen[found.name])
+        taken += ladder[found.rung] - (ladder[before - 1] if before else 0.0)
+        seen[found.name] = known[found.name][: found.rung + 1]
+    ended = [losses[name] for name, marks in seen.items() if len(marks) == len(ladder)]
+    best = min(losses.values())
+    return {"share": taken / len(names), "found": min(ended), "best": best, "above": min(ended) / best - 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    out = None if given.out is None else given.out.resolve()
+    results: dict[str, Any] = {}
+    for name, over in GRIDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            file = Path("halved.toml")
+            file.write_text(RECIPE.format(steps=given.steps, every=EVERY))
+            grid, seconds = whole_grid(file, over)
+            results[name] = {"runs": len(grid.runs), "seconds": seconds}
+            results[name] |= {method: replayed(grid, method) for method in METHODS}
+            print(name, results[name], flush=True)
+            os.chdir(record.ROOT)
+    record.write("halving", {"results": results}, out)
+
+
+if __name__ == "__main__":
+    main()
