@@ -408,6 +408,22 @@ def sweep_table() -> str:
     return "".join(lines)
 
 
+def halving_table() -> str:
+    """What halving finds, beside whole grids."""
+    lines = [
+        "| grid | runs | judged by | of all steps | found | best | above it |\n",
+        "|---|---|---|---|---|---|---|\n",
+    ]
+    for r in results("halving"):
+        for grid, found in r["results"].items():
+            for name, method in (("forecast", "forecast"), ("loss so far (ASHA)", "asha")):
+                each = found[method]
+                losses = f"{each['found']:.4f} | {each['best']:.4f} | {each['above']:.2%}"
+                lines.append(f"| {grid} | {found['runs']} | {name} | {each['share']:.0%} | {losses} |\n")
+        lines.append(f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n")
+    return "".join(lines)
+
+
 def same_table() -> str:
     """How often equal runs are taken for different."""
     lines = []
@@ -607,6 +623,7 @@ PARTS = {
     "kill-table": kill_table,
     "start-table": start_table,
     "sweep-table": sweep_table,
+    "halving-table": halving_table,
     "same-table": same_table,
     "deadline-table": deadline_table,
     "rates-table": rates_table,

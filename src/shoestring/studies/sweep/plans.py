@@ -64,9 +64,12 @@ class Forecast:
         return None if self.plan is None else self.plan.peak_bytes
 
 
-def forecasts(recipes: Sequence[Recipe], reporter: Reporter) -> list[Forecast]:
-    """The forecast of each run on one device of this machine, with as many threads as this process has."""
-    planner = _Planner(reporter)
+def forecasts(recipes: Sequence[Recipe], reporter: Reporter, spent: float = 0.0) -> list[Forecast]:
+    """The forecast of each run on one device of this machine, with as many threads as this process has.
+
+    A process takes `spent` seconds before it plans.
+    """
+    planner = _Planner(reporter, spent)
     keys = [cost_key(recipe) for recipe in recipes]
     first = dict(zip(reversed(keys), reversed(recipes)))
     found = planner.plan_all({key: first[key] for key in dict.fromkeys(keys)})
@@ -85,8 +88,8 @@ def cost_key(recipe: Recipe) -> str:
 class _Planner:
     """Plans recipes, and looks up once what they share."""
 
-    def __init__(self, reporter: Reporter):
-        self._reporter = reporter
+    def __init__(self, reporter: Reporter, spent: float):
+        self._reporter, self._spent = reporter, spent
         self._densities: dict[str, Density | None] = {}
         self._corrections: dict[tuple[str, str, str], Correction] = {}
         self._here: Here | None = None
@@ -153,7 +156,8 @@ class _Planner:
             density = replace(density, row_specials=specials_per_row(recipe))
         profile = replace(profile, density=density)
         error = ESTIMATE_ERROR if how == "scaled" else 0.0
-        return Forecast(plan=corrected_plan(task, profile, self._correction(recipe, profile), 0.0, 1, error), how=how)
+        correction = self._correction(recipe, profile)
+        return Forecast(plan=corrected_plan(task, profile, correction, self._spent, 1, error), how=how)
 
     def _density(self, recipe: Recipe) -> Density | None:
         key = recipe.corpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from shoestring.studies.sweep.plans import Forecast, forecasts, schedule, total
 from shoestring.studies.sweep.slots import Slots, this_machine, within_memory
 from shoestring.studies.sweep.states import Standing, failures, standing
 
+START_SECONDS = 0.5
+"""Of a process, before it loads torch."""
 SHOWN = 40
 """Lines of a table of runs."""
 HEAD = ("run", "is", "epochs", "seconds", "from")
@@ -85,9 +88,11 @@ def survey(grid: Grid, reporter: Reporter, at_once: int | None = None, limit: fl
         for run, planned in zip(index.runs, grid.runs)
     }
     open_runs = [planned for planned in grid.runs if found[planned.name].state not in ("done", "changed")]
+    started = time.perf_counter()
     slots = this_machine(len(open_runs), at_once)
     _use_threads(slots)
-    made = forecasts([planned.recipe for planned in open_runs], reporter)
+    spent = START_SECONDS + time.perf_counter() - started  # each run loads torch, as this process has just done
+    made = forecasts([planned.recipe for planned in open_runs], reporter, spent)
     slots = within_memory(slots, [each.peak_bytes for each in made], free_host_bytes())
     by_name = {planned.name: each for planned, each in zip(open_runs, made)}
     return Survey(
