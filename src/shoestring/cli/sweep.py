@@ -12,7 +12,10 @@ import click
 from shoestring.cli import options
 
 if TYPE_CHECKING:
+    from shoestring.core.clock import Clock
+    from shoestring.studies.sweep.halving import Method
     from shoestring.studies.sweep.orders import Halving, InOrder
+    from shoestring.studies.sweep.results import Against
     from shoestring.studies.sweep.states import Standing
     from shoestring.studies.sweep.survey import Survey
 
@@ -49,7 +52,7 @@ class Asked:
     seeds: int | None = None
     random: int | None = None
     time: float | None = None
-    halving: Any = None
+    halving: Method | None = None
     at_once: int | None = None
     keep_going: bool = False
     dry_run: bool = False
@@ -152,7 +155,7 @@ def _order(found: Survey, asked: Asked) -> InOrder | Halving:
     return Halving(found, asked.halving, max(starts, default=0.0))
 
 
-def _drive(found: Survey, order: InOrder | Halving, clock: Any, terminal: options.Terminal) -> None:
+def _drive(found: Survey, order: InOrder | Halving, clock: Clock, terminal: options.Terminal) -> None:
     from shoestring.core.clock import allocation_end
     from shoestring.runs.runner import SLURM_RESERVE
     from shoestring.studies.sweep.driver import Driver
@@ -313,7 +316,7 @@ def report(
     by: str,
     columns: str,
     heat: str | None,
-    against: Any,
+    against: Against,
     parquet: Path | None,
     terminal: options.Terminal,
 ) -> options.Result:
