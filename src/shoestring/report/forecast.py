@@ -56,12 +56,16 @@ def taken_path(curve: Curve) -> Path | None:
 
 def forecast(curve: Curve, path: Path) -> Forecast | None:
     """The held-out loss at the end of the path, from the curve so far; None: too little is known."""
+    found = rough_forecast(curve, path)
+    return None if found is None or found.low < _LEAST_SHARE * found.high else found
+
+
+def rough_forecast(curve: Curve, path: Path) -> Forecast | None:
+    """As `forecast`, however wide its interval; it serves to compare runs at the same place. None: no law fits."""
     fit, end = _fit(curve, path), float(path.steps[-1])
     if fit is None or not curve.heldout:
         return None
     found = _heldout(fit, curve, path, path, end)
-    if found.low < _LEAST_SHARE * found.high:
-        return None
     return Forecast(step=curve.training[-1].step, loss=found.loss, low=found.low, high=found.high)
 
 

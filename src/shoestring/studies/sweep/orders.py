@@ -13,7 +13,7 @@ from shoestring.core.sections import number
 from shoestring.core.sweep_folder import SweepRun
 from shoestring.core.units import Seconds
 from shoestring.core.warmup import least_steps
-from shoestring.report.forecast import forecast
+from shoestring.report.forecast import rough_forecast
 from shoestring.studies.sweep.driver import Job, Result
 from shoestring.studies.sweep.halving import (
     KEEP,
@@ -199,5 +199,5 @@ def _forecast(known: Curve, own: RunFolder, recipe: Recipe, steps: int) -> float
 
     train = own.read_recipe().train
     warmup = Warmup.planned(steps, number(train.warmup), least_steps(recipe))
-    found = forecast(known, rate_path(known, Schedule(total=steps, warmup=warmup, cooldown=train.cooling), train))
+    found = rough_forecast(known, rate_path(known, Schedule(total=steps, warmup=warmup, cooldown=train.cooling), train))
     return None if found is None else found.loss
