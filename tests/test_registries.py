@@ -156,7 +156,7 @@ def test_a_family_from_outside_checks_its_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as raised:
         ss.load(values(tmp_path), {"model.width": 13, "model.layers": 2})
     assert raised.value.problems == (
-        'model.layers: model.family = "bigram" has none; it is for llama and gpt2 and perceiver_ar and masked_lm',
+        'model.layers: model.family = "bigram" has none; it is for llama and swift and gpt2 and perceiver_ar and masked_lm',
         "model.width = 13: unlucky",
     )
 
@@ -177,5 +177,5 @@ def test_a_name_that_is_taken_or_unknown_is_refused() -> None:
 
 
 def test_listing_names_loads_nothing() -> None:
-    assert list(registry("family")) == ["llama", "gpt2", "perceiver_ar", "masked_lm", "hf"]
+    assert list(registry("family")) == ["llama", "swift", "gpt2", "perceiver_ar", "masked_lm", "hf"]
     assert family_of(Model()).name == "llama"

@@ -13,6 +13,7 @@ from shoestring.core.sections import Model
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
+    "swift": {"family": "swift"},
     "gpt2": {"family": "gpt2"},
     "perceiver_ar": {"family": "perceiver_ar", "latents": 8},
     "masked_lm": {"family": "masked_lm"},
@@ -40,6 +41,7 @@ OTHER: dict[str, Any] = {
 SHARED = {"width", "layers", "heads", "hidden", "tied", "dropout"}
 HAVE = {
     "llama": SHARED | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
+    "swift": SHARED | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps"},
     "gpt2": SHARED | {"positions"},
     "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
     "masked_lm": SHARED | {"positions", "classes"},
@@ -77,7 +79,7 @@ def test_a_field_is_for_some_families(family: str, name: str) -> None:
     if name in HAVE[family]:
         assert getattr(made(model, data).model, name) == OTHER[name]
         return
-    families = [each for each in ("hf", "llama", "gpt2", "perceiver_ar", "masked_lm") if name in HAVE[each]]
+    families = [each for each in ("hf", "llama", "swift", "gpt2", "perceiver_ar", "masked_lm") if name in HAVE[each]]
     line = f'model.{name}: model.family = "{family}" has none; it is for {" and ".join(families)}'
     assert line in problems(model, data)
 

@@ -18,6 +18,7 @@ from shoestring.models.language_model import build
 GPT2_SMALL = Model(family="gpt2", width=768, layers=12, heads=12)
 FAMILIES: list[dict[str, Any]] = [
     {"family": "llama", "kv_heads": 2, "bias": True},
+    {"family": "swift", "kv_heads": 2},
     {"family": "gpt2", "tied": False},
     {"family": "perceiver_ar", "latents": 5},
     {"family": "masked_lm"},

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 FAMILIES = {
     "llama": "",
+    "swift": "",
     "gpt2": "",
     "perceiver_ar": "latents = 64",
     "masked_lm": "width = 512\nlayers = 8",

@@ -42,6 +42,8 @@ LLAMAS = {
 OTHERS = {
     "gpt2": Model(family="gpt2", width=24, layers=2, heads=3, positions=30),
     "gpt2 untied": Model(family="gpt2", width=16, layers=1, heads=2, tied=False, hidden=20),
+    "swift": Model(family="swift", width=32, layers=2, heads=4, kv_heads=2, rotary_base=500.0),
+    "swift untied": Model(family="swift", width=24, layers=2, heads=3, tied=False, hidden=10, norm_eps=1e-3),
     "bert": Model(family="masked_lm", width=24, layers=2, heads=3),
     "bert untied": Model(family="masked_lm", width=16, layers=1, heads=2, tied=False, positions=40),
     "classifier": Model(family="masked_lm", width=16, layers=2, heads=2, classes=3),

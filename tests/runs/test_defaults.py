@@ -37,7 +37,13 @@ def topics(random: np.random.Generator) -> str:
 
 @pytest.mark.parametrize(
     ("family", "fields", "steps"),
-    [("llama", {}, 80), ("gpt2", {}, 120), ("perceiver_ar", {"latents": 16}, 200), ("masked_lm", {}, 100)],
+    [
+        ("llama", {}, 80),
+        ("swift", {}, 80),
+        ("gpt2", {}, 120),
+        ("perceiver_ar", {"latents": 16}, 200),
+        ("masked_lm", {}, 100),
+    ],
 )
 def test_a_family_learns_more_than_counting_with_its_defaults(
     family: str, fields: dict[str, Any], steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,8 +154,8 @@ class Model:
         str,
         _PATH,
         Registered("family", may_be_code=True),
-        "kind of network: llama, gpt2, perceiver_ar, masked_lm (BERT's encoder), hf (any model of transformers), or "
-        "my_model.py:Net, a torch module of your own that returns logits",
+        "kind of network: llama, swift (a Llama with norms of queries and keys), gpt2, perceiver_ar, masked_lm (BERT's "
+        "encoder), hf (any model of transformers), or my_model.py:Net, a torch module of your own that returns logits",
     ] = "llama"
     options: Annotated[
         dict[str, str | bool | int | float] | None,
@@ -175,24 +175,26 @@ class Model:
     width: Annotated[int, _SIZE, "channels of the residual stream"] = 256
     layers: Annotated[int, _SIZE, "blocks"] = 6
     heads: Annotated[int, _SIZE, "attention heads; must divide width into even parts"] = 8
-    kv_heads: Annotated[int | None, _SIZE, "llama: heads of keys and values; must divide heads; default: heads"] = None
+    kv_heads: Annotated[
+        int | None, _SIZE, "llama, swift: heads of keys and values; must divide heads; default: heads"
+    ] = None
     hidden: Annotated[
         int | None,
         _SIZE,
-        "channels of the MLP; default: 4 width, llama (SwiGLU): 8/3 width, up to a multiple of 32",
+        "channels of the MLP; default: 4 width, llama and swift (SwiGLU): 8/3 width, up to a multiple of 32",
     ] = None
     tied: Annotated[bool, "output matrix is the embedding matrix"] = True
     bias: Annotated[bool, "llama: products of attention and MLP add a bias"] = False
     dropout: Annotated[float | Auto, Between(0, 1, open_high=True), "share of activations dropped in training"] = 0.0
-    rotary_base: Annotated[float, Between(1, 1e12), "llama: base of the rotary frequencies"] = 10000.0
+    rotary_base: Annotated[float, Between(1, 1e12), "llama, swift: base of the rotary frequencies"] = 10000.0
     rotary_scaling: Annotated[
         RotaryScaling | None,
-        "llama: positions divided by a factor, all alike (linear:FACTOR) or by frequency as in Llama 3 "
+        "llama, swift: positions divided by a factor, all alike (linear:FACTOR) or by frequency as in Llama 3 "
         "(llama3:FACTOR:LOW:HIGH:LENGTH)",
     ] = None
-    norm_eps: Annotated[float | None, Between(1e-12, 1), "llama: added to the mean square in norms; default: 1e-5"] = (
-        None
-    )
+    norm_eps: Annotated[
+        float | None, Between(1e-12, 1), "llama, swift: added to the mean square in norms; default: 1e-5"
+    ] = None
     positions: Annotated[int | None, _SIZE, "gpt2, masked_lm: learned positions; default: data.length"] = None
     classes: Annotated[int | None, Between(2, 10**6), "masked_lm: classes of data.label"] = None
     latents: Annotated[int | None, _SIZE, "perceiver_ar: positions at the end of a row that are predicted"] = None

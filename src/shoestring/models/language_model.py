@@ -35,7 +35,7 @@ _PARTS = {
     "embedding": ("embedding", "positions", "types"),
     "attention": ("qkv", "out"),
     "mlp": ("up", "gate_up", "down"),
-    "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm"),
+    "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm", "q_norm", "k_norm"),
     "head": ("head", "transform", "pooler", "classifier"),
 }
 """The modules of our families by group."""

@@ -10,7 +10,7 @@ from shoestring.core.sections import Model
 _HERE = "shoestring.models.families"
 
 FAMILIES: Registry[Any] = Registry(
-    {name: f"{_HERE}.{name}:FAMILY" for name in ("llama", "gpt2", "perceiver_ar", "masked_lm", "hf")}
+    {name: f"{_HERE}.{name}:FAMILY" for name in ("llama", "swift", "gpt2", "perceiver_ar", "masked_lm", "hf")}
 )
 
 

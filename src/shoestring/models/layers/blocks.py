@@ -128,7 +128,7 @@ def _wide(x: Tensor) -> Tensor:
 class RMSNorm(nn.RMSNorm):
     """Computed in float32 at least, returned in the type of the stream."""
 
-    def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         return F.rms_norm(_wide(x), self.normalized_shape, self.weight, self.eps).to(x.dtype)
 
 

@@ -22,43 +22,6 @@ from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns,
 from shoestring.models.layers.short_attention import fits, short_attention
 
 
-class Llama(LanguageModel):
-    """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
-
-    frequencies: Tensor
-
-    def __init__(self, model: Model, vocab_size: int, length: int, seed: int):  # noqa: ARG002 (other families need it)
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, model.width)
-        self.blocks = nn.ModuleList(LlamaBlock(model) for _ in range(model.layers))
-        self.norm = RMSNorm(model.width, eps=norm_eps(model))
-        self.head = nn.Linear(model.width, vocab_size, bias=False)
-        if model.tied:
-            self.head.weight = self.embedding.weight
-        self.dropout = number(model.dropout)
-        self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
-        turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
-        self.register_buffer("frequencies", turning, persistent=False)
-        draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
-
-    def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
-        x = embedding_lookup(self.embedding, inputs.ids, stream_type(self.embedding.weight))
-        x = F.dropout(x, self.dropout, self.training)
-        angles = turns(self.frequencies, inputs.ids.shape[1])
-        seen = None
-        if inputs.document_mask and inputs.segments is not None:
-            documents = Documents(inputs.segments)
-            seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
-            angles = turns_at(documents.positions, angles)
-        change = no_change(x)
-        for block in self.blocks:
-            x, change = run(block, x, change, angles, seen)
-        return add_norm(x, change, self.norm)[1]
-
-    def output(self) -> Output:
-        return Output(self.head.weight)
-
-
 class LlamaBlock(Block):
     """Attention, then SwiGLU, each on a normalised copy of the stream and added to it.
 
@@ -97,3 +60,41 @@ class LlamaBlock(Block):
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
         return swiglu_linear(linear(x, self.gate_up), self.down.weight, self.down.bias)
+
+
+class Llama(LanguageModel):
+    """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
+
+    frequencies: Tensor
+    block: type[LlamaBlock] = LlamaBlock
+
+    def __init__(self, model: Model, vocab_size: int, length: int, seed: int):  # noqa: ARG002 (other families need it)
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, model.width)
+        self.blocks = nn.ModuleList(self.block(model) for _ in range(model.layers))
+        self.norm = RMSNorm(model.width, eps=norm_eps(model))
+        self.head = nn.Linear(model.width, vocab_size, bias=False)
+        if model.tied:
+            self.head.weight = self.embedding.weight
+        self.dropout = number(model.dropout)
+        self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
+        turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
+        self.register_buffer("frequencies", turning, persistent=False)
+        draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
+
+    def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
+        x = embedding_lookup(self.embedding, inputs.ids, stream_type(self.embedding.weight))
+        x = F.dropout(x, self.dropout, self.training)
+        angles = turns(self.frequencies, inputs.ids.shape[1])
+        seen = None
+        if inputs.document_mask and inputs.segments is not None:
+            documents = Documents(inputs.segments)
+            seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+            angles = turns_at(documents.positions, angles)
+        change = no_change(x)
+        for block in self.blocks:
+            x, change = run(block, x, change, angles, seen)
+        return add_norm(x, change, self.norm)[1]
+
+    def output(self) -> Output:
+        return Output(self.head.weight)
