@@ -156,7 +156,8 @@ def test_a_family_from_outside_checks_its_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as raised:
         ss.load(values(tmp_path), {"model.width": 13, "model.layers": 2})
     assert raised.value.problems == (
-        'model.layers: model.family = "bigram" has none; it is for llama and swift and gpt2 and perceiver_ar and masked_lm',
+        'model.layers: model.family = "bigram" has none; it is for llama and swift and gpt2 and perceiver_ar and '
+        "masked_lm",
         "model.width = 13: unlucky",
     )
 
