@@ -329,7 +329,7 @@ def test_a_model_that_ends_makes_no_rows_of_one_length(tmp_path: Path, here: Her
     save(tmp_path / "ends.safetensors", random_parameters(3, 5, seed=0, end=True))
     said = here(*sized(tmp_path / "ends.safetensors", tmp_path / "store"), "--json")
     refused(said, "a model with end probabilities makes rows of different lengths")
-    told = {"error": said.err.removeprefix("error: ").strip(), "exit_code": 2, "kind": "UserError"}
+    told = {"error": said.err.removeprefix("error: ").strip(), "exit_code": 2, "kind": "HmmError"}
     assert last_json(said.out) == told
     assert not (tmp_path / "store").exists()
 

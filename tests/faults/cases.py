@@ -87,7 +87,8 @@ KINDS: dict[str, str] = {
     "window": NUMBER, "exponent": NUMBER, "drop_largest": NUMBER, "bootstraps": NUMBER, "name": TEXT,
     "sizes": CHOICE, "text": SOURCE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
     "until": NUMBER, "zipped": SETTING, "seeds": NUMBER, "random": NUMBER, "halving": CHOICE, "at_once": NUMBER,
-    "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE,
+    "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE, "simulate": CHOICE,
+    "slow_worker": CHOICE, "on": SOURCE, "port": NUMBER, "host": CHOICE, "trackers": CHOICE,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {
@@ -96,7 +97,7 @@ OTHERS: dict[tuple[str, str], str] = {
     ("law compare", "out"): PAGE, ("law isoflop", "out"): NEW_FOLDER, ("law isoflop", "flops"): QUANTITY,
     ("hmm sample", "out"): NEW_FOLDER, ("hmm sample", "states"): CHOICE, ("hmm sample", "rows"): QUANTITY,
     ("hmm sample", "heldout"): QUANTITY, ("sweep status", "folder"): SWEEP, ("sweep cancel", "folder"): SWEEP,
-    ("sweep report", "folder"): SWEEP,
+    ("sweep report", "folder"): SWEEP, ("board", "folder"): TEXT, ("doctor", "folder"): TEXT,
 }  # fmt: skip
 """Arguments that are something else than others of that name."""
 
@@ -116,12 +117,16 @@ CALLS: dict[str, tuple[str, ...]] = {
     "generate": ("runs/net",),
     "export": ("runs/net", "elsewhere"),
     "report": ("runs/net",),
+    "board": ("runs",),
+    "track": ("runs/net", "--to", "tensorboard"),
+    "doctor": (),
     "data check": ("store",),
     "data show": ("store",),
     "hmm fit": ("hmm.toml",),
     "hmm sample": ("runs/hmm", "--rows", "8", "--heldout", "4", "--length", "8", "--out", "sampled"),
     "hmm score": ("runs/hmm",),
     "hmm show": ("runs/hmm",),
+    "hmm pairs": ("runs/hmm", "--out", "pairs.jsonl"),
     "law compare": ("curve.csv", "curve.csv", *COMPARE),
     "law fit": ("table.csv", *TABLE, "--bootstraps", "4"),
     "law flops": ("new.toml",),
@@ -220,7 +225,7 @@ def of_arguments() -> Iterator[Case]:
 
 
 def _bad_values(command: str, kind: str, parameter: click.Parameter) -> Iterator[Bad]:
-    option = parameter.opts[-1]
+    option = "|".join(parameter.opts)
     if kind in FORM:
         form, good = FORM[kind]
         if command == "law compare":

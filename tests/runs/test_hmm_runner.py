@@ -561,7 +561,7 @@ def session_of(group: ProcessGroup, limit: float | None) -> str | None:
     )
     try:
         recipe = load(Path("together.toml"))
-        runner._run(recipe, Reporter(), clock, None, limit if group.rank == 1 else None, group)  # type: ignore[arg-type]
+        runner._run(recipe, Reporter(), clock, None, limit if group.rank == 1 else None, None, group)  # type: ignore[arg-type]
     except Stopped as stop:
         return str(stop)
     finally:

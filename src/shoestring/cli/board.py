@@ -24,6 +24,7 @@ def board(folder: Path, port: int | None, host: str, terminal: options.Terminal)
     whoever has the token in the printed address. Ctrl-C ends it; no run notices.
     """
     from shoestring.core.errors import MissingExtra, RunError, UserError
+    from shoestring.core.schema import show
 
     try:
         from shoestring.board.server import listen, make_app, serve
@@ -31,10 +32,13 @@ def board(folder: Path, port: int | None, host: str, terminal: options.Terminal)
         raise MissingExtra("shoestring board", "starlette and uvicorn", "board") from cause
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; name the one that holds run folders")
+    if not host:
+        raise UserError("--host: empty; 127.0.0.1 is this machine alone, and 0.0.0.0 lets others reach it")
     try:
         listening = listen(host, port)
-    except OSError as cause:
-        raise UserError(f"--host {host}, --port {port}: {cause.strerror or cause}; choose another one") from cause
+    except (OSError, UnicodeError) as cause:
+        why = getattr(cause, "strerror", None) or cause
+        raise UserError(f"--host {show(host)}, --port {port}: {why}; choose another one") from cause
     token, number = secrets.token_urlsafe(16), listening.getsockname()[1]
     here = host in ("127.0.0.1", "localhost", "::1")
     shown = f"[{host}]" if ":" in host else (host if here else socket.gethostname())
