@@ -19,8 +19,9 @@ from shoestring.models.logits_model import LogitsModel
 from shoestring.training import loss_scale
 from shoestring.training.checkpoint import State
 from shoestring.training.hooks import Log
-from shoestring.training.learner import Learner, has_bf16
+from shoestring.training.learner import Learner
 from shoestring.training.loop import AnyHook, Loop, Report, Sum
+from shoestring.training.precision import has_bf16
 from shoestring.training.schedule import Schedule
 from shoestring.training.stepper import Stepper
 

@@ -23,7 +23,7 @@ from shoestring.probe.machine import available_bytes, describe_machine
 from shoestring.runs.estimate import saved_bytes
 from shoestring.runs.prepare import vocabulary_of
 from shoestring.runs.task import Task
-from shoestring.training.learner import DTYPES, has_bf16
+from shoestring.training.precision import DTYPES, has_bf16
 
 ROOM_SHARE = 0.8
 """Of the free memory: what is counted to take more is measured."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import gc
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from shoestring.core.compiled_code import leave_if_full
 from shoestring.core.errors import Fault
@@ -32,12 +30,10 @@ from shoestring.training.compiling import CompilingBeside, compile_layers
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
+from shoestring.training.precision import ATTENTION, DTYPES, has_bf16, passing, settle_products
 from shoestring.training.sharding import forget_whole, local_part, shard_model, sum_gradients
 from shoestring.training.triton_kernels import load_kernels
 
-ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""The fastest first; the first one that applies is used."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SomeRows = Batch | Tensor | NDArray[np.int64]
 """A batch, or the ids of rows that are one stream, (rows, length + 1)."""
 
@@ -75,23 +71,6 @@ class OutOfMemory(Fault):
         super().__init__(
             f"{use} with a micro-batch of {rows} does not fit the memory; the same command continues with {self.half}"
         )
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether a GPU has products in bf16: from Ampere on; T4 and V100 only emulate them."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def settle_products(dtype: torch.dtype) -> None:
-    """Let torch find out whether this CPU has products of this type, before the first of them counts.
-
-    Where it has none, the first one warns, with the stack of torch, and switches oneDNN off for the whole process.
-    Products before it would have other last bits than those after it, and so would a run that resumes.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        small = torch.ones(32, 32, dtype=dtype)  # smaller ones never reach oneDNN
-        F.linear(small @ small, small, small[0])
 
 
 def half(rows: int) -> int:
@@ -181,13 +160,9 @@ class Learner:
         self._compile()
         self.forget()
 
-    @contextmanager
-    def precision(self) -> Iterator[None]:
-        """The context of products and attention: their type, and the order of kernels."""
-        half = self.dtype != torch.float32
-        kernels = sdpa_kernel(ATTENTION, set_priority=True) if self.device.type == "cuda" else nullcontext()
-        with torch.autocast(self.device.type, dtype=self.dtype if half else None, enabled=half), kernels:
-            yield
+    def precision(self) -> AbstractContextManager[None]:
+        """The context of products and attention."""
+        return passing(self.device, self.dtype)
 
     def accumulate(self, rows: SomeRows, per_device: int) -> Tally:
         """Add the gradient of the summed loss of all rows, in micro-batches of `per_device` rows."""
