@@ -4,7 +4,7 @@
 
 Every strategy first chooses among three of its own settings, with two workers and a seed that is not used again. Then
 1, 2 and 4 workers take the same rows in the same order with the same effective batch, and one process fine-tunes what
-they trained on the classes. Last, four workers of which one takes twice as long. A run that would begin after the
+they trained on the classes. Last, four workers, one of them twice as slow. A run that would begin after the
 minutes are over is left out, and the record says so.
 """
 

@@ -14,7 +14,7 @@ import pytest
 from sweep_runs import drive, make_sweep, started
 
 from shoestring.core.errors import Fault, InUse
-from shoestring.core.lock_holder import holder_of
+from shoestring.core.files import holder_of
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sweep_folder import SweepFolder
 from shoestring.studies.sweep.driver import Job, cancel, command_of

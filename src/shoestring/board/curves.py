@@ -82,7 +82,7 @@ class RunCurves:
                 self.total = line.get("total", self.total)
 
     def _add_session(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Lines of one session, the first of which may say that it starts."""
+        """Lines of one session; the first may say that it starts."""
         if lines and lines[0].get("event") == "start":
             self._before += self._elapsed
             self._elapsed = 0.0

@@ -30,8 +30,8 @@ def evaluate(
     The run may be finished or still going; the baselines that only count are scored beside it. Scores of the best
     checkpoint on the held-out rows are recorded in evaluation.json; scores of another one with --force.
 
-    A file of pairs or choices has JSON lines: minimal pairs as in BLiMP (sentence_good, sentence_bad), of which the
-    likelier one is preferred and a tie counts half; or context, choices and answer.
+    A file of pairs or choices has JSON lines: minimal pairs as in BLiMP (sentence_good, sentence_bad), where
+    the likelier one is preferred and a tie counts half; or context, choices and answer.
     """
     from shoestring.core.errors import UserError
     from shoestring.core.run_folder import RunFolder

@@ -193,7 +193,7 @@ class Terminal(Reporter):
         ]
         rows.append(("all", f"{found.items:,}", with_error(found.accuracy, found.accuracy_error)))
         self.table(f"\n{found.source}", ("group", "items", "accuracy"), rows)
-        lines = [f"a guess reaches {found.chance:.3f}; {counted(found.ties, 'tie')}, each of which counts its share"]
+        lines = [f"a guess reaches {found.chance:.3f}; {counted(found.ties, 'tie')}; each counts its share"]
         if found.oracle is not None:
             lines.append(f"the model that made the items reaches {found.oracle:.3f}")
         if found.accuracy_per_byte is not None:

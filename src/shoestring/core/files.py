@@ -16,15 +16,14 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from shoestring.core.errors import InUse, StorageError, UserError, shown_path, storage_error
+from shoestring.core.lock_holder import Holder
 
 _TEMPORARY = re.compile(r"\.shoestring-[0-9a-f]{12}\.tmp(\.d)?")
 """The lock of what is written: the file itself, or that of the folder of the same name with ".d"."""
@@ -336,15 +335,18 @@ def _acquire(path: Path, what: str) -> int:
                 os.close(descriptor)
                 continue
             doing = "write"
-            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+            os.pwrite(descriptor, json.dumps(Holder.own()._asdict()).encode(), 0)
             return descriptor
         except OSError as cause:
             if descriptor is not None:
                 os.close(descriptor)
             if isinstance(cause, BlockingIOError):
-                raise InUse(what, *_holder(path)) from cause
+                holder = Holder.read(path)
+                if holder is None:
+                    raise InUse(what, "another process", False) from cause
+                told = f"process {holder.pid} on {holder.host} since {holder.since}"
+                raise InUse(what, told, holder.is_this_process) from cause
             raise storage_error(doing, path, cause) from cause
 
 
@@ -372,25 +374,6 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def is_held(path: Path) -> bool | None:
-    """Whether the process that a lock file names is alive; None: it is on another host. Takes no lock itself."""
-    try:
-        holder = json.loads(path.read_text())
-        if holder["host"] != socket.gethostname():
-            return None
-        os.kill(int(holder["pid"]), 0)
-    except PermissionError:  # another user's
-        return True
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return False
-    return True
-
-
-def _holder(path: Path) -> tuple[str, bool]:
-    """Who holds a lock, and whether it is this process."""
-    try:
-        holder = json.loads(path.read_text())
-        own = (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname())
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']}", own
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process", False
+def holder_of(path: Path) -> Holder | None:
+    """Who holds the lock file `path`; None: nobody, or it is not known."""
+    return Holder.read(path) if is_locked(path) else None

@@ -10,7 +10,8 @@ from pathlib import Path
 from shoestring.core import recipe_file
 from shoestring.core.choices import Choices
 from shoestring.core.errors import RunError, ShoestringError, StorageError, shown_path
-from shoestring.core.files import HeldFolder, is_held, locked, make_folder, remove, sweep, write_whole
+from shoestring.core.files import HeldFolder, locked, make_folder, remove, sweep, write_whole
+from shoestring.core.lock_holder import Holder
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.schema import Record
 from shoestring.core.seal import SEAL, adopt, broken, check, seal_lines, seal_write, unseal
@@ -204,8 +205,10 @@ class RunFolder:
 
     @property
     def is_held(self) -> bool | None:
-        """Whether a process writes this run; None: one on another host did, and has not said that it ended."""
-        return next((held for held in map(is_held, self._locks) if held is not False), False)
+        """Whether a process writes this run; None: one on another host did, and has not said that it ended. Takes no
+        lock itself."""
+        alive = [holder.is_alive for holder in map(Holder.read, self._locks) if holder is not None]
+        return next((held for held in alive if held is not False), False)
 
     @property
     def _locks(self) -> tuple[Path, Path]:
@@ -215,7 +218,7 @@ class RunFolder:
 
     @property
     def lock_file(self) -> Path:
-        """Held by the process that writes the run; `core.lock_holder` tells which."""
+        """Held by the process that writes the run; `core.files.holder_of` tells which."""
         place = self.path.resolve()
         beside = not place.is_dir() or os.access(place.parent, os.W_OK)  # else the folder cannot be removed either
         return self._locks[0 if beside else 1]

@@ -1,4 +1,4 @@
-"""The `[sweep]` table of a recipe: fields and their values, each combination of which is a run."""
+"""The `[sweep]` table of a recipe: fields and their values; each combination is a run."""
 
 from __future__ import annotations
 

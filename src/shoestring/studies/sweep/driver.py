@@ -21,8 +21,7 @@ from typing import IO, Any, Protocol
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault
-from shoestring.core.files import is_locked, make_folder
-from shoestring.core.lock_holder import holder_of
+from shoestring.core.files import holder_of, is_locked, make_folder
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.studies.sweep.slots import Slots
