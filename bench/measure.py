@@ -1,6 +1,7 @@
 """The largest batch: ours beside accelerate's and Lightning's finders and the true maximum; then plans against runs.
 
-    python bench/measure.py [--only NAME …] [--no-true] [--peers] [--number N] [--add] [--budget 3m] [--tiny] [--out X]
+    python bench/measure.py [--only NAME …] [--no-true] [--peers] [--number N] [--at-once N] [--add] [--budget 3m]
+                            [--tiny] [--out X]
 
 Names are NAME for a search and runs:NAME for runs. A search on a workload has:
 - ours: `shoestring.probe.search` as `shoestring measure` uses it. Trials, those out of memory, their seconds (compiling
@@ -12,7 +13,8 @@ Names are NAME for a search and runs:NAME for runs. A search on a workload has:
 `transformers-gpt2` is that library's GPT-2 124M as it comes, with bf16 autocast and fused AdamW: peers' own ground.
 The batch of `hmm-500` is the rows that an E-step takes at once.
 
-runs:NAME trains for --budget, --number times, from nothing (no profile, nothing compiled); plan beside outcome.
+runs:NAME trains for --budget, --number times, from nothing (no profile, nothing compiled); plan beside outcome. With
+--at-once, runs share the device and disturb each other: the promises must hold there too, at fewer steps.
 
 Results are merged into the record that is there, name by name, so that the work can be divided over several calls; runs
 take the place of those there, or with --add stand beside them. Every result and every run has its commit and date.
@@ -30,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +45,9 @@ from shoestring.core import recipe_file
 from shoestring.core.records import Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
+from shoestring.planning.split import margin_bytes
 from shoestring.probe.machine import pick_device
-from shoestring.probe.search import FRAGMENTATION, find_largest, margin_bytes
+from shoestring.probe.search import FRAGMENTATION, find_largest
 from shoestring.probe.trials import Trial, Workload
 from shoestring.runs.timeline import parts_of
 from shoestring.track import read_lines
@@ -293,14 +297,19 @@ def relative(planned: float | None, actual: float | None) -> float | None:
     return None if not planned or actual is None else actual / planned - 1
 
 
-def runs(name: str, tiny: bool, budget: str, number: int) -> list[dict[str, Any]]:
-    found = []
-    for one in range(number):
+def runs(names: list[str], tiny: bool, budget: str, number: int, at_once: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each name's runs as they end, `at_once` of them at a time, in the order of the names, again and again."""
+
+    def one(name: str) -> tuple[str, dict[str, Any]]:
         with tempfile.TemporaryDirectory() as scratch:
-            found.append(run(name, tiny, Path(scratch), budget))
-        told = {key: value for key, value in found[-1].items() if key not in ("outcome", "profile")}
-        print(f"runs:{name} {one + 1}: {json.dumps(told)}", flush=True)
-    return found
+            return name, run(name, tiny, Path(scratch), budget) | {"at_once": at_once}
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for job in as_completed([pool.submit(one, name) for name in names * number]):
+            name, found = job.result()
+            told = {key: value for key, value in found.items() if key not in ("outcome", "profile")}
+            print(f"runs:{name}: {json.dumps(told)}", flush=True)
+            yield name, found
 
 
 # --- the record
@@ -310,7 +319,7 @@ def with_earlier(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, A
     """A result of runs, with those that are there of the same budget before them."""
     if old is None or old["budget"] != new["budget"]:
         return new
-    return new | {"runs": [*old["runs"], *new["runs"]], "seconds": old["seconds"] + new["seconds"]}
+    return new | {"runs": [*old["runs"], *new["runs"]]}
 
 
 def known(old: dict[str, Any] | None) -> dict[str, Any]:
@@ -327,6 +336,7 @@ def main() -> None:
     parser.add_argument("--no-true", action="store_true", help="keep the true largest batch that is known")
     parser.add_argument("--peers", action="store_true", help="peers on every search, not on theirs only")
     parser.add_argument("--number", type=int, default=2, help="of runs each")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that share the device")
     parser.add_argument("--add", action="store_true", help="runs to those there, instead of in their place")
     parser.add_argument("--budget", default="3m", help="of time, for runs")
     parser.add_argument("--out", type=Path, default=None, help="write the record here instead of results/")
@@ -340,25 +350,26 @@ def main() -> None:
     if unknown := [name for name in wanted if name.removeprefix("runs:") not in NAMES or name == f"runs:{PEERS_OWN}"]:
         parser.error(f"--only {' '.join(unknown)}: unknown")
     results = {} if arguments.tiny else record.earlier("measure", arguments.out)
+    before = dict(results)
 
     def keep(name: str, found: dict[str, Any]) -> None:
         results[name] = origin | found
         record.write("measure-tiny" if arguments.tiny else "measure", {"results": results}, arguments.out)
 
-    for name in wanted:
-        kind, _, workload = name.rpartition(":")
-        origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+    origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+    for name in (name for name in wanted if not name.startswith("runs:")):
         started = time.perf_counter()
-        if kind:
-            found = [origin | one for one in runs(workload, arguments.tiny, arguments.budget, arguments.number)]
-            new = origin | {"budget": arguments.budget, "runs": found, "seconds": time.perf_counter() - started}
-            keep(name, with_earlier(results.get(name), new) if arguments.add else new)
-        else:
-            with_peers = arguments.peers or name == PEERS_OWN
-            true = known(results.get(name)) if arguments.no_true else None
-            with tempfile.TemporaryDirectory() as scratch:
-                search(name, arguments.tiny, Path(scratch), true, with_peers, partial(keep, name))
+        with_peers = arguments.peers or name == PEERS_OWN
+        true = known(results.get(name)) if arguments.no_true else None
+        with tempfile.TemporaryDirectory() as scratch:
+            search(name, arguments.tiny, Path(scratch), true, with_peers, partial(keep, name))
         print(f"{name}: {time.perf_counter() - started:.0f} s in all", flush=True)
+    trained = [name.removeprefix("runs:") for name in wanted if name.startswith("runs:")]
+    ours_now: dict[str, list[dict[str, Any]]] = {}
+    for name, found in runs(trained, arguments.tiny, arguments.budget, arguments.number, arguments.at_once):
+        earlier = before.get(f"runs:{name}") if arguments.add else None
+        ours_now.setdefault(name, []).append(origin | found)
+        keep(f"runs:{name}", with_earlier(earlier, {"budget": arguments.budget, "runs": ours_now[name]}))
 
 
 if __name__ == "__main__":

@@ -568,7 +568,8 @@ def _plans_against_runs(r: dict[str, Any]) -> str:
     for name, told in found.items():
         ended = [run for run in told["runs"] if "error" not in run]
         failed = f", {len(told['runs']) - len(ended)} failed" if len(ended) < len(told["runs"]) else ""
-        cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}"]
+        shared = ", two at a time" if all(run.get("at_once") == 2 for run in told["runs"]) else ""
+        cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}{shared}"]
         cells += [_range([run[key] for run in ended]) for key in ("used_share", "budget_share")]
         cells += [_worst([run[key] for run in ended]) for key in ("seconds_error", "memory_error", "step_error")]
         cells += [_most([run[key] for run in ended]) for key in ("trials", "out_of_memory")]
