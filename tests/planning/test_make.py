@@ -218,9 +218,9 @@ def test_the_smaller_of_the_corpus_and_data_documents_is_read() -> None:
     assert available_documents(recipe({"steps": 1}), DENSITY) is None
 
 
-@pytest.mark.parametrize(("time", "seconds"), [(100.0, 5.0), (1000.0, 20.0)])
+@pytest.mark.parametrize(("time", "seconds"), [(100.0, 3.0), (1000.0, 18.0)])
 def test_an_endless_corpus_takes_a_small_part_of_the_time_and_is_then_repeated(time: float, seconds: float) -> None:
-    """A twentieth of a short time, and five seconds with 1.5 % of a long one."""
+    """Three percent of a short time, and three seconds with 1.5 % of a long one."""
     slow = replace(PROFILE, density=replace(DENSITY, seconds=20.0))
     made = make({"time": f"{time:.0f}s"}, slow)
     assert made.entries == 50 * seconds
@@ -412,7 +412,7 @@ def documents_for(case: Case, steps: int) -> int:
     least = max(heldout, one_step) + 1
     needed = math.ceil(steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     assert case.recipe.budget.time is not None
-    seconds = min(0.05 * case.recipe.budget.time, 5 + 0.015 * case.recipe.budget.time)
+    seconds = min(0.03 * case.recipe.budget.time, 3 + 0.015 * case.recipe.budget.time)
     limit = max(int(seconds / case.document_seconds), least)
     return min(max(needed, least), limit)
 
@@ -486,7 +486,7 @@ def test_a_time_budget_is_kept_and_used_to_the_last_step(case: Case) -> None:
     )
     assert made.seconds <= room(case) + slack, "the time with its reserve is kept"
     one_more = seconds_for(case, made.steps + 1, made.step_seconds)
-    # documents are read whole: one may be kept free, and one may be cut off the twentieth of the time
+    # documents are read whole: one may be kept free, and one may be cut off the share of the time
     assert one_more > room(case) - 2 * case.whole_document_seconds - slack, "one more step would not have fitted"
 
 

@@ -140,6 +140,9 @@ def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
     for page, expected in ((0.3, 0.3), (9.0, REPORT_SECONDS)):
         drawn = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts | {"train": 20.0}, 30, page))
         assert drawn.parts["finish"] == 2.0 + expected, "a page that was drawn has its own seconds"
+    slow = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts | {"train": 20.0}, 30, None, 7.0))
+    assert slow.parts["set-up"] == final.parts["set-up"] + 7.0, "what the first evaluation compiled"
+    assert slow.seconds == pytest.approx(again.seconds + 7.0)
     lines = {line.quantity: line for line in again.lines}
     assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
 

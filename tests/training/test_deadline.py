@@ -270,7 +270,7 @@ def test_a_run_that_begins_again_learns_its_new_speed() -> None:
         deadline.took_step(seconds)
     deadline.took_overhead(5.0, "evaluation")
     deadline.begin_again()
-    assert deadline.seconds_per_step is None and not deadline.settled and deadline.evaluation_seen is None
+    assert deadline.seconds_per_step is None and not deadline.settled and deadline.evaluation_seen(1.0) is None
     for seconds in [2.0, *[0.1] * 30]:
         clock.now += seconds
         deadline.took_step(seconds)
@@ -326,3 +326,16 @@ def test_counted_seconds_and_steps_beside_a_compiler_say_nothing_about_the_machi
     deadline.begin_again()
     deadline.replan(0.2, 2.0)
     assert not deadline.settling and not deadline.estimated
+
+
+@pytest.mark.parametrize(
+    ("seconds", "seen"),
+    [([], None), ([0.9], (0.2, 0.7)), ([0.15], (0.15, 0.0)), ([0.9, 0.4, 0.6], (0.5, 0.4)), ([0.1, 0.3], (0.3, 0.0))],
+)
+def test_a_first_evaluation_that_compiles_says_little_about_others(
+    seconds: list[float], seen: tuple[float, float] | None
+) -> None:
+    deadline = Deadline(Turned(), 100.0)
+    for one in seconds:
+        deadline.took_overhead(one, "evaluation")
+    assert deadline.evaluation_seen(0.1) == (None if seen is None else pytest.approx(seen))

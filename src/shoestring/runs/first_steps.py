@@ -54,7 +54,7 @@ class FirstSteps:
         self.keep.quiet = True
 
     def __call__(self, state: State, report: Report) -> State:
-        evaluation = self.deadline.evaluation_seen
+        evaluation = self.deadline.evaluation_seen(self._forward())
         if self._done or report.finished or not (self._known() if not self._paced else evaluation is not None):
             return state
         if not self._asked:
@@ -68,13 +68,18 @@ class FirstSteps:
         seconds = seconds * self._fitting(state) if first else self.plan.step_seconds or seconds
         peak = None if usage is None else usage.reserved
         page = None if evaluation is None else self._page_seconds()
-        took = Took(seconds, evaluation, peak, self.clock.parts(), state.step, page)
+        once, slow = evaluation or (None, 0.0)
+        took = Took(seconds, once, peak, self.clock.parts(), state.step, page, slow)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
         self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
         self.keep.planned = total
         self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))
         self.write(self.plan, first)
         return replace(state, shortened=None, lengthened=None) if first else state
+
+    def _forward(self) -> float:
+        """Seconds of an evaluation, by those of a step."""
+        return evaluation_seconds(self.plan, self.trainee.recipe, self.deadline.seconds_per_step or 0.0)
 
     def _fitting(self, state: State) -> float:
         """What the schedule is too long by at the mean speed; it was made to fit, at that of the faster steps."""
@@ -114,14 +119,22 @@ class Took(NamedTuple):
     """That were taken."""
     page: float | None = None
     """Seconds of the page; None: as planned."""
+    slow: float = 0.0
+    """Seconds by which the first evaluation took longer than another."""
+
+
+def evaluation_seconds(plan: Plan, recipe: Recipe, step: float) -> float:
+    """Of an evaluation, by those of a `step`: a forward pass alone over other rows."""
+    assert plan.effective_batch, "a network's plan has it"
+    scored = max(1, len(recipe.data.scored)) * recipe.evaluate.rows
+    return scored * step / plan.effective_batch / 3
 
 
 def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
     """The plan with the measured seconds of a step, the steps that fit, the memory, and the parts that are over."""
     assert plan.steps and plan.effective_batch, "a network's plan has them"
     rows, length = plan.effective_batch, recipe.data.length
-    scored = max(1, len(recipe.data.scored)) * recipe.evaluate.rows
-    evaluation = scored * took.step / rows / 3 if took.evaluation is None else took.evaluation  # a forward pass alone
+    evaluation = evaluation_seconds(plan, recipe, took.step) if took.evaluation is None else took.evaluation
     more = steps / plan.steps
     parts = dict(plan.parts)
     if plan.estimated:
@@ -132,6 +145,7 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
             "set-up": took.parts.get("set-up", 0.0) + took.parts.get("first step", 0.0) + slow,
         }
     parts |= {
+        "set-up": parts.get("set-up", 0.0) + took.slow,
         "train": steps * took.step,
         "evaluations": (plan.evaluations or 0) * evaluation,
         "finish": evaluation + (REPORT_SECONDS if took.page is None else min(took.page, REPORT_SECONDS)),

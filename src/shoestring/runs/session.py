@@ -9,7 +9,6 @@ from functools import partial
 
 from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, StorageError
-from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Forecast, Outcome
 from shoestring.core.run_folder import RunFolder
@@ -24,6 +23,7 @@ from shoestring.runs.first_steps import FirstSteps, final_profile
 from shoestring.runs.more_rows import Child, MoreRows
 from shoestring.runs.outcome import outcome_of
 from shoestring.runs.reporter import Reporter, TrainingProgress
+from shoestring.runs.restore import build, restore
 from shoestring.runs.sample_texts import texts_of
 from shoestring.runs.task import Task
 from shoestring.runs.timeline import seconds_of
@@ -35,7 +35,6 @@ from shoestring.training import hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.deadline import Deadline
 from shoestring.training.learner import OutOfMemory
-from shoestring.training.schedule import Schedule
 
 LOOKS = 1000
 """About how often a run looks at its memory."""
@@ -102,15 +101,11 @@ def train(
     recipe, writes = task.recipe, group.rank == 0
     trainee = task.open(plan, group)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
-    step, damaged = group.on_first(checkpoints.latest, group.device.type == "cuda")  # a CPU's memory is measured
-    for line in damaged:
-        reporter.say(f"left out: {line}")
     meter = Meter(group.device)
-    trainee.build(fresh=step is None, say=reporter.say)
-    trainee.warm_up()
+    step = build(trainee, checkpoints, reporter)
     prepared()
     trainee.open_rows()
-    state = _restore(recipe, checkpoints, step, trainee, reporter)
+    state = restore(recipe, checkpoints, step, trainee, reporter)
     trainee.continue_rows()
     if writes:
         machine = describe_machine(group.device)
@@ -243,19 +238,6 @@ def _rows_that_fitted(folder: RunFolder, name: str, planned: int) -> int:
     """The micro-batch, or rows per scoring pass: as planned, or what was left after memory ran out before."""
     halved = (line for line in read_lines(folder.timings) if line.get("event") == "halved")
     return min([planned, *(int(line[name]) for line in halved if name in line)])
-
-
-def _restore(recipe: Recipe, checkpoints: Checkpoints, step: int | None, trainee: Trainee, reporter: Reporter) -> State:
-    """Restore the checkpoint of this step; without one, the state of a run that begins."""
-    if step is None:
-        cooldown = recipe.train.cooling if trainee.decays else None
-        schedule = Schedule(total=trainee.planned_steps, warmup=trainee.warmup(), cooldown=cooldown)
-        return State(recipe=recipe.fingerprint, data=trainee.data, schedule=schedule, predictions=0)
-    state = checkpoints.restore(step, trainee.saveable, recipe.fingerprint, trainee.data)
-    trainee.group.on_first(checkpoints.drop_older, state)
-    trainee.put_values(state.task)
-    reporter.say(f"resuming after step {state.step:,} of {state.schedule.total:,}")
-    return state
 
 
 def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.AnyHook]:

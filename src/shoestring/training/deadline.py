@@ -40,6 +40,8 @@ off because it was measured badly."""
 _FINISH_SLACK = 2.0
 """How much slower the machine may be before the page and the baselines take longer than planned: a free core takes half
 of the seconds that are planned for them."""
+_EVALUATION_SLACK = 2.0
+"""How much longer a forward pass over held-out rows may take than a third of a step of as many."""
 _NOTABLE = 0.05
 """A cause is named if it changes the time by this share."""
 
@@ -258,11 +260,16 @@ class Deadline:
         self.estimated = False
         self.evaluation_seconds = self._stops["evaluation"].planned = evaluation_seconds
 
-    @property
-    def evaluation_seen(self) -> float | None:
-        """Seconds of an evaluation after the first, or else of that one; None: there was none."""
+    def evaluation_seen(self, expected: float) -> tuple[float, float] | None:
+        """Seconds of an evaluation, and by how many the first one took longer; None: there was none.
+
+        Where there was only the first, which compiles or allocates, another takes twice as long as `expected` at most.
+        """
         stops = self._stops["evaluation"]
-        return stops.seconds / stops.count if stops.count else stops.first
+        if stops.first is None:
+            return None
+        each = stops.seconds / stops.count if stops.count else min(stops.first, _EVALUATION_SLACK * expected)
+        return each, max(0.0, stops.first - each)
 
     @property
     def differing(self) -> float:
