@@ -218,7 +218,7 @@ def test_the_smaller_of_the_corpus_and_data_documents_is_read() -> None:
     assert available_documents(recipe({"steps": 1}), DENSITY) is None
 
 
-@pytest.mark.parametrize(("time", "seconds"), [(100.0, 3.0), (1000.0, 18.0)])
+@pytest.mark.parametrize(("time", "seconds"), [(160.0, 4.8), (1000.0, 18.0)])
 def test_an_endless_corpus_takes_a_small_part_of_the_time_and_is_then_repeated(time: float, seconds: float) -> None:
     """Three percent of a short time, and three seconds with 1.5 % of a long one."""
     slow = replace(PROFILE, density=replace(DENSITY, seconds=20.0))
