@@ -20,11 +20,14 @@ from typing import Any, Self
 
 from shoestring.core.errors import Fault
 from shoestring.core.records import Density, Plan
+from shoestring.data.store.pool import begin_loading
 from shoestring.runs.prepare import recipe_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.task import Task
 
 _SET_DEATH_SIGNAL = 1
+_MANY_CORES = 4
+"""With so many, a process may load what preparing needs before it is known whether several will prepare."""
 _PATIENCE = 5.0
 """Seconds that the process has to remove what it was writing, before it is killed."""
 
@@ -178,3 +181,5 @@ def _serve(pipe: Connection, theirs: Connection, task: Task) -> None:
                 pipe.send(("failed", cause))
             else:
                 pipe.send(("done", done))
+                if request == "sample" and len(os.sched_getaffinity(0)) >= _MANY_CORES:
+                    begin_loading()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import multiprocessing.util
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from shoestring.core.files import temporary_files, temporary_folder
@@ -27,10 +30,21 @@ def socket_folder() -> Path:
 
 def start_pool(processes: int) -> ProcessPoolExecutor:
     """A pool of processes forked from one that has loaded the modules they need."""
+    return ProcessPoolExecutor(processes, mp_context=_context(), initializer=_begin)
+
+
+def begin_loading() -> None:
+    """Have that process load the modules now, beside this one, which may need a pool later."""
+    _context()
+    with contextlib.suppress(OSError):  # whoever starts a pool will say so
+        forkserver.ensure_running()
+
+
+def _context() -> ForkServerContext:
     _sweepable_sockets()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shoestring.data.store.map_stage", "shoestring.data.tokenize.fast_words"])
-    return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+    return context
 
 
 @functools.cache
