@@ -6,7 +6,7 @@ Each case is run as a new user would: `cold` with empty caches and no data, `war
 run of another name, its data prepared), and `resume` after that run was stopped halfway. Seconds are those of the run's
 own timeline, from the start of the process; `wall` is the clock of this script around the whole process.
 The peer trains on the rows of the first case; its steps take 20 seconds by its own clock.
-Results are merged into the record that is there, case by case and budget by budget; each has its commit and date.
+Results are merged into the record that is there, way by way of a case and a budget; each has its commit and date.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ def main() -> None:
     for name in arguments.only:
         for budget in arguments.time:
             origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
-            results[f"{name}, {budget}"] = origin | case(name, cases[name], budget, arguments.cold_only, peer)
+            found = case(name, cases[name], budget, arguments.cold_only, peer)
+            ways = {way: origin | told if isinstance(told, dict) else told for way, told in found.items()}
+            results[f"{name}, {budget}"] = results.get(f"{name}, {budget}", {}) | ways
             peer = None
             record.write("start", {"results": results}, arguments.out)
 

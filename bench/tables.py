@@ -455,7 +455,7 @@ def start_table() -> str:
                 bigram = f"{told['baselines']['bigram']:.3f}" if "bigram" in told.get("baselines", {}) else ""
                 lines.append(
                     f"| {_machine(r)} | {name} | {way} | {told['first_step']:.1f} s | {after} | {share} | {loss} | "
-                    f"{bigram} | {found['commit']}, {found['date']} |\n"
+                    f"{bigram} | {told['commit']}, {told['date']} |\n"
                 )
             if "wall" in (peer := found.get("peer", {})):
                 ours = found["cold"]["wall"] - found["cold"]["parts"]["train"]

@@ -218,9 +218,9 @@ def test_the_smaller_of_the_corpus_and_data_documents_is_read() -> None:
     assert available_documents(recipe({"steps": 1}), DENSITY) is None
 
 
-@pytest.mark.parametrize(("time", "seconds"), [(160.0, 4.8), (1000.0, 18.0)])
+@pytest.mark.parametrize(("time", "seconds"), [(120.0, 3.6), (1000.0, 8.0)])
 def test_an_endless_corpus_takes_a_small_part_of_the_time_and_is_then_repeated(time: float, seconds: float) -> None:
-    """Three percent of a short time, and three seconds with 1.5 % of a long one."""
+    """Three percent of a short time, and three seconds with 0.5 % of a long one."""
     slow = replace(PROFILE, density=replace(DENSITY, seconds=20.0))
     made = make({"time": f"{time:.0f}s"}, slow)
     assert made.entries == 50 * seconds
@@ -412,7 +412,7 @@ def documents_for(case: Case, steps: int) -> int:
     least = max(heldout, one_step) + 1
     needed = math.ceil(steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     assert case.recipe.budget.time is not None
-    seconds = min(0.03 * case.recipe.budget.time, 3 + 0.015 * case.recipe.budget.time)
+    seconds = min(0.03 * case.recipe.budget.time, 3 + 0.005 * case.recipe.budget.time)
     limit = max(int(seconds / case.document_seconds), least)
     return min(max(needed, least), limit)
 

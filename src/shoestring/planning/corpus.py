@@ -13,7 +13,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density
 from shoestring.core.units import Bytes, Seconds, counted
 
-_PREPARE_SHARE, _PREPARE_SECONDS, _LONG_SHARE = 0.03, 3.0, 0.015
+_PREPARE_SHARE, _PREPARE_SECONDS, _LONG_SHARE = 0.03, 3.0, 0.005
 """An endless corpus is prepared for this share of a time budget, or, where that is less, for so many seconds and the
 smaller share; then it is repeated."""
 
