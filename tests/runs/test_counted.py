@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,15 +17,19 @@ from shoestring.core.recipe_file import build
 from shoestring.core.records import Density, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.planning.make import REPORT_SECONDS
+from shoestring.probe.trials import Usage
 from shoestring.runs import counted, measure
 from shoestring.runs.counted import CPU_POSITIONS, ROOM_SHARE, counted_peaks, counted_profile
-from shoestring.runs.first_steps import Took, final_plan
+from shoestring.runs.first_steps import FirstSteps, Took, final_plan
 from shoestring.runs.measure import Measuring, ensure_profile, measuring_of
 from shoestring.runs.plan import plan_task
 from shoestring.runs.prepare import vocabulary_of
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
 from shoestring.runs.task import task_of
+from shoestring.training.checkpoint import State
+from shoestring.training.deadline import Deadline
+from shoestring.training.schedule import Schedule
 
 CPU = torch.device("cpu")
 DENSITY = Density(documents=100, text_bytes=10_000, tokens=3_000, seconds=0.1, total_documents=None)
@@ -145,6 +150,26 @@ def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
     assert slow.seconds == pytest.approx(again.seconds + 7.0)
     lines = {line.quantity: line for line in again.lines}
     assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
+
+
+def test_a_final_plan_has_the_memory_of_a_step_beside_a_checkpoint_that_is_written(tmp_path: Path) -> None:
+    """Steps of 100 MB before the first checkpoint, whose copy of 6 MB did not fall together with a peak so far."""
+    recipe = recipe_in(tmp_path, budget={"steps": None, "time": "60s"})
+    profile = counted_profile(task_of(recipe), CPU)
+    assert profile is not None
+    plan = plan_task(task_of(recipe), replace(profile, density=DENSITY))
+    usage = Usage(asked=103 * 10**6, reserved=103 * 10**6, outside=0, rest=0, blocks=2)
+    meter: Any = SimpleNamespace(device=CPU, look=lambda: None, seen=100 * 10**6, usage=lambda: usage)
+    clock, written, copied = Clock(), list[Plan](), 0
+    deadline, trainee = Deadline(clock, 1e9), SimpleNamespace(recipe=recipe, settling=False)
+    parts: Any = plan, trainee, deadline, SimpleNamespace(), meter, clock
+    first = FirstSteps(*parts, lambda plan, _: written.append(plan), None, lambda: copied)
+    state, report = State(recipe="", data="", schedule=Schedule(total=50)), cast(Any, SimpleNamespace(finished=False))
+    for step in range(1, 16):
+        deadline.took_step(0.5)
+        state = first(replace(state, step=step), report)
+        copied, meter.seen = (6 * 10**6, 103 * 10**6) if step > 2 else (0, 100 * 10**6)
+    assert [made.peak_bytes for made in written] == [111 * 10**6], "and 5 MB by which memory grows later"
 
 
 def test_a_final_plan_of_fewer_steps_than_the_other_budgets_allow_is_limited_by_the_time(tmp_path: Path) -> None:

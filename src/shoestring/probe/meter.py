@@ -64,6 +64,11 @@ class Meter:
             self._highest = found.highest
             self._peak = max(self._peak, found.highest - found.files)
 
+    @property
+    def seen(self) -> int:
+        """The peak that `look` has noted on a CPU, as `usage` tells it."""
+        return max(0, self._peak - (self._before or 0))
+
     def usage(self) -> Usage | None:
         """Since `reset`; None where the system does not report it."""
         if self.device.type == "cuda":
@@ -73,8 +78,9 @@ class Meter:
         now = self._beside_tensors()
         if now is None or self._before is None:
             return None
-        peak = max(0, self._peak - self._before)
-        return Usage(asked=peak, reserved=peak, outside=0, rest=max(0, now - self._before), blocks=_KEPT_BLOCKS)
+        return Usage(
+            asked=self.seen, reserved=self.seen, outside=0, rest=max(0, now - self._before), blocks=_KEPT_BLOCKS
+        )
 
     def _cuda_usage(self) -> Usage:
         stats = torch.cuda.memory_stats(self.device)

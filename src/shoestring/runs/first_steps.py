@@ -26,6 +26,8 @@ _ALIKE = 0.05
 """Steps show their speed where the last ones, the later half and all differ by no more than this share."""
 _LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
 """Or after this share of the time budget; without one, after so many seconds."""
+_CREEP_BYTES = 5_000_000
+"""By which memory on a CPU grows in the course of a run: pages of 2 MB that the C library cannot give back."""
 PAGE_SLACK, LEAST_PAGE = 3.0, 0.25
 """How much longer the page of a whole run may take than that of its first steps, and its seconds at least."""
 
@@ -45,15 +47,24 @@ class FirstSteps:
     """Takes the final plan, and whether it is the first."""
     rehearse_page: Callable[[], object] | None = None
     """Draws the page, so that its seconds are known; None: those planned stay."""
+    copied: Callable[[], int] = lambda: 0
+    """Bytes of the copy that a checkpoint is written from, beside further steps; 0: no checkpoint was written yet, or
+    the copy is not in the memory of the device."""
     _asked: bool = field(default=False, init=False)
     """Whether the schedule was changed once more, by the speed that is known now."""
     _paced: bool = field(default=False, init=False)
     _done: bool = field(default=False, init=False)
+    _alone: int = field(default=0, init=False)
+    """Bytes of the steps that were taken before the first checkpoint."""
 
     def __post_init__(self) -> None:
         self.keep.quiet = True
 
     def __call__(self, state: State, report: Report) -> State:
+        copied = self.copied()
+        if not self._done and not copied:
+            self.meter.look()
+            self._alone = self.meter.seen
         evaluation = self.deadline.evaluation_seen(self._forward())
         if self._done or report.finished or not (self._known() if not self._paced else evaluation is not None):
             return state
@@ -66,7 +77,9 @@ class FirstSteps:
         seconds, usage = self.deadline.seconds_per_step, self.meter.usage()
         assert seconds is not None, "there were steps"
         seconds = seconds * self._fitting(state) if first else self.plan.step_seconds or seconds
-        peak = None if usage is None else usage.reserved
+        peak = None if usage is None else max(usage.reserved, self._alone + copied)
+        if peak is not None and self.meter.device.type == "cpu":
+            peak += _CREEP_BYTES
         page = None if evaluation is None else self._page_seconds()
         once, slow = evaluation or (None, 0.0)
         took = Took(seconds, once, peak, self.clock.parts(), state.step, page, slow)

@@ -150,7 +150,8 @@ def train(
             usage, taken = meter.usage(), Taken.by(trainee, state)
             shown = delivered(trainee, checkpoints, state, reporter.say)
             evaluation = trainee.evaluate(shown)
-            usage = meter.usage() if shown is state else usage  # as in the profile: of training and evaluation alone
+            if shown is state and (group.device.type == "cuda" or recipe.kind == "hmm"):
+                usage = meter.usage()  # as in the profile: of training and evaluation, not of counting for baselines
             if writes:
                 folder.write(folder.evaluation, evaluation)
                 reporter.evaluated(evaluation)
@@ -357,7 +358,8 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
 
     session.deadline.estimated = on_gpu = trainee.group.device.type == "cuda"
     page = partial(draw, session.folder) if on_gpu and first else None  # a CPU may be slow at any time
-    return [FirstSteps(trainee.plan, trainee, session.deadline, keep, session.meter, session.clock, write, page)]
+    parts = trainee.plan, trainee, session.deadline, keep, session.meter, session.clock
+    return [FirstSteps(*parts, write, page, lambda: 0 if on_gpu else session.checkpoints.copied)]
 
 
 def _progress(session: _Session, state: State, report: loop.Report, forecast: Forecast | None) -> TrainingProgress:

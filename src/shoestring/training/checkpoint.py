@@ -116,6 +116,8 @@ class Checkpoints:
         """Seconds that the slowest one took, from the first copy until it was on disk."""
         self.written = 0
         """How many this process has written."""
+        self._copies: dict[str, Tensor] = {}
+        """In host memory, that checkpoints are written from: allocated once, so that memory does not creep up."""
         self._writing: Future[None] | None = None
         self._opened: Opened | None = None
         """The newest one, if `latest` was to keep it until it is restored."""
@@ -145,7 +147,7 @@ class Checkpoints:
         group, started, self._opened = worker.group, time.perf_counter(), None
         group.on_all(self._begin, group)
         if worker.sharded or group.rank == 0:
-            tensors, note = _copied(worker.saved_tensors(), group.device), json.dumps(state.to_dict())
+            tensors, note = self._copied(worker.saved_tensors(), group.device), json.dumps(state.to_dict())
             if worker.sharded:
                 path = self.parts(state.step)
                 parts = {name: sharding.part_of(tensor, worker.placement(name)) for name, tensor in tensors.items()}
@@ -156,6 +158,26 @@ class Checkpoints:
             self._writing = _THREAD.submit(self._write, path, write, state, group.rank == 0, started)
         if wait:
             group.on_all(self.wait)
+
+    @property
+    def copied(self) -> int:
+        """Bytes in host memory of what the last one is, or was, written from."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    def _copied(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Copies, so that the run may continue while they are written; the last ones are written by now.
+
+        They are in the order of their names, so that a resumed run writes the same bytes.
+        """
+        kept, self._copies = self._copies, {}
+        for name, tensor in sorted(tensors.items()):
+            copy = kept.pop(name, None)
+            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._copies[name] = copy.copy_(tensor, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return self._copies
 
     def wait(self) -> None:
         """Wait until the last one is on disk; raises its error, if any."""
@@ -321,17 +343,3 @@ def _state(note: str, path: Path, step: int) -> State:
     if state.step != step:
         raise StorageError(f"{path}: damaged, or under another's name: it is the checkpoint of step {state.step:,}")
     return state
-
-
-def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies in host memory, so that the run may continue while they are written.
-
-    They are in the order of their names, so that a resumed run writes the same bytes.
-    """
-    found = {}
-    for name, tensor in sorted(tensors.items()):
-        here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        found[name] = here.copy_(tensor, non_blocking=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return found
