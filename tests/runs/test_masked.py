@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from profiles import write_profile
 
-from shoestring.baselines.of_corpus import baselines_of, predictions_of
+from shoestring.baselines.of_corpus import baselines_of, counted_loss, predictions_of
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe
@@ -406,6 +406,9 @@ def test_baselines_on_hidden_tokens_are_those_of_a_plain_count(make: Make) -> No
     nats = [-math.log((counts[token] + 1) / (sum(counts.values()) + 40)) for token in targets]
     found = baselines_of(corpus)
     assert found.losses == pytest.approx({"uniform": math.log(40), "unigram": sum(nats) / len(nats)})
+    assert counted_loss(corpus) == pytest.approx(sum(nats) / len(nats)), "a corpus of few tokens is counted whole"
+    causal, _ = corpus_of(make({}, evaluate=50))
+    assert counted_loss(causal) == pytest.approx(baselines_of(causal).losses["unigram"])
     assert corpus.bytes_per_token is None and predictions_of(corpus) == {}
     exact, _ = corpus_of(make(MASKED, "bytes"))
     assert exact.bytes_per_token is None, "hidden bytes are not all bytes"

@@ -16,11 +16,13 @@ from shoestring.core.recipe_file import load
 from shoestring.core.records import Profile
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.report.verdicts import verdicts_of
 from shoestring.runs.plan import plan_task
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.runner import run
 from shoestring.runs.task import task_of
-from shoestring.runs.watch import Watch
+from shoestring.runs.watch import Notes, Watch
+from shoestring.track import LineFile
 from shoestring.training.checkpoint import State
 from shoestring.training.schedule import Schedule
 
@@ -55,6 +57,32 @@ def test_a_verdict_is_said_when_it_first_holds_and_not_again(tiny: Path, tmp_pat
         overfits(metrics, now)
         resumed(after(now), REPORT)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(("counted", "kinds"), [(2.99, ["learned_nothing"]), (3.1, []), (None, [])])
+def test_a_run_that_is_not_below_the_frequencies_of_tokens_says_so_before_it_ends(
+    tiny: Path, tmp_path: Path, counted: float | None, kinds: list[str]
+) -> None:
+    """Its held-out loss is 3.0 ± 0.02 from the first evaluation on."""
+    said: list[tuple[int, str]] = []
+    metrics, timings, asked, now = tmp_path / "metrics.jsonl", LineFile(tmp_path / "timings.jsonl"), list[int](), 0
+    lines: list[dict[str, float]] = [
+        {"step": n, "heldout_loss": 3.0, "heldout_error": 0.02} for n in range(10, 101, 10)
+    ]
+
+    def count() -> float | None:
+        asked.append(now)
+        return counted
+
+    watch = Watch(load(tiny), metrics, lambda text: said.append((now, text)), Notes(timings, Clock()), count)
+    for now in range(1, 101):
+        metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines if line["step"] <= now))
+        watch(after(now), REPORT)
+    assert len(asked) == 1 and 40 <= asked[0] <= 45 and [when for when, _ in said] == asked * len(kinds)
+    assert all("Nothing learned beyond counting by step 40" in text and "2.990" in text for _, text in said)
+    folder = RunFolder(tmp_path)
+    folder.recipe.write_text(tiny.read_text())
+    assert [verdict.kind for verdict in verdicts_of(folder)] == kinds, "on the page, while it trains"
 
 
 def test_the_forecast_begins_after_a_tenth_and_is_by_the_schedule(tiny: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MOST_TOKENS = 1 << 28
 _PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
 """Tokens counted at a time."""
 _TIMED_TOKENS = 1 << 20
-"""Tokens that tell how fast pairs are sorted."""
+"""Tokens that tell how fast pairs are sorted, and how often each occurs."""
 _DENSE_VOCABULARY = 2048
 PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -53,6 +53,14 @@ def count(streams: Iterable[Ids], vocab_size: int, most: int = MOST_TOKENS) -> C
         keys = np.flatnonzero(table)
         counts = table[keys]
     return Counts(tokens, keys, counts)
+
+
+def count_tokens(streams: Iterable[Ids], vocab_size: int) -> NDArray[np.int64]:
+    """How often each token occurs among the first ones."""
+    tokens = np.zeros(vocab_size, dtype=np.int64)
+    for part, own in _parts(streams, _TIMED_TOKENS, _LEAST_TOKENS):
+        tokens += np.bincount(part[:own].ravel(), minlength=vocab_size)
+    return tokens
 
 
 def timed_tokens(vocab_size: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoestring.baselines.ngram import MOST_TOKENS, baseline_losses, count, timed_tokens
+from shoestring.baselines.ngram import MOST_TOKENS, baseline_losses, count, count_tokens, timed_tokens
 from shoestring.baselines.streams import COUNTED_ROWS, WATCHED_ROWS, Baselines, stream_baselines
 from shoestring.data.tokenize.special_tokens import SpecialTokens
 from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus
@@ -71,6 +71,25 @@ def hidden_losses(batch: Batch, counts: NDArray[np.int64], special: SpecialToken
     counted[: len(counts)] = counts
     uniform, unigram = uniform_and_frequency(np.searchsorted(plain, targets), counted[plain])
     return {"uniform": uniform, "unigram": unigram}
+
+
+def counted_loss(corpus: Corpus) -> float | None:
+    """The loss on the held-out rows of predictions by how often tokens, or classes, occur; in a moment, since only the
+    first million of tokens is counted. None where tokens are equally frequent, as in a stream."""
+    match corpus:
+        case OtherText(base=StoreCorpus() as base):
+            heldout = corpus.heldout()
+        case StoreCorpus() as base:
+            heldout = corpus.heldout()
+        case LabelledCorpus(class_counts=counts) if counts is not None:
+            return uniform_and_frequency(corpus.heldout_classes, counts)[1]
+        case _:
+            return None
+    tokens = count_tokens(base.training_tokens(), base.vocab_size)
+    if base.masks is not None:
+        return hidden_losses(heldout, tokens, base.masks["heldout"].special)["unigram"]
+    chance = (tokens + 1.0) / (tokens.sum() + len(tokens))
+    return float(-np.log(chance[heldout.targets()[heldout.predicted()].numpy()]).mean())
 
 
 def baseline_seconds(corpus: Corpus) -> float | None:

@@ -49,7 +49,10 @@ def verdicts_of(folder: RunFolder, outcome: Outcome | None = None) -> tuple[Verd
         return outcome.verdicts
     recipe, curve = folder.read_recipe(), Curve.of(read_lines(folder.metrics))
     evaluation, plan = Evaluation.read_if_there(folder.evaluation), Plan.read_if_there(folder.plan)
-    by_law = [] if evaluation is None else verdicts_by_law(curve, None if plan is None else plan.step_seconds)
+    if evaluation is None:
+        counted = [line["loss"] for line in read_lines(folder.timings) if line.get("event") == "counted"]
+        return live_verdicts(curve, *clip_and_unit(recipe), counted=counted[-1] if counted else None)
+    by_law = verdicts_by_law(curve, None if plan is None else plan.step_seconds)
     return verdicts(curve, evaluation, *clip_and_unit(recipe), more=by_law)
 
 
@@ -58,11 +61,14 @@ def clip_and_unit(recipe: Recipe) -> tuple[float | None, str]:
     return (None, "epoch") if recipe.kind == "hmm" else (recipe.train.clip, "step")
 
 
-def live_verdicts(curve: Curve, clip: float | None = None, unit: str = "step") -> tuple[Verdict, ...]:
-    """The verdicts that the curve alone allows; `clip` is the largest gradient norm."""
+def live_verdicts(
+    curve: Curve, clip: float | None = None, unit: str = "step", counted: float | None = None
+) -> tuple[Verdict, ...]:
+    """The verdicts that the curve alone allows; `clip` is the largest gradient norm, and `counted` the held-out loss of
+    predictions by how often tokens occur, once the run should be below it."""
     kept = curve.delivered()
     unstable = _unstable(kept, unit)
-    found = (_overfitting(curve, unit), unstable, _too_high(kept, unstable, clip))
+    found = (_nothing_yet(curve, unit, counted), _overfitting(curve, unit), unstable, _too_high(kept, unstable, clip))
     return tuple(verdict for verdict in found if verdict is not None)
 
 
@@ -109,6 +115,18 @@ def _counting(curve: Curve, evaluation: Evaluation) -> Verdict | None:
     text = (
         f"Learned nothing beyond counting: the held-out loss is {best:.3f}, and the {_named(name)} reaches "
         f"{counting[name]:.3f}. Try more steps, a longer warm-up, or another learning rate."
+    )
+    return Verdict(kind="learned_nothing", text=text)
+
+
+def _nothing_yet(curve: Curve, unit: str, counted: float | None) -> Verdict | None:
+    """Whether a run that trains has not come below the frequencies of tokens."""
+    best = curve.best
+    if counted is None or best is None or best.loss < counted - SIGMAS * error_of(best):
+        return None
+    text = (
+        f"Nothing learned beyond counting by {unit} {curve.heldout[-1].step:,}: the held-out loss is {best.loss:.3f}, "
+        f"and predictions by how often tokens occur reach {counted:.3f}. Try a longer warm-up or another learning rate."
     )
     return Verdict(kind="learned_nothing", text=text)
 

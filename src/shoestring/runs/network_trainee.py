@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoestring.baselines.of_corpus import baseline_seconds
+from shoestring.baselines.of_corpus import baseline_seconds, counted_loss
 from shoestring.core.clock import Clock
 from shoestring.core.environment import slowness
 from shoestring.core.errors import StorageError
@@ -235,6 +235,9 @@ class NetworkTrainee(Trainee):
             return None
         sent = None if self.learner.sharded else state.step * weight_bytes(self.learner.optimizer.masters.values())
         return Sharing(strategy="sync", workers=workers, synchronisations=state.step, sent_bytes=sent)
+
+    def counted_loss(self) -> float | None:
+        return counted_loss(self.corpus)
 
     def baseline_seconds(self) -> float | None:
         return baseline_seconds(self.corpus)

@@ -28,7 +28,7 @@ from shoestring.runs.sample_texts import texts_of
 from shoestring.runs.task import Task
 from shoestring.runs.timeline import seconds_of
 from shoestring.runs.trainee import Trainee
-from shoestring.runs.watch import Watch, note_forecast
+from shoestring.runs.watch import Notes, Watch
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
@@ -297,8 +297,8 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
         return state
 
     keep, wanted = _keep_deadline(session), trainee.evaluates(state)
-    told = partial(note_forecast, session.timings, session.clock)
-    watch = Watch(trainee.recipe, metrics.path, session.reporter.say, told)
+    notes = Notes(session.timings, session.clock)
+    watch = Watch(trainee.recipe, metrics.path, session.reporter.say, notes, trainee.counted_loss)
     return (
         began,
         settle,

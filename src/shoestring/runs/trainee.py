@@ -120,6 +120,10 @@ class Trainee(ABC):
         """Keep the scores of the weights as they are, those of the best step so far, for `evaluate` at the end."""
         return
 
+    def counted_loss(self) -> float | None:
+        """The held-out loss of predictions by how often tokens occur, computed in a moment; None: no such baseline."""
+        return None
+
     def baseline_seconds(self) -> float | None:
         """About how long the baselines of `evaluate` take on this machine; None: as planned."""
         return None

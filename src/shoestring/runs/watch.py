@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,24 @@ _FUTURE = 200
 """Places of the rest of a schedule at which its learning rate is asked."""
 
 
-def note_forecast(timings: LineFile, clock: Clock, expected: Forecast) -> None:
-    """Add a line on the loss that the run will end with."""
-    timings.add(elapsed=clock.elapsed(), event="forecast", **asdict(expected))
+_HALFWAY = 0.4
+"""Share of the schedule after which a run that has learned nothing says so."""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Lines of the timings on what is expected of the run."""
+
+    timings: LineFile
+    clock: Clock
+
+    def forecast(self, expected: Forecast) -> None:
+        """The loss that the run will end with."""
+        self.timings.add(elapsed=self.clock.elapsed(), event="forecast", **asdict(expected))
+
+    def counted(self, loss: float) -> None:
+        """The loss of predictions by how often tokens occur."""
+        self.timings.add(elapsed=self.clock.elapsed(), event="counted", loss=loss)
 
 
 class Watch:
@@ -43,12 +58,14 @@ class Watch:
         recipe: Recipe,
         metrics: Path,
         say: Callable[[str], None],
-        expect: Callable[[Forecast], None] = lambda _: None,
+        notes: Notes | None = None,
+        counted: Callable[[], float | None] = lambda: None,
     ):
-        """`expect` gets every new forecast."""
-        self._recipe, self._metrics, self._say, self._expect = recipe, metrics, say, expect
+        """`counted`: the held-out loss of predictions by how often tokens occur, asked for once."""
+        self._recipe, self._metrics, self._say, self._notes, self._count = recipe, metrics, say, notes, counted
+        self._counted: float | None = None
         self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
-        self._looked = 0.0
+        self._looked, self._halfway = 0.0, False
         self.forecast: Forecast | None = None
         """Of the held-out loss at the end, by the schedule as it is; None: not known yet, or an HMM is fitted."""
 
@@ -64,15 +81,19 @@ class Watch:
 
     def _look(self, state: State, progress: float) -> None:
         curve = self._curve()
-        for verdict in live_verdicts(curve, *clip_and_unit(self._recipe)):
+        if progress >= _HALFWAY and not self._halfway:
+            self._halfway, self._counted = True, self._count()
+            if self._counted is not None and self._notes is not None:
+                self._notes.counted(self._counted)
+        for verdict in live_verdicts(curve, *clip_and_unit(self._recipe), counted=self._counted):
             if verdict.kind not in self._said:
                 self._said.add(verdict.kind)
                 self._say(verdict.text)
         if self._recipe.kind != "hmm" and progress >= FIRST_AT:
             onward = curve.turn is None  # no law holds across a return to earlier weights
             self.forecast = forecast(curve, rate_path(curve, state.schedule, self._recipe.train)) if onward else None
-            if self.forecast is not None:
-                self._expect(self.forecast)
+            if self.forecast is not None and self._notes is not None:
+                self._notes.forecast(self.forecast)
 
 
 def rate_path(curve: Curve, schedule: Schedule, train: Train) -> RatePath:
