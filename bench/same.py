@@ -28,7 +28,8 @@ from shoestring.core.sections import Data
 from shoestring.data.read.corpora import open_source
 from shoestring.data.read.documents import Skipped
 from shoestring.data.store.work_units import divide
-from shoestring.studies.run_results import Seeds, compare, read_trained
+from shoestring.studies.effect import difference
+from shoestring.studies.run_results import compare, read_trained
 
 STORIES = record.ROOT.parent / "shared" / "data" / "tinystories" / "stories.txt.gz"
 TEXT_BYTES = 4_000_000
@@ -105,8 +106,10 @@ def main() -> None:
 def summary(paths: list[Path], pairs: int, seeds: int) -> dict[str, Any]:
     trained, draw, different = [read_trained(path, "total") for path in paths], random.Random(0), 0
     for _ in range(pairs):
-        drawn = [run.loss for run in draw.sample(trained, 2 * seeds)]
-        different += Seeds.of(drawn[:seeds], drawn[seeds:]).different
+        drawn = [run.scored for run in draw.sample(trained, 2 * seeds) if run.scored is not None]
+        found = difference(drawn[:seeds], drawn[seeds:])
+        assert found is not None, "there are several seeds"
+        different += found.different
     singles = [compare(*pair) for pair in itertools.combinations(trained, 2)]
     losses = [run.loss for run in trained]
     return {

@@ -46,6 +46,12 @@ def test_a_sweep_is_planned_run_continued_and_reported(tiny: Path, tmp_path: Pat
     best = min(runs, key=lambda run: run["loss"])  # type: ignore[call-overload]
     assert report["settings"][0]["values"] == best["values"]  # type: ignore[index]
     assert folder.report.is_file() and folder.table.read_text().startswith("run,state,train.lr,loss")
+    compared = shoestring("compare", folder.path, "--json")
+    assert compared.returncode == 0, compared.stderr
+    (pair,) = last_json(compared.stdout)["comparisons"]  # type: ignore[misc]
+    losses = [run["loss"] for run in runs]  # type: ignore[attr-defined]
+    assert pair["effect"] == pytest.approx(losses[1] - losses[0]) and pair["rows"] and not pair["over_seeds"]
+    assert "give at least two runs of each" in compared.stderr
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "sweep cancel": ("sweeps/net",),
     "sweep report": ("sweeps/net",),
     "evaluate": ("runs/net",),
+    "compare": ("runs/net", "runs/hmm"),
     "generate": ("runs/net",),
     "export": ("runs/net", "elsewhere"),
     "report": ("runs/net",),
@@ -293,7 +294,9 @@ FILES: tuple[tuple[str, str, Mapping[str, Act], tuple[str, ...]], ...] = (
     )),
     ("machine", "runs/net/machine.json", JSON, ("report runs/net",)),
     ("outcome", "runs/net/DONE", JSON, ("report runs/net", "train net.toml")),
-    ("evaluation", "runs/net/evaluation.json", JSON, ("report runs/net", "train net.toml")),
+    ("evaluation", "runs/net/evaluation.json", JSON, (
+        "report runs/net", "train net.toml", "compare runs/net runs/hmm",
+    )),
     ("metrics", "runs/net/metrics.jsonl", JSON, ("law fit runs/net", "law compare runs/net runs/net")),
     ("states", "runs/hmm/states.json", JSON, ("report runs/hmm",)),
     ("tokenizer of a run", "runs/net/tokenizer.json", JSON, ("generate runs/net", "export runs/net elsewhere")),

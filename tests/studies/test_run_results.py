@@ -9,15 +9,13 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from law_runs import BATCH, LENGTH, VOCABULARY, write_run
 
 from shoestring.core.errors import UserError
 from shoestring.core.records import Plan
 from shoestring.studies import compare as module
 from shoestring.studies.compare import ONE_SEED, compare_runs
-from shoestring.studies.run_results import CurveColumns, Seeds, Trained, compare, read_all, read_trained, wobble
+from shoestring.studies.run_results import CurveColumns, Trained, compare, read_all, read_trained, wobble
 
 
 def law(params: float, tokens: float) -> float:
@@ -219,33 +217,6 @@ def test_a_table_without_compute_is_refused(tmp_path: Path) -> None:
         compare_runs([tmp_path, tmp_path], tmp_path / "p.html", CurveColumns(loss="loss"))
 
 
-@pytest.mark.filterwarnings("ignore:Precision loss")  # of scipy, where all losses of one are equal
-@settings(deadline=None)
-@given(
-    st.lists(st.floats(1, 5), min_size=2, max_size=40),
-    st.lists(st.floats(1, 5), min_size=2, max_size=40),
-)
-def test_several_seeds_are_compared_as_scipy_does(first: list[float], second: list[float]) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    found = Seeds.of(first, second)
-    if found.half_width < 1e-6:
-        return
-    low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    exact = (high - low) / 2
-    assert found.half_width == pytest.approx(exact, rel=0.05)
-    assert found.means[0] - found.means[1] == pytest.approx((high + low) / 2, abs=1e-9)
-
-
-def test_equal_runs_of_several_seeds_are_different_in_one_of_twenty() -> None:
-    draw, differing = random.Random(0), 0
-    for _ in range(2000):
-        first, second = ([draw.gauss(3, 0.1) for _ in range(4)] for _ in range(2))
-        differing += Seeds.of(first, second).different
-    assert 0.02 < differing / 2000 < 0.06
-    assert Seeds.of([3.0, 3.01, 2.99], [2.0, 2.01, 1.99]).different
-    assert Seeds.of([3.0, 3.0], [2.0, 2.0]).different
-
-
 def test_runs_that_differ_in_their_seed_alone_are_one_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [
         dataclasses.replace(run_of(name, [loss + more for loss in FALL], 0.005), setting=name[0])
@@ -256,11 +227,11 @@ def test_runs_that_differ_in_their_seed_alone_are_one_kind(tmp_path: Path, monke
     both = compare_runs(places[:4], tmp_path / "page.html")
     (pair,) = both.comparisons
     assert (pair.first.name, pair.second.name) == ("a1", "b1")
-    assert pair.seeds is not None and pair.seeds.counts == (2, 2) and pair.seeds.different
+    assert pair.difference is not None and pair.difference.counts == (2, 2) and pair.difference.different
     assert "over 2 seeds" in both.said[0] and "They differ." in both.said[0] and ONE_SEED not in both.said
-    assert both.to_json()[0]["seeds"]["different"]
+    assert both.to_json()[0]["difference"]["different"]
     assert "over 2 seeds" in (tmp_path / "page.html").read_text()
     one = compare_runs(places, tmp_path / "page.html")
-    assert [pair.seeds is None for pair in one.comparisons] == [False, True] and ONE_SEED in one.said
+    assert [pair.difference is None for pair in one.comparisons] == [False, True] and ONE_SEED in one.said
     same = compare_runs(places[:3:2], tmp_path / "page.html")
     assert len(same.comparisons) == 1 and "these runs differ in their seed alone" in same.said

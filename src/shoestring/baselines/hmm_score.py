@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoestring.baselines.in_context import Baseline, from_corpus, in_context
 from shoestring.baselines.ngram import Counts, best_prior
-from shoestring.baselines.standard_error import error_of_moments
+from shoestring.baselines.standard_error import mean_error
 from shoestring.core.schema import Record
 from shoestring.hmm.inference import Lengths, Tokens, check_tokens, predict
 from shoestring.hmm.parameters import HmmError, Parameters
@@ -81,6 +81,9 @@ class Scores(Record, Losses):
     """"uniform", "unigram_in_context", "bigram_in_context", and with a corpus "unigram_corpus", "bigram_corpus"."""
     loss_error: float | None = None
     """Standard error of the loss, for sequences drawn at random; None for fewer than two."""
+    nats_by_row: tuple[float, ...] = ()
+    """The sum of the losses of each sequence; empty where one is impossible."""
+    tokens_by_row: tuple[int, ...] = ()
 
 
 def score(
@@ -133,7 +136,10 @@ class Scorer:
         sizes = torch.full((rows,), positions) if lengths is None else lengths.cpu().long()
         values = torch.zeros(1 + 3 * len(baselines), int(sizes.max()), dtype=torch.float64, device=parameters.device)
         sums = _Sums(
-            values, torch.zeros_like(values[:, 0]), torch.zeros_like(values[0], dtype=torch.int64), values.new_zeros(3)
+            values,
+            torch.zeros_like(values[:, 0]),
+            torch.zeros_like(values[0], dtype=torch.int64),
+            values.new_zeros(2, rows),
         )
         impossible = 0
         # rows of similar length together, so that little work is spent beyond their ends
@@ -156,8 +162,8 @@ class _Sums(NamedTuple):
     last: Float[Tensor, " K"]
     """Of only the last token of each row."""
     tokens: Int[Tensor, " L"]
-    squares: Float[Tensor, " 3"]
-    """Over rows, of s², s n and n², where s is the loss of a row and n its tokens."""
+    rows: Float[Tensor, "2 N"]
+    """The model's loss of each row, and its tokens; zeros for one that is impossible."""
 
 
 def _rows_within(limit_bytes: int, parameters: Parameters, positions: int) -> int:
@@ -205,8 +211,8 @@ def _add_rows(
         sums.values[:, t] += torch.where(counted[:, t], here, 0).sum(1)
         sums.last.add_(torch.where(final[:, t], here, 0).sum(1))
     sums.tokens[:longest] += counted.sum(0)
-    nats, count = torch.where(counted, -chosen.log(), 0).sum(1), counted.sum(1).double()
-    sums.squares.add_(torch.stack([(nats * nats).sum(), (nats * count).sum(), (count * count).sum()]))
+    nats = torch.where(counted, -chosen.log(), 0).sum(1)
+    sums.rows[:, picked.to(device)] = torch.stack([nats, counted.sum(1).double()])
     return impossible.cpu()
 
 
@@ -247,10 +253,12 @@ def _scores(
             kl_of_baseline=of_baseline,
             kl_of_baseline_by_position=of_baseline_by_position,
         )
-    s2, sn, n2 = sums.squares.tolist()
+    nats, counts = sums.rows[0].cpu().numpy(), sums.rows[1].long().cpu().numpy()
     return Scores(
         **vars(losses(0)),
-        loss_error=error_of_moments(sequences, math.fsum(values[0]), total, (s2, sn, n2)),
+        loss_error=mean_error(nats, counts),
+        nats_by_row=() if impossible else tuple(nats.tolist()),
+        tokens_by_row=() if impossible else tuple(counts.tolist()),
         sequences=sequences,
         tokens=total,
         impossible=impossible,

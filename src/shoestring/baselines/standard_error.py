@@ -16,16 +16,8 @@ def mean_error(sums: NDArray[np.float64], counts: NDArray[np.int64]) -> float | 
     """
     drawn = counts > 0
     sums, counts = sums[drawn], counts[drawn]
-    if len(sums) < 2:
-        return None
-    squares = float((sums**2).sum()), float((sums * counts).sum()), float((counts.astype(np.float64) ** 2).sum())
-    return error_of_moments(len(sums), float(sums.sum()), int(counts.sum()), squares)
-
-
-def error_of_moments(rows: int, total: float, count: int, squares: tuple[float, float, float]) -> float | None:
-    """As `mean_error`, from sums over the rows: of s and n, and of s², s n and n²."""
+    rows, total, count = len(sums), float(sums.sum()), int(counts.sum())
     if rows < 2 or not math.isfinite(total):
         return None
-    mean = total / count
-    spread = squares[0] - 2 * mean * squares[1] + mean * mean * squares[2]
-    return math.sqrt(max(0.0, spread) * rows / (rows - 1)) / count
+    off = sums - total / count * counts
+    return math.sqrt(float((off**2).sum()) * rows / (rows - 1)) / count

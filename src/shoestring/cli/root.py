@@ -9,8 +9,8 @@ import click
 from shoestring import __version__
 
 COMMANDS = (
-    "demo", "best", "measure", "plan", "prepare", "train", "sweep", "evaluate", "generate", "export", "report", "board",
-    "track", "data", "hmm", "law", "doctor",
+    "demo", "best", "measure", "plan", "prepare", "train", "sweep", "evaluate", "compare", "generate", "export",
+    "report", "board", "track", "data", "hmm", "law", "doctor",
 )  # fmt: skip
 """In the order of the help. Each is a module of this package that holds a command of the same name."""
 

@@ -91,9 +91,17 @@ class Evaluation(Record):
     texts: tuple[TextScore, ...] = ()
     """Every named text of data.validation. The first is the one that the other fields are about, and that decides the
     best checkpoint."""
+    nats_by_row: tuple[float, ...] = ()
+    """The sum of the losses of each row; empty: an older version wrote the record."""
+    predictions_by_row: tuple[int, ...] = ()
+    scored_rows: str | None = None
+    """Names the rows: two evaluations with the same text are of the same rows."""
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)
+        if self.nats_by_row:
+            lines += differs("rows", self.rows, len(self.nats_by_row), "the length of nats_by_row")
+            lines += differs("rows", self.rows, len(self.predictions_by_row), "the length of predictions_by_row")
         lines += differs("perplexity", self.perplexity, math.exp(min(abs(self.loss), 700.0)), "exp(loss)", 1e-4)
         for name in ("accuracy", "macro_f1", "majority_accuracy", "majority_macro_f1"):
             if (getattr(self, name) or 0.0) > 1.0:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoestring.baselines.by_row import digest, row_fields
 from shoestring.baselines.classes import (
     ClassScores,
     Confusion,
@@ -127,6 +128,7 @@ def evaluate_learner(
     def scored(batch: Batch, bytes_per_token: float | None, baselines: Baselines) -> Evaluation:
         losses, predicted = known.losses(learner, batch, per_device).numpy(), batch.predicted().numpy()
         made = make_evaluation(losses, step, bytes_per_token, baselines, predicted)
+        made = replace(made, **row_fields(*_by_row(losses, predicted), digest(batch.targets().numpy(), predicted)))
         if corpus.class_counts is None:
             return made
         majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)

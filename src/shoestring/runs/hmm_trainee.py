@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from shoestring.baselines.by_row import digest
 from shoestring.baselines.hmm_score import Scorer, Scores
 from shoestring.baselines.ngram import count
 from shoestring.core.clock import Clock
@@ -191,7 +193,7 @@ class HmmTrainee(Trainee):
 
     def evaluate(self, state: State) -> Evaluation:
         self._scores = self._score()
-        return as_evaluation(self._scores, self.label(state))
+        return replace(as_evaluation(self._scores, self.label(state)), scored_rows=digest(self._heldout.numpy()))
 
     @property
     def writes(self) -> bool:
@@ -305,4 +307,6 @@ def as_evaluation(scores: Scores, epochs: int) -> Evaluation:
         loss_by_position=tuple(loss for loss in scores.loss_by_position if loss is not None),
         baselines=baselines,
         loss_error=scores.loss_error,
+        nats_by_row=scores.nats_by_row,
+        predictions_by_row=scores.tokens_by_row,
     )

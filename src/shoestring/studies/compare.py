@@ -12,10 +12,10 @@ from shoestring.core.sweep_folder import with_sweeps
 from shoestring.core.units import Count, Flops
 from shoestring.report.law_figures import Curve, loss_by_flops
 from shoestring.report.law_page import write_comparison
+from shoestring.studies.effect import Scored, difference, difference_json
 from shoestring.studies.run_results import (
     Comparison,
     CurveColumns,
-    Seeds,
     TableCurve,
     Trained,
     compare,
@@ -50,7 +50,7 @@ class Compared:
                 "noise": found.noise,
                 "crossings": found.crossings,
                 "verdict": found.verdict,
-                "seeds": None if found.seeds is None else found.seeds._asdict() | {"different": found.seeds.different},
+                "difference": None if found.difference is None else difference_json(found.difference),
             }
             for found in self.comparisons
         ]
@@ -74,7 +74,7 @@ def compare_runs(paths: Sequence[Path], page: Path, columns: CurveColumns | None
     found = tuple(_compared(kinds[0], other) for other in kinds[1:])
     rows = _table(found)
     said = tuple(_sentence(pair) for pair in found)
-    if any(pair.seeds is None for pair in found) and any(isinstance(run, Trained) for run in runs):
+    if any(pair.difference is None for pair in found) and any(isinstance(run, Trained) for run in runs):
         notes.append(ONE_SEED)
     figure = loss_by_flops([Curve(over_flops(run), name=_named(run, ", {}")) for run in runs])
     title = " against ".join(run.name for run in runs)
@@ -92,14 +92,16 @@ def _kinds(runs: Sequence[Trained | TableCurve]) -> list[list[Trained | TableCur
 
 def _compared(first: Sequence[Trained | TableCurve], second: Sequence[Trained | TableCurve]) -> Comparison:
     pair = compare(first[0], second[0])
-    losses = [[run.loss for run in kind if isinstance(run, Trained)] for kind in (first, second)]
-    return pair._replace(seeds=Seeds.of(*losses)) if min(map(len, losses)) > 1 else pair
+    scored = [
+        [run.scored or Scored(loss=run.loss) for run in kind if isinstance(run, Trained)] for kind in (first, second)
+    ]
+    return pair._replace(difference=difference(*scored)) if all(scored) else pair
 
 
 def _verdict(pair: Comparison) -> str:
-    if pair.seeds is None:
+    if pair.difference is None:
         return pair.verdict
-    return f"{pair.verdict} {pair.seeds.sentence((pair.first.name, pair.second.name))}"
+    return f"{pair.verdict} {pair.difference.sentence((pair.first.name, pair.second.name))}"
 
 
 def _sentence(pair: Comparison) -> str:

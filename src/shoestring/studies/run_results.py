@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from shoestring.core.errors import ShoestringError, UserError
@@ -21,6 +21,7 @@ from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation
 from shoestring.core.run_folder import RunFolder
 from shoestring.cost.transformer import Transformer
+from shoestring.studies.effect import Difference, Scored, scored_of
 from shoestring.track import read_lines, read_outcome
 
 Count = Literal["total", "no-embeddings"]
@@ -50,6 +51,8 @@ class Trained:
     """What determines the held-out rows: losses of runs that differ in it cannot be compared."""
     setting: str = ""
     """Its recipe but for the seed: runs with the same one are equal."""
+    scored: Scored | None = None
+    """The last evaluation; None: not known."""
 
     @property
     def flops(self) -> float:
@@ -146,11 +149,13 @@ def read_trained(path: Path, count: Count) -> Trained:
         flops_per_token=profile.cost.train_flops_per_token * recipe.batch * recipe.data.length / step,
         curve=tuple((float(line["step"] * step), float(line["heldout_loss"])) for line in lines),
         heldout=_heldout(recipe, Plan.read(folder.plan), evaluation),
-        setting=_setting(folder.written_recipe()),
+        setting=setting_of(folder.written_recipe()),
+        scored=scored_of(evaluation),
     )
 
 
-def _setting(recipe: Recipe) -> str:
+def setting_of(recipe: Recipe) -> str:
+    """The recipe but for its name and seed."""
     return replace(recipe, run=replace(recipe.run, seed=0)).fingerprint
 
 
@@ -201,54 +206,6 @@ def wobble(curve: Sequence[tuple[float, float]]) -> float | None:
     return math.sqrt(fmean(d * d for d in seconds) / 6) if len(seconds) >= _DIFFERENCES else None
 
 
-class Seeds(NamedTuple):
-    """The last losses of equal runs, of two kinds."""
-
-    counts: tuple[int, int]
-    means: tuple[float, float]
-    half_width: float
-    """Of the 95 % interval of the difference of the means, by Welch's t."""
-
-    @property
-    def different(self) -> bool:
-        """Whether the means differ by more than seeds make them; equal kinds do in one of twenty comparisons."""
-        return abs(self.means[0] - self.means[1]) > self.half_width
-
-    @classmethod
-    def of(cls, first: Sequence[float], second: Sequence[float]) -> Seeds:
-        """At least two losses of each kind."""
-        errors = [variance(losses) / len(losses) for losses in (first, second)]
-        total = sum(errors)
-        parts = sum(error**2 / (len(losses) - 1) for error, losses in zip(errors, (first, second), strict=True))
-        freedom = min(len(first), len(second)) - 1 if parts == 0 else total**2 / parts
-        width = _t_95(freedom) * math.sqrt(total)
-        return cls((len(first), len(second)), (fmean(first), fmean(second)), width)
-
-    def sentence(self, names: tuple[str, str]) -> str:
-        told = [f"{name} {mean:.4f} over {count} seeds" for name, mean, count in zip(names, self.means, self.counts)]
-        difference = self.means[1] - self.means[0]
-        found = "They differ" if self.different else "That may be chance"
-        return f"{' and '.join(told)}: a difference of {difference:+.4f} ± {self.half_width:.4f} (95 %). {found}."
-
-
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""The 97.5 % quantile of Student's t for 1 to 30 degrees of freedom."""
-
-
-def _t_95(freedom: float) -> float:
-    """The same for any number from 1 on: between two of the table its logarithm is nearly linear in 1 / freedom."""
-    if freedom >= len(_T_95):
-        return 1.96 + 2.5 / freedom
-    low = max(1, int(freedom))
-    if low == len(_T_95):
-        return _T_95[-1]
-    share = (1 / low - 1 / max(1.0, freedom)) / (1 / low - 1 / (low + 1))
-    return float(_T_95[low - 1] ** (1 - share) * _T_95[low] ** share)
-
-
 class Comparison(NamedTuple):
     """Two runs over the same compute."""
 
@@ -261,8 +218,8 @@ class Comparison(NamedTuple):
     crossings: list[float]
     """FLOPs at which a run that was clearly behind is clearly ahead."""
     verdict: str
-    seeds: Seeds | None = None
-    """What several seeds of both say about the last losses; None: there is only one of either."""
+    difference: Difference | None = None
+    """What the rows and seeds say about the last losses; None: there is one run of either, on other rows."""
 
 
 _SURE = 2.0
