@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import RecipeError, StorageError
+from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.recipe_file import build, dump, load
 from shoestring.core.schema import hints
-from shoestring.core.sections import USUAL, Budget, Data, Evaluate, Hmm, Model, Run, Train
+from shoestring.core.sections import USUAL, Budget, Data, Evaluate, Model, Run, Train
 from shoestring.core.text import control_in
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 

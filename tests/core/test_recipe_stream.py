@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from recipe_values import assert_lines_begin, problems_of, recipe_of
 
+from shoestring.core.hmm_sections import Stream
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.recipe_file import dump, load
-from shoestring.core.sections import Stream
 
 OTHER: dict[str, Any] = {
     "symbols": "sequence",

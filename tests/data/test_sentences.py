@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import DataError
-from shoestring.core.sections import Data, Hmm
+from shoestring.core.hmm_sections import Hmm
+from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.data.pack.order import drawn_rows
 from shoestring.data.store import sentence_store

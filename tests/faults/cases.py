@@ -88,7 +88,8 @@ KINDS: dict[str, str] = {
     "sizes": CHOICE, "text": SOURCE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
     "until": NUMBER, "zipped": SETTING, "seeds": NUMBER, "random": NUMBER, "halving": CHOICE, "at_once": NUMBER,
     "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE, "simulate": CHOICE,
-    "slow_worker": CHOICE, "on": SOURCE, "port": NUMBER, "host": CHOICE, "trackers": CHOICE,
+    "slow_worker": CHOICE, "base": RUN, "tokenizer": CHOICE, "prompts": NUMBER, "prefix": NUMBER, "least": NUMBER,
+    "k": NUMBER, "on": SOURCE, "port": NUMBER, "host": CHOICE, "trackers": CHOICE,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {
@@ -117,6 +118,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "compare": ("runs/net", "runs/hmm"),
     "generate": ("runs/net",),
     "export": ("runs/net", "elsewhere"),
+    "fingerprints": ("runs/net", "--length", "8", "--prefix", "2", "--least", "3", "--out", "prints.json"),
     "report": ("runs/net",),
     "board": ("runs",),
     "track": ("runs/net", "--to", "tensorboard"),

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from shoestring.api import open_run
 from shoestring.core.errors import RunError, StorageError, UserError
+from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Budget, Data, Hmm, Model, Run, Train
+from shoestring.core.sections import Budget, Data, Model, Run, Train
 from shoestring.core.specs import CheckpointSpec
 from shoestring.core.units import Count
 from shoestring.data.store.prepare import prepare

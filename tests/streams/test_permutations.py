@@ -14,8 +14,8 @@ from test_philox import scalar_word
 from torch import Tensor
 
 from shoestring.core.errors import DataError, RecipeError
+from shoestring.core.hmm_sections import Stream
 from shoestring.core.recipe_file import build
-from shoestring.core.sections import Stream
 from shoestring.streams import loops, permutations
 from shoestring.streams.hmm import HmmStream
 from shoestring.streams.permutations import OF_STATES, OF_SYMBOLS, Kind, Lookup, Rounds, numbers

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoestring.core.errors import UserError
+from shoestring.core.hmm_sections import Hmm, Stream
 from shoestring.core.parallel import Parallel, Strategy
 from shoestring.core.schema import encode
-from shoestring.core.sections import Budget, Data, Evaluate, Hmm, Model, Run, Stream, Track, Train
+from shoestring.core.sections import Budget, Data, Evaluate, Model, Run, Track, Train
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.user_code import code_fingerprint
 

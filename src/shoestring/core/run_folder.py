@@ -38,6 +38,8 @@ class RunFolder:
         """What it cost: seconds, rates, and the segments of the run."""
         self.samples = self.path / "samples.jsonl"
         """What the model wrote after some of its evaluations, for people."""
+        self.overlap = self.path / "overlap.safetensors"
+        """Of `evaluate.overlap`: the prompts, and the predictions of the first weights."""
         self.checkpoints = self.path / "checkpoints"
         self.tokenizer = self.path / "tokenizer.json"
         self.code = self.path / COPIES
@@ -167,8 +169,8 @@ class RunFolder:
                     )
                 is_new = True
         if is_new:
-            old = (self.plan, self.machine, self.metrics, self.timings, self.samples, self.tokenizer, self.checkpoints)
-            for path in old:
+            old = (self.plan, self.machine, self.metrics, self.timings, self.samples, self.overlap, self.tokenizer)
+            for path in (*old, self.checkpoints):
                 remove(path)
             unseal(self.path)
             for copy, content in contents.items():

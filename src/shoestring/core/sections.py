@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from shoestring.core.schema import Between, Each, Registered, Text
 from shoestring.core.specs import (
     MOST_STEPS,
-    PermutationSpec,
     RotaryScaling,
     SourceSpec,
     Spec,
@@ -23,7 +22,8 @@ Auto = Literal["auto"]
 """A value that is chosen for the run, from laws, its corpus and its machine (`planning/auto.py`)."""
 
 # Ranges are wide: they hold every sensible value, and keep the arithmetic of a plan exact. What fits is for the plan.
-_SIZE = Between(1, 10**9)
+SIZE = Between(1, 10**9)
+"""Of widths, layers and the like."""
 MOST_ROWS = 10**7
 """Rows of an effective batch."""
 _ROWS = Between(1, MOST_ROWS)
@@ -41,7 +41,7 @@ def number(value: float | Auto | None) -> float:
     return value
 
 
-def _as_specs(section: object, **kinds: type[Spec]) -> None:
+def as_specs(section: object, **kinds: type[Spec]) -> None:
     """Convert the fields of a section that was made with plain texts."""
     for name, kind in kinds.items():
         if (value := getattr(section, name)) is not None:
@@ -106,7 +106,7 @@ class Data:
     end: Annotated[
         str | None, Text(255, allowed="\n\t\0"), "token that ends a document; default: that of the tokenizer's files"
     ] = None
-    length: Annotated[int, _SIZE, "predictions per row; a row holds one token more (not for an HMM)"] = 256
+    length: Annotated[int, SIZE, "predictions per row; a row holds one token more (not for an HMM)"] = 256
     packing: Annotated[
         Literal["concat", "best_fit", "pad"],
         "documents joined and cut into rows; kept whole where they fit, several per row; or one per row",
@@ -131,12 +131,12 @@ class Data:
     folder: Annotated[str, _PATH, "folder that holds token stores"] = "stores"
 
     def __post_init__(self) -> None:
-        _as_specs(self, source=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
+        as_specs(self, source=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
         if isinstance(self.validation, dict):
             texts = {name: SourceSpec(source) for name, source in self.validation.items()}
             object.__setattr__(self, "validation", texts)
         else:
-            _as_specs(self, validation=SourceSpec)
+            as_specs(self, validation=SourceSpec)
 
     @property
     def scored(self) -> dict[str, SourceSpec]:
@@ -172,15 +172,15 @@ class Model:
         "of transformers; default: random",
     ] = None
     size: Annotated[Auto | None, "auto: width, layers and heads are chosen for the budget, at one ratio"] = None
-    width: Annotated[int, _SIZE, "channels of the residual stream"] = 256
-    layers: Annotated[int, _SIZE, "blocks"] = 6
-    heads: Annotated[int, _SIZE, "attention heads; must divide width into even parts"] = 8
+    width: Annotated[int, SIZE, "channels of the residual stream"] = 256
+    layers: Annotated[int, SIZE, "blocks"] = 6
+    heads: Annotated[int, SIZE, "attention heads; must divide width into even parts"] = 8
     kv_heads: Annotated[
-        int | None, _SIZE, "llama, swift: heads of keys and values; must divide heads; default: heads"
+        int | None, SIZE, "llama, swift: heads of keys and values; must divide heads; default: heads"
     ] = None
     hidden: Annotated[
         int | None,
-        _SIZE,
+        SIZE,
         "channels of the MLP; default: 4 width, llama and swift (SwiGLU): 8/3 width, up to a multiple of 32",
     ] = None
     tied: Annotated[bool, "output matrix is the embedding matrix"] = True
@@ -195,15 +195,15 @@ class Model:
     norm_eps: Annotated[
         float | None, Between(1e-12, 1), "llama, swift: added to the mean square in norms; default: 1e-5"
     ] = None
-    positions: Annotated[int | None, _SIZE, "gpt2, masked_lm: learned positions; default: data.length"] = None
+    positions: Annotated[int | None, SIZE, "gpt2, masked_lm: learned positions; default: data.length"] = None
     classes: Annotated[int | None, Between(2, 10**6), "masked_lm: classes of data.label"] = None
-    latents: Annotated[int | None, _SIZE, "perceiver_ar: positions at the end of a row that are predicted"] = None
+    latents: Annotated[int | None, SIZE, "perceiver_ar: positions at the end of a row that are predicted"] = None
     prefix_dropout: Annotated[
         float, Between(0, 1, open_high=True), "perceiver_ar: share of the positions before the latents that is dropped"
     ] = 0.5
 
     def __post_init__(self) -> None:
-        _as_specs(self, rotary_scaling=RotaryScaling)
+        as_specs(self, rotary_scaling=RotaryScaling)
 
 
 USUAL = {"warmup": 0.05, "weight_decay": 0.1, "beta2": 0.95}
@@ -300,7 +300,7 @@ class Train:
         return COOLDOWN if self.cooldown is None else self.cooldown
 
     def __post_init__(self) -> None:
-        _as_specs(self, save_steps=StepsSpec)
+        as_specs(self, save_steps=StepsSpec)
         for name, value in USUAL.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, "auto" if self.lr == "auto" else value)
@@ -324,61 +324,22 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hmm:
-    """A hidden Markov model in place of a network; `[model]` and `[train]` are then not used."""
-
-    states: Annotated[int, Between(2, 10**9), "hidden states"] = 100
-    plain: Annotated[bool, "leave out lines with anything but letters, spaces, commas and full stops"] = False
-    unique: Annotated[bool, "leave out repeated sentences"] = False
-    update: Annotated[
-        Literal["all", "every", "online"], "update the tables after all rows, after some, or as running averages"
-    ] = "online"
-    update_every: Annotated[int, _SIZE, "rows between updates, for every and online"] = 256
-    restarts: Annotated[int, Between(1, 10**6), "random starts; the best one continues"] = 1
-    prior: Annotated[
-        float, Between(1e-12, 1e6), "pseudo-count per row of each table, so that no probability is zero"
-    ] = 1e-3
-    concentration: Annotated[float, Between(1e-3, 1e6), "of the random start; small values make peaked rows"] = 1.0
-    tied_start: Annotated[bool, "the start distribution is the stationary one"] = False
-    tolerance: Annotated[
-        float | None, Between(1e-12, 1), "stop when an epoch lowers the loss by less than this share"
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
-    """The rows of `data.stream`: each index has its own row, and nothing is on disk."""
-
-    symbols: Annotated[
-        PermutationSpec, "hmm: which rows share a permutation of the symbols: none, sequence, block:N or pool:P"
-    ] = PermutationSpec("none")
-    states: Annotated[
-        PermutationSpec, "hmm: which rows share a permutation of the states' emissions; as for symbols"
-    ] = PermutationSpec("none")
-    start: Annotated[Literal["model", "stationary"], "hmm: distribution of the first state"] = "model"
-    chain: Annotated[
-        Literal["dirichlet", "zipf", "doubly_stochastic"], "markov: how the transitions of a row's chain are drawn"
-    ] = "dirichlet"
-    fewest: Annotated[int, Between(2, 64), "markov: states of the smallest chain"] = 3
-    most: Annotated[int, Between(2, 64), "markov: states of the largest chain"] = 10
-    concentration: Annotated[int, Between(1, 64), "markov: of dirichlet; 1 is uniform over chains, more is even"] = 1
-    exponent: Annotated[float, Between(0, 8, open_low=True), "markov: of zipf"] = 1.0
-
-    def __post_init__(self) -> None:
-        _as_specs(self, symbols=PermutationSpec, states=PermutationSpec)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluate:
     """The evaluation on held-out rows."""
 
-    rows: Annotated[int, _SIZE, "most held-out rows to score"] = 256
+    rows: Annotated[int, SIZE, "most held-out rows to score"] = 256
     per_device: Annotated[int | None, _ROWS, "micro-batch; default: that of training"] = None
     every: Annotated[float, _SHARE, "fraction of the planned steps between evaluations"] = 0.1
     prompts: Annotated[
         tuple[str, ...] | None,
         Each({str: Text(4096, "\n\t")}),
         "beginnings of the texts that the model writes at evaluations; default: three of held-out rows. []: no texts",
+    ] = None
+    overlap: Annotated[
+        str | None,
+        _PATH,
+        "file of `shoestring fingerprints`: after step 1 and at evaluations, compare the least and most likely tokens "
+        "after its prompts with those of the first weights",
     ] = None
 
 

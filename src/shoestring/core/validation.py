@@ -167,6 +167,8 @@ def given_fields(section: Model | Data) -> list[str]:
 
 def _hmm_problems(recipe: Recipe) -> list[str]:
     found, data = [], recipe.data
+    if recipe.evaluate.overlap is not None:
+        found.append(f'evaluate.overlap = "{recipe.evaluate.overlap}": is for networks that predict the next token')
     if recipe.strategy != "sync":
         found.append(f'parallel.strategy = "{recipe.strategy}": is for networks; an HMM has "sync"')
     if data.validation is not None:

@@ -83,6 +83,10 @@ class LanguageModel(nn.Module, ABC):
         weight, bias = self.output()
         return F.linear(self.hidden(Batch.of(inputs)), weight, bias)
 
+    def last_logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows vocabulary"]:
+        """The prediction of the token after each row; no other logits are made."""
+        return F.linear(self.hidden(Batch.of(inputs))[:, -1], *self.output())
+
     def _hidden_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.hidden(batch.inputs())
         return hidden, batch.targets()[:, -hidden.shape[1] :]

@@ -31,6 +31,10 @@ class LogitsModel(LanguageModel):
     @abstractmethod
     def logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows positions vocabulary"]: ...
 
+    def last_logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows vocabulary"]:
+        """The prediction of the token after each row."""
+        return self.logits(inputs)[:, -1]
+
     def hidden(self, inputs: Batch) -> Float[Tensor, "rows positions width"]:  # noqa: ARG002
         raise AssertionError("this model computes its logits itself")
 

@@ -28,6 +28,8 @@ _COLOURS = {
     "oracle": "#3a7d44",
     "unigram_corpus": "#d8c49a",
     "bigram_corpus": "#d9a193",
+    "least likely": _HELDOUT,
+    "most likely": "#c8553d",
 }
 _TEXT = "heldout_loss/"
 """What the names of the metrics of named texts begin with."""
@@ -142,6 +144,39 @@ def divergence_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     labels = _labelled(v for v in values if v["tokens"] == last)
     lines = [_line(values, name, 2.0, x, y, colour) for name in names]
     return layers([*lines, _labels(_apart(labels, values), x, y, colour)])
+
+
+OVERLAPS = {"overlap": "least likely", "overlap_top": "most likely"}
+"""Metrics that compare a model with its first weights."""
+
+
+def overlap_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Overlap with the first weights by step, with the range over prompts; None where the metrics have none."""
+    lines = [line for line in metrics if "overlap" in line]
+    if not lines:
+        return None
+    values = [
+        {
+            "step": line["step"],
+            "loss": line[name],
+            "least": line[f"{name}_min"],
+            "most": line[f"{name}_max"],
+            "what": what,
+        }
+        for line in lines
+        for name, what in OVERLAPS.items()
+    ]
+    x = axis("step", "step", axis={"format": "~s"}, scale={"nice": False})
+    y = axis("loss", "shared with the first weights", scale={"domain": [0, 1]}, axis={"format": "%"})
+    colour, last = _colour(list(OVERLAPS.values())), max(v["step"] for v in values)
+    ends = [{**v, "label": f"{v['what']} {v['loss']:.0%}"} for v in values if v["step"] == last]
+    band = {
+        "data": {"values": values},
+        "mark": {"type": "area", "opacity": 0.15},
+        "encoding": {"x": x, "y": y | {"field": "least"}, "y2": {"field": "most"}, "color": colour},
+    }
+    drawn = [_line(values, what, 2.0, x, y, colour) for what in OVERLAPS.values()]
+    return layers([band, *drawn, _labels(_apart(ends, values), x, y, colour)])
 
 
 def _tokens_by_step(metrics: Sequence[Mapping[str, Any]]) -> Callable[[int], float]:

@@ -15,7 +15,7 @@ from shoestring.core.records import Machine, Plan
 from shoestring.core.results import Evaluation, Forecast, Outcome, StateTable
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
-from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, position_curve, svg
+from shoestring.report.figures import NoSpace, divergence_curves, loss_curve, overlap_curves, position_curve, svg
 from shoestring.report.interactive import live_figure, script
 from shoestring.report.samples import samples_html, texts_by_prompt
 from shoestring.report.scores import (
@@ -49,6 +49,8 @@ def draw(folder: RunFolder) -> dict[str, str]:
         )
     if compared := divergence_curves(metrics):
         specifications["What it predicts like"] = compared
+    if drift := overlap_curves(metrics):
+        specifications["Tokens shared with the first weights"] = drift
     return {title: live_figure(each, drawn(each)) for title, each in specifications.items()}
 
 

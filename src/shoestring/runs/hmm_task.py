@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoestring.core.errors import UserError
+from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe, fingerprint
 from shoestring.core.records import Cost, Plan, Profile
-from shoestring.core.sections import Hmm
 from shoestring.core.units import counted
 from shoestring.data.store.sentence_store import SentenceStore, prepare_rows
 from shoestring.planning.history import NO_HISTORY, Correction

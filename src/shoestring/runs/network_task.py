@@ -13,8 +13,10 @@ from shoestring.core.choices import Choices
 from shoestring.core.errors import PlanError, UserError
 from shoestring.core.family import network_cost
 from shoestring.core.files import free_bytes
+from shoestring.core.fingerprints import read_fingerprints
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Plan, Profile
+from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import counted
 from shoestring.data.store.sizes import estimate_bytes
 from shoestring.planning.corpus import Ready
@@ -55,6 +57,8 @@ class NetworkTask(Task):
             raise UserError("train.continued = true: model.init must name the run to continue")
         check_host(self.recipe)
         check_source(self.recipe)
+        if self.recipe.evaluate.overlap is not None and not RunFolder.of(self.recipe).overlap.is_file():
+            read_fingerprints(self.recipe)
 
     def cost(self) -> Cost:
         recipe = self.recipe

@@ -29,6 +29,7 @@ from shoestring.datasets.source import TokenSource
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
 from shoestring.probe.machine import available_bytes
+from shoestring.runs.drift import AfterFirstStep, Drift
 from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.generate import NetworkWriter
 from shoestring.runs.network_workload import RandomRows, make_learner
@@ -65,6 +66,7 @@ class NetworkTrainee(Trainee):
     _watch: Watch
     _reads: StoreCorpus | None
     """The store with the rows that it reads, if they come from one."""
+    _drift: Drift | None = None
 
     def __init__(self, recipe: Recipe, plan: Plan, group: ProcessGroup):
         assert plan.steps and plan.per_device and plan.effective_batch, "a network's plan has them"
@@ -85,6 +87,8 @@ class NetworkTrainee(Trainee):
     def write_inputs(self, folder: RunFolder) -> None:
         if not folder.tokenizer.is_file():
             folder.write(folder.tokenizer, tokenizer_text(self.corpus.tokenizer))
+        if self._drift is not None:
+            self._drift.write(folder.overlap)
 
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
@@ -93,6 +97,8 @@ class NetworkTrainee(Trainee):
         self.learner = make_learner(recipe, group.device, group, init, say, self._compiles_beside())
         if fresh and continued:
             self._before = continue_run(self.learner, recipe, say)
+        if fresh and recipe.evaluate.overlap is not None:
+            self._drift = Drift.begin(self.learner, recipe, say)
 
     def warm_up(self) -> None:
         """On a GPU, kernels are compiled and loaded; several processes would have to agree on it."""
@@ -199,14 +205,21 @@ class NetworkTrainee(Trainee):
 
     def hooks(self, metrics: LineFile, timings: LineFile, clock: Clock) -> Sequence[AnyHook]:
         self._watch = Watch(self.corpus, self._known)
+        if self._drift is None and self.recipe.evaluate.overlap is not None:
+            self._drift = Drift.read(RunFolder.of(self.recipe).overlap)
         every = max(1, self.planned_steps // METRICS_LINES)
-        return [hooks.Log(metrics, timings, clock, every, int(self.tokens_per_step))]
+        log = hooks.Log(metrics, timings, clock, every, int(self.tokens_per_step))
+        return [log] if self._drift is None else [log, AfterFirstStep(self._distance, metrics)]
 
     def evaluates(self, state: State) -> Evenly:
         return Evenly(self.recipe.evaluate.every, state)
 
     def score(self) -> dict[str, float]:
-        return self._watch(self.learner, self.scored_rows)
+        return self._watch(self.learner, self.scored_rows) | self._distance()
+
+    def _distance(self) -> dict[str, float]:
+        """From the first weights, where the recipe asks for it."""
+        return {} if self._drift is None else self._drift.scores(self.learner)
 
     def evaluate(self, state: State) -> Evaluation:
         step, known = self._best or (None, self._known)

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, StorageError
 from shoestring.core.files import drop_lock, locked, sweep
+from shoestring.core.hmm_sections import Hmm
 from shoestring.core.reading import reading
 from shoestring.core.recipe import fingerprint
 from shoestring.core.schema import decode, encode
-from shoestring.core.sections import Data, Hmm
+from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.core.units import counted
 from shoestring.data.pack.order import drawn_rows

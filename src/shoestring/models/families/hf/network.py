@@ -115,6 +115,9 @@ class HF(LogitsModel):
         found: Tensor = self._run(self.network, Batch.of(inputs)).logits
         return found
 
+    def last_logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows vocabulary"]:
+        return super().last_logits(inputs) if self.head is None else LanguageModel.last_logits(self, inputs)
+
     def _checked(self, batch: Batch | Rows) -> Batch:
         batch = Batch.of(batch)
         if self.masked and batch.wanted is None:
