@@ -522,7 +522,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "save_every": 9,
         "save_steps": "1,2,...",
     },
-    "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"]},
+    "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"], "overlap": "prints.json"},
 }
 IN_COMPANY: dict[str, dict[str, Any]] = {
     "data": {"masked": 0.3, "whole_words": True, "label": "kind"},
