@@ -99,7 +99,7 @@ def test_a_machine_that_does_not_exist_is_not_waited_for(monkeypatch: pytest.Mon
         raise InterruptedError("torch looks for it")
 
     monkeypatch.setattr(process_group.socket, "getaddrinfo", look_up)  # type: ignore[attr-defined]
-    monkeypatch.setattr(process_group, "rendezvous", begin)
+    monkeypatch.setattr(process_group.dist, "TCPStore", begin)  # type: ignore[attr-defined]
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29500", "MASTER_ADDR": "absent"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="MASTER_ADDR='absent' in the environment: no machine has this name"):

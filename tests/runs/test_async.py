@@ -13,7 +13,7 @@ from commands import forks
 from conftest import TINY
 
 from shoestring.core.clock import Clock
-from shoestring.core.errors import UserError
+from shoestring.core.errors import Fault, UserError
 from shoestring.core.recipe_file import load
 from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, Outcome
@@ -103,6 +103,27 @@ def test_no_share_is_lost_or_applied_twice_whoever_is_killed(there: Path) -> Non
         assert len(losses(folder)) == STEPS
         assert outcome.loss == pytest.approx(Outcome.read(sync.done).loss, rel=1e-6)
     assert [line["worker"] for line in read_lines(one.timings) if line.get("event") == "left"] == [1]
+
+
+@pytest.mark.parametrize("ended", [(1,), (0, 1)])
+def test_workers_that_end_before_the_first_step(ended: tuple[int, ...], there: Path) -> None:
+    """They are noticed like any other; without any worker the run stops with a reason."""
+    begin, overrides = AsyncTrainee.begin, ("parallel.strategy=async", "parallel.workers=2")
+
+    def broken(self: AsyncTrainee, step: int, *rest: Any) -> PendingStep:
+        for worker in ended if step == 0 else ():
+            self._processes[worker].kill()
+            self._processes[worker].wait()
+        return begin(self, step, *rest)
+
+    with patch.object(AsyncTrainee, "begin", broken):
+        if len(ended) == 2:
+            with pytest.raises(Fault, match="all workers have ended; the last checkpoint is good"):
+                train(there, "ended", *overrides)
+            return
+        sharing = Outcome.read(train(there, "ended", *overrides).done).sharing
+    assert sharing is not None
+    assert (sharing.left, sum(sharing.staleness)) == (ended, 2 * STEPS)
 
 
 def test_torchrun_is_refused(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,3 +55,13 @@ def test_a_worker_that_cannot_begin_is_named(there: Path, monkeypatch: pytest.Mo
     with pytest.raises(Fault, match="worker 1 ended before it began, exit code 1"):
         run(load("tiny.toml", TWO), Reporter(), Clock(), there / "plan.json")
     assert dict(os.environ) == before
+
+
+def test_a_worker_that_ends_before_it_connects_is_named(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it; the first one waits in the store that it made."""
+    (there / "ends").write_text("#!/bin/sh\nread -r line\necho ready\nexec sleep 0.2\n")
+    (there / "ends").chmod(0o755)
+    monkeypatch.setattr(launch.sys, "executable", str(there / "ends"))  # type: ignore[attr-defined]
+    with pytest.raises(Fault, match="worker 1 ended before all were connected, exit code 0; see its output"):
+        run(load("tiny.toml", TWO), Reporter(), Clock(), there / "plan.json")
+    assert not dist.is_initialized()

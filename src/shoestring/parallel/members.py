@@ -5,6 +5,8 @@ workers do together, such as an average, is tried by all. Each tells the first o
 one answers: done, or again, without those that ended. A collective operation that fails on one worker fails on all,
 as the one that saw it disconnects from the others. So all who are left have the same result, and nothing is done by
 some of them only. If the first worker ends, the others do too: it writes the run.
+
+A worker may also end while the others connect again. That attempt fails after CONNECTING, and is tried without it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from shoestring.core.errors import Fault
-from shoestring.parallel.process_group import PATIENCE, ProcessGroup, host_group, is_lost, leave
+from shoestring.parallel.process_group import CONNECTING, ProcessGroup, connect, host_group, is_lost, leave
 
 T = TypeVar("T")
 TRIES = 3
@@ -42,22 +45,34 @@ class Members:
         self._lines: dict[int, socket.socket] = {}
         if group.world > 1:
             self._store = PrefixStore("members", _get_default_store())
-            self._lines = self._accept() if group.rank == 0 else {0: self._connect()}
             host_group()  # a collective call: here all processes are together
+            self._lines = self._accept() if group.rank == 0 else {0: self._connect()}
 
     def _accept(self) -> dict[int, socket.socket]:
-        """Connections to all others."""
+        """Connections to all others, which are about to make them."""
+        found: dict[int, socket.socket] = {}
+        until = time.monotonic() + CONNECTING.total_seconds()
         with socket.create_server(("", 0)) as server:
             self._store.set("port", str(server.getsockname()[1]))
-            found = {}
-            for _ in range(self.group.world - 1):
-                line, _ = server.accept()
-                found[_NUMBER.unpack(_exactly(line, _NUMBER.size))[0]] = line
-            return found
+            while len(found) < self.group.world - 1:
+                server.settimeout(max(until - time.monotonic(), 1e-3))
+                try:
+                    line, _ = server.accept()
+                except TimeoutError as cause:
+                    missing = sorted(set(self._numbers[1:]) - found.keys())
+                    raise Fault(f"worker {missing[0]} has not connected within {CONNECTING}; see its output") from cause
+                line.settimeout(max(until - time.monotonic(), 1e-3))
+                said = _exactly(line, _NUMBER.size)
+                line.settimeout(None)
+                if said:
+                    found[_NUMBER.unpack(said)[0]] = line
+        return found
 
     def _connect(self) -> socket.socket:
+        self._store.wait(["port"], CONNECTING)
         address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(self._store.get("port"))
-        line = socket.create_connection(address)
+        line = socket.create_connection(address, CONNECTING.total_seconds())
+        line.settimeout(None)
         line.sendall(_NUMBER.pack(self.number))
         return line
 
@@ -68,24 +83,29 @@ class Members:
 
     def together(self, act: Callable[[], T]) -> T:
         """The result of `act` once all who are left have theirs; it is called again where a worker ended meanwhile."""
-        tries = 0
-        while self.group.world > 1:
+        tries, connected = 0, True
+        while len(self._numbers) > 1:
             failed = None
             try:
+                if not connected:
+                    self._regroup()
                 result = act()
             except (RuntimeError, dist.DistError) as cause:
                 if not is_lost(cause):
                     raise
-                failed = cause
+                failed = cause.with_traceback(None)  # its frames would keep the connections open
+            if failed is not None:
                 leave()
             before = len(self._numbers)
             again = self._decide(failed is None) if self.number == 0 else self._hear(failed is None)
             if not again:
                 return result
+            connected = False
+            leave()
             tries = 0 if len(self._numbers) < before else tries + 1
             if tries >= TRIES:
                 raise Fault("the workers lose each other again and again; see the network") from failed
-            self._regroup()
+        self.group.rank, self.group.world = 0, 1
         return act()
 
     def _decide(self, done: bool) -> bool:
@@ -119,14 +139,11 @@ class Members:
 
     def _regroup(self) -> None:
         """Connect with those that are left."""
-        leave()
         self._attempt += 1
         rank, world = self._numbers.index(self.number), len(self._numbers)
-        if world > 1:
-            store, backend = PrefixStore(f"again/{self._attempt}", self._store), self._backend
-            dist.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=world)
-            host_group()
+        connect(self._backend, PrefixStore(f"again/{self._attempt}", self._store), rank, world)
         self.group.rank, self.group.world = rank, world
+        host_group()
 
     @property
     def _backend(self) -> str:
@@ -142,7 +159,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
             if not more:
                 return b""
             found += more
-    except ConnectionError:
+    except (ConnectionError, TimeoutError):
         return b""
     return found
 

@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from shoestring.core.environment import launched
@@ -35,6 +35,8 @@ E = TypeVar("E", bound=ShoestringError)
 
 PATIENCE = timedelta(days=1)
 """How long a process waits for the others: one may measure, or prepare data. torchrun ends all if one dies."""
+CONNECTING = timedelta(seconds=60)
+"""How long a process waits for others that are about to connect: one that has ended meanwhile is not noticed."""
 POLL_SECONDS = 0.01
 BUCKET_BYTES = 64 << 20
 """Approximate size of a message."""
@@ -44,8 +46,15 @@ class ReportedElsewhere(Exception):
     """The cause of an error that another process reports."""
 
 
-def join(device: torch.device) -> ProcessGroup:
-    """Connect to the other processes, if there are any; on GPUs each process gets its own."""
+class NotConnected(RuntimeError):
+    """A process ended while the others connected to it."""
+
+
+def join(device: torch.device, watch: Callable[[], None] = lambda: None) -> ProcessGroup:
+    """Connect to the other processes, if there are any; on GPUs each process gets its own.
+
+    The first one calls `watch` while it waits for the others; it raises when one of them has ended.
+    """
     here = launched()
     if here.world > 1:
         if device.type == "cuda":
@@ -59,11 +68,43 @@ def join(device: torch.device) -> ProcessGroup:
         if not dist.is_initialized():
             _check_address(os.environ["MASTER_ADDR"])
             backend = "nccl" if device.type == "cuda" else "gloo"
-            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
-            own = PrefixStore(agree(store, rank, world, PATIENCE), store)
-            dist.init_process_group(backend, timeout=PATIENCE, store=own, rank=rank, world_size=world)
+            store, rank, world = _open_store()
+            own = PrefixStore(agree(store, rank, world, PATIENCE, watch), store)
+            try:
+                connect(backend, own, rank, world)
+            except NotConnected as cause:
+                raise Fault(f"{cause}; see their output") from cause
             atexit.register(leave)
     return ProcessGroup.of(device)
+
+
+def _open_store() -> tuple[Store, int, int]:
+    """The store of all processes, with the rank of this one and their number; waits for nobody."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+        return store, rank, world
+    here, port = launched(), int(os.environ["MASTER_PORT"])
+    place = os.environ["MASTER_ADDR"], port, here.world, here.rank == 0
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        *place, timeout=PATIENCE, wait_for_workers=False, multi_tenant=True
+    )
+    return store, here.rank, here.world
+
+
+def connect(backend: str, store: Store, rank: int, world: int) -> None:
+    """Connect processes that all call this now; after CONNECTING it fails, as one of them has ended."""
+    with _connecting():
+        dist.init_process_group(backend, timeout=CONNECTING, store=store, rank=rank, world_size=world)
+    _set_pg_timeout(PATIENCE)
+
+
+@contextmanager
+def _connecting() -> Iterator[None]:
+    """What stops a connection is named so, and without its frames, which would keep what there is of it open."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as cause:
+        raise NotConnected(f"not all processes connected within {CONNECTING}: {cause}") from None
 
 
 def _check_address(name: str) -> None:
@@ -75,7 +116,7 @@ def _check_address(name: str) -> None:
             raise UserError(f"MASTER_ADDR={name!r} in the environment: no machine has this name") from cause
 
 
-def agree(store: Store, rank: int, world: int, patience: timedelta) -> str:
+def agree(store: Store, rank: int, world: int, patience: timedelta, watch: Callable[[], None] = lambda: None) -> str:
     """A name for this attempt that is new, and the same on all of its processes.
 
     Keys of earlier processes do no harm: each process waits for an answer to its own arrival, and the first one waits
@@ -92,6 +133,7 @@ def agree(store: Store, rank: int, world: int, patience: timedelta) -> str:
         for other in missing:
             if store.check([f"arrived/{other}"]):
                 store.set(f"answer/{store.get(f'arrived/{other}').decode()}", own)
+        watch()
         time.sleep(POLL_SECONDS)
         missing = {other for other in missing if not store.check([f"heard/{own}/{other}"])}
         if missing and time.monotonic() > until:
@@ -109,13 +151,15 @@ def leave() -> None:
 
 def is_lost(cause: BaseException) -> bool:
     """Whether an error says that another process ended."""
-    return isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "/gloo/" in str(cause))
+    return isinstance(cause, (dist.DistError, NotConnected)) or (
+        isinstance(cause, RuntimeError) and "/gloo/" in str(cause)
+    )
 
 
 @contextmanager
-def sharing_work(device: torch.device) -> Iterator[ProcessGroup]:
+def sharing_work(device: torch.device, watch: Callable[[], None] = lambda: None) -> Iterator[ProcessGroup]:
     """As `join`; after an error this process ends without waiting for the others, which may never answer."""
-    group = join(device)
+    group = join(device, watch)
     try:
         yield group
     except BaseException as cause:
@@ -128,7 +172,10 @@ def sharing_work(device: torch.device) -> Iterator[ProcessGroup]:
 @cache
 def host_group() -> dist.ProcessGroup:
     """A second group of all processes, for a thread that communicates while the first is in use; a collective call."""
-    found: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=PATIENCE)
+    ProcessGroup.of(torch.device("cpu")).all_gather(None)  # all are here; one that is not would not connect in time
+    with _connecting():
+        found: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=CONNECTING)
+    _set_pg_timeout(PATIENCE, found)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -57,7 +58,8 @@ class AsyncTrainee(NetworkTrainee):
         self._known.forget()
         if self._dealer is None:
             for line in self._lines.values():
-                line.send(self._before)
+                with suppress(OSError):  # one that has ended is noticed when it is listened to
+                    line.send(self._before)
             parallel = self.recipe.parallel
             most = None if parallel is None else parallel.max_staleness
             self._dealer = Dealer(self.learner, self._shared, self._lines, self.recipe.train, most, self._lost)

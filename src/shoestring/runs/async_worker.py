@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,7 +58,8 @@ def start_worker(order: Order, shared: SharedWeights) -> tuple[subprocess.Popen[
             env=environment,
             start_new_session=True,  # Ctrl-C is for the run, which then ends this
         )
-    own.send(order)
+    with suppress(OSError):  # one that has ended is noticed when it is listened to
+        own.send(order)
     return process, own
 
 

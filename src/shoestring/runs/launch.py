@@ -9,8 +9,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from shoestring.core import recipe_file
@@ -29,8 +30,11 @@ READY = "ready\n"
 
 
 @contextmanager
-def started(recipe: Recipe, plan_file: Path | None) -> Iterator[None]:
-    """Start the other workers of a recipe; this process is the first one while it lasts, and they end with it."""
+def started(recipe: Recipe, plan_file: Path | None) -> Iterator[Callable[[], None]]:
+    """Start the other workers of a recipe; this process is the first one while it lasts, and they end with it.
+
+    What it gives raises Fault if one of them has ended.
+    """
     count, kept = recipe.workers, dict(os.environ)
     os.environ |= {"WORLD_SIZE": str(count), "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": str(_free_port()), THREADS: os.environ.get(THREADS) or str(threads_each(count))}
@@ -47,7 +51,7 @@ def started(recipe: Recipe, plan_file: Path | None) -> Iterator[None]:
             with suppress(BrokenPipeError), worker.stdin as line:  # one that has ended is noticed below
                 line.write(recipe_file.dump(recipe))
         _await(others)
-        yield
+        yield partial(_watch, others)
     finally:
         _end(others)
         os.environ.clear()
@@ -63,6 +67,17 @@ def _await(others: list[subprocess.Popen[str]]) -> None:
         with worker.stdout as line:
             if line.read(len(READY)) != READY:
                 raise Fault(f"worker {rank} ended before it began, exit code {worker.wait()}; see its output")
+
+
+def _watch(others: list[subprocess.Popen[str]]) -> None:
+    """Raise Fault if one has ended; the rest, which would wait for it, is ended too."""
+    ended = [(rank, worker.returncode) for rank, worker in enumerate(others, 1) if worker.poll() is not None]
+    if not ended:
+        return
+    for worker in others:
+        worker.kill()
+    rank, code = ended[0]
+    raise Fault(f"worker {rank} ended before all were connected, exit code {code}; see its output")
 
 
 def _end(others: list[subprocess.Popen[str]]) -> None:

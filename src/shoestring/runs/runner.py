@@ -6,6 +6,7 @@ Measure, plan, prepare, train, evaluate, report: each writes a file, and a file 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,8 +66,8 @@ def run(
             )
         return _run(recipe, reporter, clock, plan_file, limit, until)
     if recipe.workers > 1 and launched().world == 1:
-        with started(recipe, plan_file):
-            return _run_together(recipe, reporter, clock, plan_file, limit, until)
+        with started(recipe, plan_file) as watch:
+            return _run_together(recipe, reporter, clock, plan_file, limit, until, watch)
     if launched().world > 1:
         return _run_together(recipe, reporter, clock, plan_file, limit, until)
     return _run(recipe, reporter, clock, plan_file, limit, until)
@@ -79,12 +80,13 @@ def _run_together(
     plan_file: Path | None,
     limit: float | None,
     until: float | None,
+    watch: Callable[[], None] = lambda: None,
 ) -> Finished | None:
-    """As `run`, in one of several processes."""
+    """As `run`, in one of several processes; `watch` raises when another has ended."""
     from shoestring.parallel.process_group import sharing_work
     from shoestring.probe.machine import pick_device
 
-    with sharing_work(pick_device()) as group:
+    with sharing_work(pick_device(), watch) as group:
         reporter = reporter if group.rank == 0 else Reporter()
         finished = _run(recipe, reporter, clock, plan_file, limit, until, group)
         return finished if group.rank == 0 else None
