@@ -31,6 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt torch numpy
 	$(PIP) install -c constraints.txt -e '.[report,board,track,docs,dev]'
 	$(PIP) install -c constraints.txt --no-deps pomegranate==1.1.2  # an oracle; what else it asks for is not needed
+	$(PIP) install -c constraints.txt --no-deps lm_eval==0.4.13  # half of what it asks for is for single tasks
 	touch $(READY)
 
 clean:

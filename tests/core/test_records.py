@@ -16,7 +16,7 @@ from shoestring.core import law_record, records, results
 from shoestring.core.errors import RecordError, StorageError
 from shoestring.core.law_record import Law
 from shoestring.core.records import Cost, Density, Machine, Plan, Point, Profile
-from shoestring.core.results import Evaluation, Outcome, Preferences, StateTable
+from shoestring.core.results import Evaluation, HarnessScores, Outcome, Preferences, StateTable
 from shoestring.core.schema import Record, hints
 
 RECORDS = [
@@ -89,7 +89,7 @@ def profile() -> Profile:
 
 def test_the_records_are_those_the_stages_hand_to_each_other() -> None:
     assert set(RECORDS) == {
-        Machine, Cost, Density, Profile, Plan, Evaluation, Preferences, StateTable, Outcome, Law,
+        Machine, Cost, Density, Profile, Plan, Evaluation, Preferences, HarnessScores, StateTable, Outcome, Law,
     }  # fmt: skip
 
 

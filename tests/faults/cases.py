@@ -89,7 +89,7 @@ KINDS: dict[str, str] = {
     "until": NUMBER, "zipped": SETTING, "seeds": NUMBER, "random": NUMBER, "halving": CHOICE, "at_once": NUMBER,
     "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE, "simulate": CHOICE,
     "slow_worker": CHOICE, "base": RUN, "tokenizer": CHOICE, "prompts": NUMBER, "prefix": NUMBER, "least": NUMBER,
-    "k": NUMBER, "on": SOURCE, "port": NUMBER, "host": CHOICE, "trackers": CHOICE,
+    "k": NUMBER, "on": SOURCE, "harness": TEXT, "limit": NUMBER, "port": NUMBER, "host": CHOICE, "trackers": CHOICE,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {

@@ -16,7 +16,7 @@ from profiles import write_profile
 
 from shoestring.cli.root import root
 from shoestring.core.clock import Clock
-from shoestring.core.errors import DataError, RunError
+from shoestring.core.errors import DataError
 from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Model
@@ -98,12 +98,19 @@ def test_a_network_s_likelihood_is_the_sum_over_its_tokens(family: str) -> None:
         assert found.cut is (len(ids) > length + 1)
 
 
-def test_what_a_network_does_not_predict_is_refused() -> None:
-    model = Model(family="perceiver_ar", width=16, layers=1, heads=2, latents=4)
-    judge = NetworkJudge(build(model, 259, 12, 0).eval(), ByteTokenizer(), 12)
-    with pytest.raises(RunError, match="predicts only the last 4 tokens"):
-        judge([("", "longer")])
-    assert judge([("longer", "cat")])[0] is not None
+def test_a_text_longer_than_what_a_network_predicts_is_scored_in_pieces() -> None:
+    """A perceiver with 4 latents: every token of a piece is predicted in the pass of its piece."""
+    spec, tokenizer = Model(family="perceiver_ar", width=16, layers=1, heads=2, latents=4), ByteTokenizer()
+    network = build(spec, tokenizer.vocab_size, 12, 0).eval()
+    (found,) = NetworkJudge(network, tokenizer, 12)([("", "longer by far")])
+    ids = [int(each) for each in (tokenizer.end, *tokenizer.encode("longer by far"))]
+    total = 0.0
+    for begin in range(1, len(ids), 4):
+        end = min(begin + 4, len(ids))
+        with torch.no_grad():
+            logits = network.logits(torch.tensor([ids[max(0, end - 13) : end - 1]]))[0].double().log_softmax(-1)
+        total += sum(float(logits[place - end, ids[place]]) for place in range(begin, end))
+    assert found is not None and found.log_p == pytest.approx(total, abs=1e-4)
 
 
 def test_an_hmm_s_likelihood_is_that_of_all_paths() -> None:
@@ -167,7 +174,7 @@ def test_a_trained_model_prefers_what_it_has_read(tiny: Path, monkeypatch: pytes
     """Sentences of its corpus against the same words backwards; and another text by name."""
     monkeypatch.chdir(tiny.parent)
     monkeypatch.setattr(session, "draw", lambda _: {})
-    settings = ("budget.steps=150", "evaluate.prompts=[]")
+    settings = ("budget.steps=300", "evaluate.prompts=[]")
     write_profile(tiny, *settings)
     run(load(tiny, settings), Reporter(), Clock(0.0))
     folder = RunFolder.of(load(tiny, settings)).path

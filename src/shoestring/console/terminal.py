@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shoestring.console.progress import Sparkline, progress_line
 from shoestring.core.records import Density, MemoryModel, Plan, Point, Profile
-from shoestring.core.results import Evaluation, Outcome, Preferences, Verdict
+from shoestring.core.results import Evaluation, HarnessScores, Outcome, Preferences, Verdict
 from shoestring.core.text import printable
 from shoestring.core.throughput import fastest, knee, smallest_near
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
@@ -200,6 +200,21 @@ class Terminal(Reporter):
             per_byte = with_error(found.accuracy_per_byte, found.accuracy_per_byte_error)
             lines.append(f"by likelihood per byte of the choice: {per_byte}")
         self.say("\n".join(lines) + "\n")
+
+    def harness_scores(self, found: HarnessScores) -> None:
+        """Print what a run reaches on tasks of lm-evaluation-harness."""
+        from shoestring.report.scores import with_error
+
+        rows = [
+            (
+                each.task,
+                each.metric if each.filter == "none" else f"{each.metric} ({each.filter})",
+                "" if each.items is None else f"{each.items:,}",
+                with_error(each.value, each.error),
+            )
+            for each in found.scores
+        ]
+        self.table(f"\nlm-evaluation-harness {found.version}", ("task", "metric", "items", "score"), rows)
 
     def finished(self, plan: Plan, outcome: Outcome) -> None:
         from shoestring.planning.lines import parts_reason

@@ -155,6 +155,37 @@ class Preferences(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HarnessScore:
+    """One number of lm-evaluation-harness."""
+
+    task: str
+    metric: str
+    filter: str
+    """What the harness did to answers before it judged them; "none"."""
+    value: float
+    error: float | None
+    """Its standard error; None: the harness has none for this metric."""
+    items: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessScores(Record):
+    """What a run reaches on tasks of lm-evaluation-harness."""
+
+    SCHEMA: ClassVar[str] = "shoestring.harness/1"
+
+    tasks: tuple[str, ...]
+    """As they were given."""
+    step: int | None
+    """Of the weights."""
+    version: str
+    """Of the harness."""
+    limit: int | None
+    """Items of each task that were scored; None: all of them."""
+    scores: tuple[HarnessScore, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateRow:
     """One state of an HMM, for people."""
 

@@ -27,6 +27,7 @@ EXTRAS = {
     "track": ("tensorboard", "wandb", "trackio"),
     "data": ("pyarrow", "zstandard"),
     "hf": ("tokenizers", "transformers", "datasets"),
+    "harness": ("lm_eval",),
     "kernels": ("triton",),
 }
 """Modules of each extra."""
@@ -36,6 +37,7 @@ _USES = {
     "track": "trackers",
     "data": "Parquet and .zst files",
     "hf": "tokenizers, models and data sets of the hub",
+    "harness": "evaluate --harness",
     "kernels": "fused kernels on a GPU",
 }
 _TORCH = "pip install 'torch>=2.11,<2.14'"

@@ -23,14 +23,13 @@ from shoestring.hmm.inference import token_log_probs
 from shoestring.hmm.parameters import Parameters
 from shoestring.hmm.sampling import sentence_start
 from shoestring.models.language_model import LanguageModel
+from shoestring.runs.likelihood import by_length, score_tokens
 from shoestring.runs.trained_model import BEST, Say, alphabet_of, load_hmm, load_run, silent
 
 Kind = Literal["pairs", "choices"]
 KINDS: tuple[Kind, ...] = ("pairs", "choices")
 _GOOD, _BAD = ("sentence_good", "good"), ("sentence_bad", "bad")
 _CONTEXT, _GROUP = ("context", "question", "query"), ("UID", "group")
-_PASS_NUMBERS = 1 << 24
-"""Logits of one pass, at most, unless a single row has more."""
 
 
 class Item(NamedTuple):
@@ -185,20 +184,11 @@ class NetworkJudge(NamedTuple):
 
     def __call__(self, texts: Sequence[tuple[str, str]]) -> list[Likelihood | None]:
         encoded = [self._encode(context, choice) for context, choice in texts]
-        found: list[Likelihood | None] = [None] * len(texts)
-        for places in _by_length([ids for ids, _ in encoded], self.tokenizer.vocab_size):
-            rows = torch.tensor([encoded[place][0][-self.length - 1 :] for place in places])
-            log_p = self._log_probs(rows)
-            for place, row in zip(places, log_p):
-                ids, first = encoded[place]
-                scored = len(ids) - max(first, 1)
-                if min(scored, self.length) > len(row):
-                    raise RunError(
-                        f"{texts[place][1][:80]!r}: the network predicts only the last {len(row)} tokens of a text"
-                    )
-                total = float(row[len(row) - scored :].sum()) if scored <= len(row) else float(row.sum())
-                found[place] = Likelihood(total, tuple(ids), len(ids) > self.length + 1)
-        return found
+        predicted = [(ids, max(first, 1)) for ids, first in encoded]
+        scored = score_tokens(self.model, self.length, predicted, self.tokenizer.vocab_size)
+        return [
+            Likelihood(each.log_p, tuple(ids), len(ids) > self.length + 1) for each, (ids, _) in zip(scored, encoded)
+        ]
 
     def _encode(self, context: str, choice: str) -> tuple[list[int], int]:
         """The ids of both, and the place of the first one of the choice."""
@@ -207,16 +197,6 @@ class NetworkJudge(NamedTuple):
         ids = [*before, *map(int, self.tokenizer.encode(joined))]
         first = len(before) + (len(self.tokenizer.encode(context)) if context else 0)
         return ids, min(first, len(ids) - 1)
-
-    @torch.no_grad()
-    def _log_probs(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of the tokens that the network predicts, (rows, predictions): all but the first, or the last ones."""
-        device = next(self.model.parameters()).device
-        if rows.shape[1] < 2:
-            return torch.zeros(len(rows), 0, dtype=torch.float64)
-        logits = self.model.logits(rows[:, :-1].to(device)).float()
-        targets = rows[:, 1:][:, -logits.shape[1] :].to(device)
-        return logits.log_softmax(-1).gather(2, targets[..., None])[..., 0].double().cpu()
 
 
 class HmmJudge(NamedTuple):
@@ -233,20 +213,12 @@ class HmmJudge(NamedTuple):
         encoded = [[known.get(word, -1) for part in text for word in words_of(part)] for text in texts]
         found: list[Likelihood | None] = [None] * len(texts)
         usable = [ids if ids and min(ids) >= 0 else [] for ids in encoded]
-        for places in _by_length(usable, exact.states):
+        for places in by_length(usable, exact.states):
             log_p = token_log_probs(exact, torch.tensor([usable[place] for place in places])).log_probabilities
             for place, row in zip(places, log_p):
                 first = len(words_of(texts[place][0]))
                 found[place] = Likelihood(float(row[first:].sum()), tuple(usable[place]))
         return found
-
-
-def _by_length(rows: Sequence[Sequence[int]], width: int) -> Iterable[list[int]]:
-    """The places of rows of equal length, without empty ones, in groups for one pass each."""
-    order = sorted((place for place, row in enumerate(rows) if row), key=lambda place: len(rows[place]))
-    for length, group in itertools.groupby(order, key=lambda place: len(rows[place])):
-        places, most = list(group), max(1, _PASS_NUMBERS // (length * width))
-        yield from (places[first : first + most] for first in range(0, len(places), most))
 
 
 def judge_of(folder: RunFolder, checkpoint: CheckpointSpec, say: Say) -> tuple[Judge, int | None]:
