@@ -70,8 +70,9 @@ def commands() -> dict[str, click.Command]:
 RECIPE, SETTING, RUN, STORE, MODEL, PLAN, PROFILE, LAW, TABLES, SOURCE = (
     "recipe", "setting", "run", "store", "model", "plan", "profile", "law", "tables", "source",
 )  # fmt: skip
-NUMBER, QUANTITY, CHOICE, COLUMN, NEW_FILE, NEW_FOLDER, PAGE, TEXT, FLAG, RUNS, SWEEP = (
+NUMBER, QUANTITY, CHOICE, COLUMN, NEW_FILE, NEW_FOLDER, PAGE, TEXT, FLAG, RUNS, SWEEP, PIECES = (
     "number", "quantity", "choice", "column", "new file", "new folder", "page", "text", "flag", "runs", "sweep",
+    "pieces",
 )  # fmt: skip
 
 KINDS: dict[str, str] = {
@@ -89,7 +90,8 @@ KINDS: dict[str, str] = {
     "until": NUMBER, "zipped": SETTING, "seeds": NUMBER, "random": NUMBER, "halving": CHOICE, "at_once": NUMBER,
     "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE, "simulate": CHOICE,
     "slow_worker": CHOICE, "base": RUN, "tokenizer": CHOICE, "prompts": NUMBER, "prefix": NUMBER, "least": NUMBER,
-    "k": NUMBER, "on": SOURCE, "harness": TEXT, "limit": NUMBER, "port": NUMBER, "host": CHOICE, "trackers": CHOICE,
+    "k": NUMBER, "file": PIECES, "pieces": PIECES, "on": SOURCE, "harness": TEXT, "limit": NUMBER, "port": NUMBER,
+    "host": CHOICE, "trackers": CHOICE,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {
@@ -118,6 +120,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "compare": ("runs/net", "runs/hmm"),
     "generate": ("runs/net",),
     "export": ("runs/net", "elsewhere"),
+    "convert": ("story.bin", "elsewhere"),
     "fingerprints": ("runs/net", "--length", "8", "--prefix", "2", "--least", "3", "--out", "prints.json"),
     "report": ("runs/net",),
     "board": ("runs",),
@@ -162,7 +165,7 @@ FORM = {
     RECIPE: ("file", "new.toml"), PLAN: ("file", "runs/net/plan.json"), PROFILE: ("file", "runs/net/profile.json"),
     LAW: ("file", "law.json"), TABLES: ("file", "table.csv"), RUN: ("folder", "runs/net"),
     STORE: ("folder", "store"), MODEL: ("file", "runs/hmm/model.safetensors"), RUNS: ("folder", "runs/net"),
-    SWEEP: ("folder", "sweeps/net"),
+    SWEEP: ("folder", "sweeps/net"), PIECES: ("file", "story.bin"),
 }  # fmt: skip
 
 NUMBERS = ("", "abc", "nan", "-1", "1e", "9" * 5000, "1e400", "0x10", "½")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
 from profiles import write_profile
@@ -42,6 +43,7 @@ def _write_files(folder: Path) -> None:
     (folder / "corpus.csv").write_text("text\n" + "".join(f'"{line}"\n' for line in LINES))
     parquet.write_table(pyarrow.table({"text": LINES}), folder / "corpus.parquet")
     _write_tokenizer(folder / "subwords.json")
+    (folder / "story.bin").write_bytes(struct.pack("<7i", 4, 4, 1, 1, 1, 5, 4) + bytes(4 * 160))
     curve = "".join(f"{step},{5 - step / 10}\n" for step in range(1, 20))
     (folder / "curve.csv").write_text("step,loss\n" + curve)
 
