@@ -1,4 +1,4 @@
-"""How a token is drawn, and the text of networks that keep nothing from one token to the next."""
+"""How a token is drawn, and the text of networks, with what they keep from one token to the next and without."""
 
 import math
 
@@ -29,15 +29,57 @@ def begun(tokens: int = 3) -> torch.Tensor:
     return torch.randint(VOCABULARY, (2, tokens), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "swift"])
 def test_every_token_is_the_likeliest_after_the_last_ones_of_a_row(family: str) -> None:
     network, expected = writer(family=family), begun()
     with torch.no_grad():
         for _ in range(12):
             expected = torch.cat((expected, network.logits(expected[:, -LENGTH:])[:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(generate(network, begun(), 12, length=LENGTH, drawing=LIKELIEST), expected)
+    assert torch.equal(generate(network, begun(), 12, length=LENGTH, drawing=LIKELIEST, stride=1), expected)
     assert len(expected[:, 3:].unique()) > 2, "and it is no text of one word"
     assert torch.equal(generate(network, begun(), 0, length=LENGTH), begun())
+
+
+FIELDS: dict[str, dict[str, object]] = {
+    "llama": {"family": "llama"},
+    "shared keys": {"family": "llama", "heads": 4, "kv_heads": 2, "bias": True, "rotary_scaling": "linear:2"},
+    "gpt2": {"family": "gpt2", "tied": True},
+    "swift": {"family": "swift", "heads": 4, "kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+@pytest.mark.parametrize("parts", [[6], [1] * 6, [3, 1, 2], [1, 4, 1]])
+def test_rows_read_in_parts_have_the_predictions_of_whole_ones(fields: dict[str, object], parts: list[int]) -> None:
+    network, ids = writer(**fields).double(), begun(LENGTH)
+    past, end = network.past(LENGTH), 0
+    with torch.no_grad():
+        for count in parts:
+            end += count
+            found = network.read_on(ids[:, end - count : end], past)
+            torch.testing.assert_close(found, network.logits(ids[:, :end])[:, -1])
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+@pytest.mark.parametrize("stride", [None, 1, 2, 6])
+@pytest.mark.parametrize("tokens", [1, 5, 9])
+def test_what_is_kept_changes_no_token(fields: dict[str, object], stride: int | None, tokens: int) -> None:
+    network = writer(**fields).double()
+    expected, begin = begun(tokens), max(0, tokens - LENGTH)
+    with torch.no_grad():
+        for _ in range(15):
+            if expected.shape[1] - begin > LENGTH:
+                begin += stride or LENGTH // 2
+            expected = torch.cat((expected, network.logits(expected[:, begin:])[:, -1:].argmax(-1)), dim=1)
+    for cached in (True, False):
+        found = generate(network, begun(tokens), 15, length=LENGTH, drawing=LIKELIEST, stride=stride, cached=cached)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("stride", [0, LENGTH + 1])
+def test_a_stride_that_makes_no_sense_is_refused(stride: int) -> None:
+    with pytest.raises(UserError, match=f"stride = {stride}"):
+        generate(writer(), begun(), 2, length=LENGTH, stride=stride)
 
 
 def test_a_perceiver_writes_with_its_latents() -> None:

@@ -22,6 +22,7 @@ from shoestring.core.sections import Model, Train
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.batch import Batch
 from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX, hf_saved_bytes
+from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import build
 from shoestring.models.layers.cross_entropy import IGNORED
 from shoestring.models.transformers_format import save_transformers
@@ -115,6 +116,18 @@ def their_loss(theirs: Any, batch: Batch) -> Tensor:
     mask = None if inputs.segments is None else (inputs.segments != 0).long()
     logits = theirs(input_ids=inputs.ids, attention_mask=mask).logits
     return F.cross_entropy(logits.transpose(1, 2).double(), targets, reduction="none", ignore_index=IGNORED)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_a_text_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
+    """Its likeliest tokens, with what the network keeps of those before, and read again where rows are full."""
+    model, theirs = saved(tmp_path, kind)
+    network, ids = build(model, VOCABULARY, LENGTH, 0), some_ids(2, 4)
+    expected = theirs.generate(ids, max_new_tokens=LENGTH - 4, do_sample=False)
+    likeliest = Drawing(temperature=0.0)
+    assert torch.equal(generate(network, ids, expected.shape[1] - 4, length=LENGTH, drawing=likeliest), expected)
+    texts = [generate(network, ids, 30, length=LENGTH, drawing=likeliest, cached=cached) for cached in (True, False)]
+    assert torch.equal(*texts)
 
 
 @every_kind

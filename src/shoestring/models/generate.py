@@ -6,6 +6,7 @@ Shapes: R rows, T tokens, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,10 @@ class Drawing:
         """One id per row; the generator must be on the device of the logits."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
+        if self.top_k is None and self.top_p is None:  # nothing to sort
+            values = logits.float()
+            shares = ((values - values.amax(dim=-1, keepdim=True)) / self.temperature).softmax(dim=-1)
+            return torch.multinomial(shares, 1, generator=generator)[:, 0]
         count = logits.shape[-1] if self.top_k is None else min(self.top_k, logits.shape[-1])
         values, likeliest = logits.float().topk(count, dim=-1)
         shares = ((values - values[:, :1]) / self.temperature).softmax(dim=-1)
@@ -65,24 +70,66 @@ def generate(
     stride: int | None = None,
     cached: bool = True,
 ) -> Int[Tensor, "R more"]:
-    """The rows with so many more tokens, each drawn from the prediction after the last `length`.
+    """The rows with so many more tokens, each drawn from the prediction after the last ones, at most `length`.
 
-    `stride` and `cached` are for a Perceiver AR, as for `LatentReader`.
+    `stride` and `cached` are those of `RowReader`, or `LatentReader` of a Perceiver AR.
     """
     if ids.shape[1] < 1:
         raise UserError("generate: rows without tokens; give at least one to begin with")
     if tokens < 0:
         raise UserError(f"generate: tokens = {tokens}: must be at least 0")
-    reader = LatentReader(model, ids, stride, cached) if isinstance(model, PerceiverAR) else None
-    training = model.training
+    if isinstance(model, PerceiverAR):
+        reader: LatentReader | RowReader = LatentReader(model, ids, stride, cached)
+    else:
+        reader = RowReader(model, ids, length, stride, cached)
+    training, begun = model.training, ids.shape[1]
+    ids = torch.cat((ids, ids.new_zeros(len(ids), tokens)), dim=1)
     model.eval()
     try:
-        for _ in range(tokens):
-            logits = model.logits(ids[:, -length:])[:, -1] if reader is None else reader.logits(ids)
-            ids = torch.cat((ids, drawing.draw(logits, generator)[:, None]), dim=1)
+        for end in range(begun, begun + tokens):
+            ids[:, end] = drawing.draw(reader.logits(ids[:, :end]), generator)
     finally:
         model.train(training)
     return ids
+
+
+class RowReader:
+    """The predictions of a causal network after rows that grow by a token at a time.
+
+    What it keeps of the tokens before makes a prediction cost one position. When the rows are longer than `length`, the
+    oldest `stride` tokens are dropped and the rest is read again; so the prediction is that of `model.logits` for the
+    last `length` tokens, or for up to stride − 1 fewer. Default: half of `length`, so that a token costs two positions
+    on average. With stride 1 it is always for the last `length` tokens, and long rows are read again for each token.
+
+    `cached = False` reads all of them again for every token, as is done for networks that keep nothing; the result is
+    the same up to rounding.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        ids: Int[Tensor, "R T"],
+        length: int,
+        stride: int | None = None,
+        cached: bool = True,
+    ):
+        self._stride = max(1, length // 2) if stride is None else stride
+        if not 1 <= self._stride <= length:
+            raise UserError(f"generate: stride = {stride}: must be between 1 and the {length} tokens of a row")
+        self._model, self._length, self._cached = model, length, cached
+        self._begin = max(0, ids.shape[1] - length)
+        self._past: Any = None
+
+    def logits(self, ids: Int[Tensor, "R T"]) -> Float[Tensor, "R V"]:
+        """The prediction after the rows, which have one token more than in the last call."""
+        new = ids[:, -1:]
+        if ids.shape[1] - self._begin > self._length:
+            self._begin, self._past = self._begin + self._stride, None
+        if self._past is None:
+            new, self._past = ids[:, self._begin :], self._model.past(self._length) if self._cached else None
+        if self._past is None:
+            return self._model.last_logits(new)
+        return self._model.read_on(new, self._past)
 
 
 class LatentReader:

@@ -87,6 +87,14 @@ class LanguageModel(nn.Module, ABC):
         """The prediction of the token after each row; no other logits are made."""
         return F.linear(self.hidden(Batch.of(inputs))[:, -1], *self.output())
 
+    def past(self, length: int) -> Any:  # noqa: ARG002
+        """What `read_on` keeps of rows of at most `length` tokens, before any; None: this model reads whole rows."""
+        return None
+
+    def read_on(self, ids: Rows, past: Any) -> Float[Tensor, "rows vocabulary"]:  # noqa: ARG002
+        """The prediction after the last of further tokens, which are added to the past."""
+        raise AssertionError("this model keeps no past")
+
     def _hidden_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.hidden(batch.inputs())
         return hidden, batch.targets()[:, -hidden.shape[1] :]

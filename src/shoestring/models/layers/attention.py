@@ -17,12 +17,13 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from shoestring.core.host import is_out_of_memory
 from shoestring.models.layers.operators import HALF, HAS_TRITON
+from shoestring.models.layers.past import Kept
 
 BLOCK = 128
 """Tokens per block of flex attention, which skips blocks that no query sees; a shorter row has none to skip."""
 
-Seen = BlockMask | Tensor
-"""What queries see: blocks for flex attention, or a mask to add, R 1 T T."""
+Seen = BlockMask | Tensor | Kept
+"""What queries see: blocks for flex attention, a mask to add, R 1 T T, or all that was read before them."""
 
 
 class Heads(NamedTuple):
@@ -100,8 +101,23 @@ def attend(
         flex: Any = flex_attention if torch.compiler.is_compiling() else _flex()
         mixed: Tensor = flex(q, k, v, block_mask=seen, enable_gqa=shared)
         return mixed
+    if isinstance(seen, Kept):
+        return attend_to_past(q, *seen.add(k, v), dropout)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=seen, is_causal=seen is None, dropout_p=dropout, enable_gqa=shared
+    )
+
+
+def attend_to_past(
+    q: Float[Tensor, "R H N C"], k: Float[Tensor, "R K T C"], v: Float[Tensor, "R K T C"], dropout: float = 0.0
+) -> Float[Tensor, "R H N C"]:
+    """Values mixed by softmax(q k / √C): the last query sees all keys, each query before it one fewer."""
+    queries, keys = q.shape[2], k.shape[2]
+    seen = None
+    if 1 < queries < keys:
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, is_causal=queries == keys, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
     )
 
 

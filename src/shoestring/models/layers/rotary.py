@@ -40,9 +40,10 @@ def frequencies(channels: int, base: float, scaling: RotaryScaling | None = None
     return plain * (kept + (1 - kept) / scaling.factor)
 
 
-def turns(frequency: Float[Tensor, " P"], length: int) -> Turns:
-    """Cosines and sines of the first `length` positions."""
-    angles = torch.outer(torch.arange(length, device=frequency.device, dtype=torch.float32), frequency)
+def turns(frequency: Float[Tensor, " P"], length: int, first: int = 0) -> Turns:
+    """Cosines and sines of the `length` positions from `first` on."""
+    places = torch.arange(first, first + length, device=frequency.device, dtype=torch.float32)
+    angles = torch.outer(places, frequency)
     return angles.cos(), angles.sin()
 
 

@@ -7,8 +7,10 @@ Shapes: R rows, T positions, D width, H heads, C = D / H channels per head, F hi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.errors import UserError
@@ -21,6 +23,7 @@ from shoestring.models.layers import blocks
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import LayerNorm
 from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.past import Kept
 
 EPSILON = 1e-5
 
@@ -42,9 +45,8 @@ class GPT2(LanguageModel):
         blocks.draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "rows positions width"]:
-        length, known = inputs.ids.shape[1], len(self.positions.weight)
-        if length > known:
-            raise UserError(f"a row of {length} tokens: the model has {known} positions (model.positions)")
+        length = inputs.ids.shape[1]
+        self._check(length)
         documents = None
         if inputs.document_mask and inputs.segments is not None:
             documents = Documents(inputs.segments)
@@ -53,11 +55,29 @@ class GPT2(LanguageModel):
             places = self.positions.weight[:length]  # T D
         x = F.dropout(embedding_lookup(self.embedding, inputs.ids) + places, self.dropout, self.training)
         x = blocks.as_stream(x)
-        seen = documents and documents.seen(x, self.heads, self.dropout if self.training else 0.0)
-        for block in self.blocks:
-            x = blocks.run(block, x, seen)
+        seen = None if documents is None else documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+        return self._through_blocks(x, [seen] * len(self.blocks))
+
+    def past(self, length: int) -> list[Kept]:
+        return [Kept(length) for _ in self.blocks]
+
+    def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
+        first = past[0].count
+        self._check(first + ids.shape[1])
+        x = embedding_lookup(self.embedding, ids) + self.positions.weight[first : first + ids.shape[1]]
+        return F.linear(self._through_blocks(blocks.as_stream(x), past)[:, -1], *self.output())
+
+    def _through_blocks(self, x: Float[Tensor, "R T D"], seen: Sequence[Seen | None]) -> Float[Tensor, "R T D"]:
+        """The normalised stream after the last block; each has what its queries see."""
+        for block, of_block in zip(self.blocks, seen):
+            x = blocks.run(block, x, of_block)
         hidden: Tensor = self.norm(x)
         return hidden
+
+    def _check(self, length: int) -> None:
+        known = len(self.positions.weight)
+        if length > known:
+            raise UserError(f"a row of {length} tokens: the model has {known} positions (model.positions)")
 
     def output(self) -> Output:
         return Output(self.head.weight)

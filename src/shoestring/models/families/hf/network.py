@@ -59,6 +59,12 @@ _FIRST_POSITION = ("roberta", "xlm-roberta", "camembert")
 """Kinds of model whose positions start after that of padding."""
 
 
+class Past:
+    """What a network of transformers keeps of the tokens that it has read."""
+
+    kept: Any = None
+
+
 class HF(LogitsModel):
     """A network of transformers.
 
@@ -75,8 +81,9 @@ class HF(LogitsModel):
         self.network = load(place, config, auto_class(self.masked), seed)
         self.__dict__["blocks"] = layers_of(self.network)  # not registered: its weights have their names in the network
         self.head = (MASKED_HEADS if self.masked else CAUSAL_HEADS).get(config.model_type)
-        has_cache = "use_cache" in inspect.signature(self.network.forward).parameters
-        self._options = {"use_cache": False} if has_cache else {}
+        takes = inspect.signature(self.network.forward).parameters
+        self._options = {"use_cache": False} if "use_cache" in takes else {}
+        self._keeps = not self.masked and {"use_cache", "past_key_values"} <= takes.keys()
         self._recomputes = False
         if not self.masked and self.head is None:
             self.network.eval()
@@ -117,6 +124,15 @@ class HF(LogitsModel):
 
     def last_logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows vocabulary"]:
         return super().last_logits(inputs) if self.head is None else LanguageModel.last_logits(self, inputs)
+
+    def past(self, length: int) -> Past | None:  # noqa: ARG002
+        return Past() if self._keeps else None
+
+    def read_on(self, ids: Rows, past: Past) -> Float[Tensor, "rows vocabulary"]:
+        found = self.network(input_ids=ids, past_key_values=past.kept, use_cache=True)
+        past.kept = found.past_key_values
+        logits: Tensor = found.logits[:, -1]
+        return logits
 
     def _checked(self, batch: Batch | Rows) -> Batch:
         batch = Batch.of(batch)

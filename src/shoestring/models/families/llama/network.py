@@ -1,12 +1,15 @@
 """A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, causal attention, grouped keys and values.
 
-Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D / H channels per head, F hidden.
+Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D / H channels per head, F hidden,
+V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shoestring.core.sections import Model, number
@@ -18,6 +21,7 @@ from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, no_change, run, stream_type
 from shoestring.models.layers.embedding_lookup import embedding_lookup
 from shoestring.models.layers.linear import linear, swiglu_linear
+from shoestring.models.layers.past import Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
 from shoestring.models.layers.short_attention import fits, short_attention
 
@@ -91,9 +95,23 @@ class Llama(LanguageModel):
             documents = Documents(inputs.segments)
             seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
             angles = turns_at(documents.positions, angles)
+        return self._through_blocks(x, angles, [seen] * len(self.blocks))
+
+    def past(self, length: int) -> list[Kept]:
+        return [Kept(length) for _ in self.blocks]
+
+    def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
+        x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
+        angles = turns(self.frequencies, ids.shape[1], past[0].count)
+        return F.linear(self._through_blocks(x, angles, past)[:, -1], *self.output())
+
+    def _through_blocks(
+        self, x: Float[Tensor, "R T D"], angles: Turns, seen: Sequence[Seen | None]
+    ) -> Float[Tensor, "R T D"]:
+        """The normalised stream after the last block; each has what its queries see."""
         change = no_change(x)
-        for block in self.blocks:
-            x, change = run(block, x, change, angles, seen)
+        for block, of_block in zip(self.blocks, seen):
+            x, change = run(block, x, change, angles, of_block)
         return add_norm(x, change, self.norm)[1]
 
     def output(self) -> Output:

@@ -22,6 +22,7 @@ from shoestring.core.sections import Model, number
 from shoestring.models.batch import Batch
 from shoestring.models.families.perceiver_ar import FAMILY, kept_of, latents_of
 from shoestring.models.language_model import LanguageModel, Output
+from shoestring.models.layers.attention import attend_to_past
 from shoestring.models.layers.blocks import Block, LayerNorm, as_stream, draw_weights, run
 from shoestring.models.layers.embedding_lookup import embedding_lookup
 from shoestring.models.layers.rotary import Turns, frequencies, rotate, turns, turns_at
@@ -174,17 +175,6 @@ class PerceiverBlock(Block):
         r, t, several = x.shape
         d = self.qkv.in_features
         return x.view(r, t, several // d, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind()
-
-
-def attend_to_past(
-    q: Float[Tensor, "R H N C"], k: Float[Tensor, "R H K C"], v: Float[Tensor, "R H K C"], dropout: float = 0.0
-) -> Float[Tensor, "R H N C"]:
-    """Values mixed by softmax(q k / √C): the last query sees all keys, each query before it one fewer."""
-    queries, keys = q.shape[2], k.shape[2]
-    if queries == keys:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-    seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
 
 
 def _rotated(x: Float[Tensor, "R H T C"], angles: Turns) -> Float[Tensor, "R H T C"]:
