@@ -1,11 +1,12 @@
 """Synchronous, local and asynchronous training on the tweets: loss, macro-F1, seconds, traffic and staleness.
 
-    python bench/strategies.py [--seeds 3] [--minutes 10]
+    python bench/strategies.py [--seeds 3] [--minutes 10] [--resume FOLDER]
 
-Every strategy first chooses among three of its own settings, with two workers and a seed that is not used again. Then
-1, 2 and 4 workers take the same rows in the same order with the same effective batch, and one process fine-tunes what
-they trained on the classes. Last, four workers, one of them twice as slow. A run that would begin after the
-minutes are over is left out, and the record says so.
+Every strategy first chooses the best of three learning rates of its own, with two workers and a seed that is not used
+again; local then also chooses among three outer updates. Then 1, 2 and 4 workers take the same rows in the same order
+with the same effective batch, and one process fine-tunes what they trained on the classes. Seconds are worth reading
+only from a machine that does nothing else: the record has its load. A run that would begin after the minutes are over
+is left out, and the record says so; with a folder, what it holds is not run again.
 """
 
 from __future__ import annotations
@@ -27,14 +28,10 @@ import record
 RECIPES = record.ROOT / "recipes" / "sync_async"
 TWEETS = record.ROOT.parent / "shared" / "data" / "hate-speech-tweets" / "labeled_data.csv.gz"
 TUNING_SEED = 100
-MEAN = {"parallel.outer_lr": "1", "parallel.outer_momentum": "0"}
-"""Local SGD: the plain mean of the weights."""
 EVERY = {"parallel.sync_every": "20"}
-VARIANTS: dict[str, list[dict[str, str]]] = {
-    "sync": [{"train.lr": lr} for lr in ("2e-3", "4e-3", "8e-3")],
-    "local": [EVERY | {"train.lr": "4e-3"}, EVERY | {"train.lr": "8e-3"}, EVERY | MEAN | {"train.lr": "4e-3"}],
-    "async": [{"train.lr": lr} for lr in ("2e-3", "4e-3", "8e-3")],
-}
+RATES = {"sync": ("2e-3", "4e-3", "8e-3"), "local": ("3e-3", "4e-3", "6e-3"), "async": ("1e-3", "2e-3", "4e-3")}
+OUTER = [{}, *({"parallel.outer_lr": lr, "parallel.outer_momentum": m} for lr, m in (("1", "0.3"), ("0.7", "0.9")))]
+"""The plain mean, some momentum, and DiLoCo's."""
 
 
 class Setting(NamedTuple):
@@ -42,21 +39,24 @@ class Setting(NamedTuple):
 
     strategy: str
     workers: int
-    slow: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.strategy} {self.workers}" + ("" if self.slow is None else f", slow {self.slow}")
+        return f"{self.strategy} {self.workers}"
 
 
 SETTINGS = [Setting("sync", 1), *(Setting(strategy, n) for strategy in ("sync", "local", "async") for n in (2, 4))]
-SLOW = [Setting(strategy, 4, "1:2x") for strategy in ("sync", "local", "async")]
+
+
+def fields_of(folder: Path, name: str, fields: dict[str, str]) -> list[str]:
+    """Options that set the fields of a run in a folder."""
+    shared = {"run.name": name, "run.folder": str(folder), "data.folder": str(folder), "data.source": f"csv:{TWEETS}"}
+    return [part for field, value in (shared | fields).items() for part in ("--set", f"{field}={value}")]
 
 
 def train(recipe: str, folder: Path, name: str, fields: dict[str, str], *options: str) -> dict[str, Any]:
     """Run a recipe to its end; its outcome, evaluation and curve."""
-    shared = {"run.name": name, "run.folder": str(folder), "data.folder": str(folder), "data.source": f"csv:{TWEETS}"}
-    settings = [part for field, value in (shared | fields).items() for part in ("--set", f"{field}={value}")]
+    settings = fields_of(folder, name, fields)
     command = [sys.executable, "-m", "shoestring", "train", str(RECIPES / recipe), *settings, *options]
     begun = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -75,18 +75,20 @@ def curve(run: Path) -> list[tuple[float, float]]:
     return [(when[line["step"]], line["heldout_loss"]) for line in lines["metrics"] if "heldout_loss" in line]
 
 
-def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, classes: bool) -> dict[str, Any]:
-    """The numbers of one run, and of the classifier that begins with its weights."""
-    name = f"{setting.name.replace(' ', '-').replace(',', '')}-{seed}".replace(":", "-")
+def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, name: str = "") -> dict[str, Any]:
+    """The numbers of one run, and of the classifier that begins with its weights; those that are known are read."""
+    name = name or f"{setting.name.replace(' ', '-')}-{seed}"
+    known, scored = folder / f"{name}.json", seed != TUNING_SEED
+    if known.is_file():
+        return dict(json.loads(known.read_text()))
     shares = {"parallel.workers": str(setting.workers), "parallel.strategy": setting.strategy, "run.seed": str(seed)}
-    options = ["--slow-worker", setting.slow] if setting.slow else []
-    found = train("mini.toml", folder, name, fields | shares, *options)
+    found = train("mini.toml", folder, name, fields | shares)
     outcome, sharing = found["outcome"], found["outcome"]["sharing"] or {}
     stale = [age for age, count in enumerate(sharing.get("staleness", [])) for _ in range(count)]
     tuned = {"run.seed": str(seed), "model.init": str(folder / name)}
-    scores = train("mini_classes.toml", folder, f"{name}-classes", tuned)["evaluation"] if classes else {}
-    print(f"{setting.name}, seed {seed}: loss {outcome['loss']:.4f}, {found['seconds']:.1f} s", flush=True)
-    return {
+    scores = train("mini_classes.toml", folder, f"{name}-classes", tuned)["evaluation"] if scored else {}
+    print(f"{name}: loss {outcome['loss']:.4f}, {found['seconds']:.1f} s", flush=True)
+    numbers = {
         "seed": seed,
         "loss": outcome["loss"],
         "perplexity": math.exp(outcome["loss"]),
@@ -100,39 +102,68 @@ def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, 
         "macro_f1": scores.get("macro_f1"),
         "curve": found["curve"],
     }
+    known.write_text(json.dumps(numbers))
+    return numbers
+
+
+class Tried(NamedTuple):
+    """The settings that a strategy chose among, with their losses."""
+
+    fields: dict[str, str]
+    loss: float
+
+
+def tuned(strategy: str, folder: Path) -> list[Tried]:
+    """What was tried for a strategy; the best of it is used."""
+    found: list[Tried] = []
+
+    def attempt(fields: dict[str, str]) -> None:
+        name = f"tuning-{strategy}-{len(found)}"
+        found.append(Tried(fields, measured(Setting(strategy, 2), fields, TUNING_SEED, folder, name)["loss"]))
+
+    for lr in RATES[strategy]:
+        attempt({"train.lr": lr} | (EVERY if strategy == "local" else {}))
+    if strategy == "local":
+        chosen = best_of(found)
+        for outer in OUTER[1:]:
+            attempt(chosen | outer)
+    return found
+
+
+def best_of(tried: list[Tried]) -> dict[str, str]:
+    return min(tried, key=lambda each: each.loss).fields
+
+
+def run_all(folder: Path, seeds: int, end: float) -> dict[str, Any]:
+    """Everything that there is time for."""
+    tuning = {strategy: tuned(strategy, folder) for strategy in RATES}
+    results: dict[str, Any] = {}
+    left_out = []
+    for seed in range(seeds):
+        for setting in SETTINGS:
+            if time.monotonic() > end:
+                left_out.append(f"{setting.name}, seed {seed}")
+                continue
+            one = measured(setting, best_of(tuning[setting.strategy]), seed, folder)
+            results.setdefault(setting.name, []).append(one)
+    tried = {strategy: [each._asdict() for each in found] for strategy, found in tuning.items()}
+    return {"tuning": tried, "results": results, "left_out": left_out}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--resume", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    end, load = time.monotonic() + 60 * arguments.minutes, [os.getloadavg()[0]]
-    results: dict[str, Any] = {}
-    left_out = []
+    begun, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as text:
-        folder, best = Path(text), {}
-        for strategy, variants in VARIANTS.items():
-            tried = []
-            for number, fields in enumerate(variants):
-                place = folder / f"tuning-{strategy}-{number}"
-                setting = Setting(strategy, 2)
-                tried.append(measured(setting, fields, TUNING_SEED, place, classes=False)["loss"])
-            best[strategy] = variants[tried.index(min(tried))]
-            results[f"tuning {strategy}"] = [{"fields": f, "loss": loss} for f, loss in zip(variants, tried)]
-        for seed in range(arguments.seeds):
-            for setting in [*SETTINGS, *SLOW]:
-                if setting.slow and seed:
-                    continue
-                if time.monotonic() > end:
-                    left_out.append(f"{setting.name}, seed {seed}")
-                    continue
-                fields, classes = best[setting.strategy], setting.slow is None
-                one = measured(setting, fields, seed, folder / f"seed-{seed}", classes)
-                results.setdefault(setting.name, []).append(one)
-    load.append(os.getloadavg()[0])
-    record.write("strategies", {"results": results, "left_out": left_out, "load": load}, arguments.out)
+        folder = arguments.resume or Path(text)
+        folder.mkdir(exist_ok=True)
+        values = run_all(folder, arguments.seeds, begun + 60 * arguments.minutes)
+    taken = time.monotonic() - begun
+    record.write("strategies", values | {"load": load, "seconds": taken}, arguments.out)
 
 
 if __name__ == "__main__":

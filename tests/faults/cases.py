@@ -85,6 +85,7 @@ KINDS: dict[str, str] = {
     "symbols": CHOICE, "states": NUMBER, "sentence": CHOICE, "heldout": NUMBER, "out": NEW_FILE, "loss": COLUMN,
     "flops": QUANTITY, "step": COLUMN, "flops_per_step": QUANTITY, "tokens": QUANTITY, "params": QUANTITY,
     "group": COLUMN, "where": COLUMN, "names": CHOICE, "approach": CHOICE, "penalty": CHOICE, "delta": NUMBER,
+    "step_seconds": QUANTITY,
     "window": NUMBER, "exponent": NUMBER, "drop_largest": NUMBER, "bootstraps": NUMBER, "name": TEXT,
     "sizes": CHOICE, "text": SOURCE, "convention": CHOICE, "warmup": QUANTITY, "evaluate_every": QUANTITY,
     "until": NUMBER, "zipped": SETTING, "seeds": NUMBER, "random": NUMBER, "halving": CHOICE, "at_once": NUMBER,

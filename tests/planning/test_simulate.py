@@ -98,6 +98,7 @@ def test_a_clock_that_ticks_agrees(seed: int) -> None:
 
 def test_a_cluster_is_read() -> None:
     assert Cluster.parse("workers=64,slow=0.1:3x,bandwidth=1Gb") == Cluster(64, 0.1, 3.0, 1e9)
+    assert Cluster.parse("workers=4,step=200ms") == Cluster(4, step=0.2)
     assert sum(factor == 3.0 for factor in Cluster.parse("workers=64,slow=0.1:3x").factors) == 7
     for wrong in (
         "",
@@ -106,6 +107,8 @@ def test_a_cluster_is_read() -> None:
         "workers=2,slow=2:3x",
         "workers=2,slow=0.5:0x",
         "workers=2,bandwidth=fast",
+        "workers=2,step=soon",
+        "workers=2,step=0s",
         "w=2",
     ):
         with pytest.raises(UserError, match="--simulate"):

@@ -120,7 +120,8 @@ def _recipe_option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]
 @_recipe_option("--configurations", is_flag=True, help="Show every split of the batch, beside the rule of thumb.")
 @_recipe_option(
     "--simulate", metavar="CLUSTER",
-    help="Play every parallel.strategy on a virtual clock: workers=64,slow=0.1:3x,bandwidth=1Gb.",
+    help="Play every parallel.strategy on a virtual clock: workers=64,slow=0.1:3x,bandwidth=1Gb; step=2s in place "
+    "of the measured passes over all rows of a step.",
 )  # fmt: skip
 @_recipe_option("--sbatch", type=options.PATH, metavar="FILE", help="Write a Slurm script for this plan.")
 @_with_figures

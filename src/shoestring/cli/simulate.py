@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.parallel import Parallel
+from shoestring.core.units import Seconds
 from shoestring.planning.simulate import Cluster, Work, table
 from shoestring.planning.split import choose_split
 
@@ -28,13 +29,18 @@ def simulate(
     each = choose_split(profile, recipe.batch, train.per_device, memory, cluster.workers)
     steps = plan().steps or 1
     update = profile.update_seconds
-    work = Work(steps, each.step_seconds - update, update, 4 * profile.cost.total_parameters)
-    played = table(work, cluster, parallel, steps * one.step_seconds)
+    share, alone = each.step_seconds - update, one.step_seconds
+    if cluster.step is not None:
+        share, alone = cluster.step / cluster.workers, cluster.step + update
+    work = Work(steps, share, update, 4 * profile.cost.total_parameters)
+    played = table(work, cluster, parallel, steps * alone)
     terminal.table(f"{steps:,} steps on {cluster_text}", HEAD, [row for _, row in played])
-    terminal.say(f"speed-up over one such worker; steps as {profile.how} on {profile.machine.device_name}")
+    known = f"as {profile.how} on {profile.machine.device_name}"
+    passes = f"passes of {Seconds(cluster.step).short()}, updates" if cluster.step is not None else "steps"
+    terminal.say(f"speed-up over one such worker; {passes} {known}")
     return {
         "cluster": cluster._asdict(),
         "work": work._asdict(),
-        "alone_seconds": steps * one.step_seconds,
+        "alone_seconds": steps * alone,
         "strategies": [result._asdict() for result, _ in played],
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from shoestring.cli import options
-from shoestring.core.environment import SLOW_WORKER, parse_slow
+from shoestring.core.environment import SLOW_WORKER, STEP_SECONDS, parse_slow
 from shoestring.core.errors import UserError
 
 
@@ -23,6 +23,10 @@ from shoestring.core.errors import UserError
     help="Let a worker take longer, as in 1:3x, to see what becomes of the others.",
 )
 @click.option(
+    "--step-seconds", type=options.DURATION, metavar="TIME",
+    help="Let the passes over the rows of a step take at least this long, divided over the workers.",
+)  # fmt: skip
+@click.option(
     "--until", type=float, metavar="SHARE",
     help="Save and stop after this share of the steps; the same command without it goes on to the end.",
 )  # fmt: skip
@@ -33,6 +37,7 @@ def train(
     plan: Path | None,
     time: float | None,
     slow_worker: str | None,
+    step_seconds: float | None,
     until: float | None,
     terminal: options.Terminal,
 ) -> options.Result:
@@ -51,4 +56,6 @@ def train(
         if which != int(which):
             raise UserError(f"--slow-worker {slow_worker}: the number of a worker, from 0, stands before the colon")
         os.environ[SLOW_WORKER] = slow_worker
+    if step_seconds is not None:
+        os.environ[STEP_SECONDS] = f"{float(step_seconds)!r}s"
     return run_in_terminal(recipe_file.load(recipe, overrides), terminal, plan, time, until=until)

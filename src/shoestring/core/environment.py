@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoestring.core.errors import UserError
-from shoestring.core.units import Bytes
+from shoestring.core.units import Bytes, Seconds
 
 RECORD_BYTES, FILE_BYTES = "SHOESTRING_RECORD_BYTES", "SHOESTRING_FILE_BYTES"
-SLOW_WORKER = "SHOESTRING_SLOW_WORKER"
+SLOW_WORKER, STEP_SECONDS = "SHOESTRING_SLOW_WORKER", "SHOESTRING_STEP_SECONDS"
 _DEFAULTS = {RECORD_BYTES: 64 << 20, FILE_BYTES: 256 << 20}
 _MOST_BYTES = 1 << 40
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
@@ -90,6 +90,15 @@ def slowness(worker: int) -> float:
         return 1.0
     which, factor = parse_slow(text, f"{SLOW_WORKER} in the environment")
     return factor if which == worker else 1.0
+
+
+def step_seconds() -> float:
+    """The seconds that passes over all rows of a step take at least, as on a slower device; 0: as long as they take."""
+    text = os.environ.get(STEP_SECONDS, "0s")
+    try:
+        return float(Seconds.parse(text))
+    except ValueError as cause:
+        raise UserError(f"{STEP_SECONDS} in the environment: {cause}") from cause
 
 
 def parse_slow(text: str, where: str) -> tuple[float, float]:

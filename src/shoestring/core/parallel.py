@@ -9,8 +9,9 @@ from shoestring.core.schema import Between
 from shoestring.core.specs import MOST_STEPS
 
 Strategy = Literal["sync", "local", "async"]
-SYNC_EVERY, OUTER_LR, OUTER_MOMENTUM = 100, 0.7, 0.9
-"""Of local steps, where the recipe names none; rate and momentum are those of DiLoCo (arXiv 2311.08105)."""
+SYNC_EVERY, OUTER_LR, OUTER_MOMENTUM = 100, 1.0, 0.0
+"""Of local steps, where the recipe names none: the plain mean. DiLoCo's 0.7 and 0.9 ended higher where a run has
+tens of averages (docs/how-to/strategies.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,16 +27,18 @@ class Parallel:
     strategy: Annotated[
         Strategy | None,
         "how workers share what they learn: sync, in every step (default); local, each takes steps of its own and they "
-        "average now and then (DiLoCo); async, each applies its gradients to shared weights without waiting",
+        "average now and then (local SGD, DiLoCo); async, each applies its gradients to shared weights without waiting",
     ] = None
     sync_every: Annotated[
         int | None, Between(1, MOST_STEPS), "local: steps between two averages of a weight; default: 100"
     ] = None
     outer_lr: Annotated[
-        float | None, Between(0, 10, open_low=True), "local: rate of the outer Nesterov update; default: 0.7"
+        float | None, Between(0, 10, open_low=True), "local: rate of the outer Nesterov update; default: 1"
     ] = None
     outer_momentum: Annotated[
-        float | None, Between(0, 1, open_high=True), "local: momentum of the outer update; default: 0.9"
+        float | None,
+        Between(0, 1, open_high=True),
+        "local: momentum of the outer update; default: 0, the plain mean of the weights",
     ] = None
     difference_bits: Annotated[Literal[4, 8, 32] | None, "local: bits of a number that is sent; default: 32"] = None
     parts: Annotated[

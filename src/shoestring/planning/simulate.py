@@ -39,13 +39,15 @@ class Cluster(NamedTuple):
     """By which those take longer."""
     bandwidth: float | None = None
     """Bits per second of each worker; None: nothing is lost to communication."""
+    step: float | None = None
+    """Seconds of the passes over all rows of a step; None: as measured."""
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
         """From "workers=64,slow=0.1:3x,bandwidth=1Gb"; raises UserError with what is wrong."""
         given = dict(part.partition("=")[::2] for part in text.split(",") if part)
-        if unknown := [name for name in given if name not in ("workers", "slow", "bandwidth")]:
-            raise UserError(f"--simulate {text}: {unknown[0]!r} is none of workers, slow and bandwidth")
+        if unknown := [name for name in given if name not in ("workers", "slow", "bandwidth", "step")]:
+            raise UserError(f"--simulate {text}: {unknown[0]!r} is none of workers, slow, bandwidth and step")
         workers = given.get("workers", "")
         if not (workers.isascii() and workers.isdecimal() and len(workers) < 9 and 1 <= int(workers) <= MOST_WORKERS):
             raise UserError(f"--simulate {text}: workers must be a whole number from 1 to {MOST_WORKERS:,}")
@@ -58,7 +60,7 @@ class Cluster(NamedTuple):
         if bandwidth is None or float(bandwidth[1]) <= 0:
             raise UserError(f"--simulate {text}: bandwidth must be bits per second, such as 1Gb or 100Mb")
         bits = float(bandwidth[1]) * _FACTORS[bandwidth[2] or ""] if "bandwidth" in given else None
-        return cls(int(workers), share, factor, bits)
+        return cls(int(workers), share, factor, bits, _step_of(given.get("step"), text))
 
     @property
     def factors(self) -> list[float]:
@@ -73,6 +75,16 @@ class Cluster(NamedTuple):
     def all_reduce(self, size: float) -> float:
         """Seconds of a sum over all workers."""
         return 2 * (self.workers - 1) / self.workers * self.transfer(size)
+
+
+def _step_of(given: str | None, text: str) -> float | None:
+    try:
+        step = None if given is None else float(Seconds.parse(given))
+    except ValueError as cause:
+        raise UserError(f"--simulate {text}: step: {cause}") from cause
+    if step is not None and step <= 0:
+        raise UserError(f"--simulate {text}: step must be a time above 0, such as 200ms")
+    return step
 
 
 class Work(NamedTuple):

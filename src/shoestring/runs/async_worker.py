@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shoestring.core import recipe_file
-from shoestring.core.environment import slowness
+from shoestring.core.environment import slowness, step_seconds
 from shoestring.core.errors import ShoestringError
 from shoestring.core.host import end_with_parent
 from shoestring.core.reading import parse_toml
@@ -83,6 +83,7 @@ def _computing(
     source, seed = open_corpus(recipe, plan).training(learner.device), recipe.run.seed
     batch, per_device = order.rows
     gradients, slow = shared.gradients[order.worker], slowness(order.worker)
+    least = step_seconds() / order.workers
 
     def compute(share: Share) -> tuple[float, int]:
         nonlocal per_device
@@ -98,7 +99,7 @@ def _computing(
         for tensor, gradient in zip(gradients.values(), learner.optimizer.gradients(), strict=True):
             tensor.copy_(gradient)
         learner.drop_gradient()
-        slow_down(slow, begun, learner.device)
+        slow_down(slow, begun, learner.device, least)
         return float(tally.nats), tally.predictions
 
     return compute

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoestring.baselines.of_corpus import baseline_seconds, counted_loss
 from shoestring.core.clock import Clock
-from shoestring.core.environment import slowness
+from shoestring.core.environment import slowness, step_seconds
 from shoestring.core.errors import StorageError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
@@ -129,7 +129,7 @@ class NetworkTrainee(Trainee):
         self._reads = _store_corpus(self.corpus)
         self._stepper = self._make_stepper(source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
         self._stepper.before = self._before
-        self._stepper.slowness = slowness(group.rank)
+        self._stepper.slowness, self._stepper.least_seconds = slowness(group.rank), step_seconds()
 
     def _make_stepper(self, source: TokenSource, train: Train, **rest: int) -> Stepper:
         return Stepper(self.learner, source, train, **rest)

@@ -89,6 +89,8 @@ class Stepper:
         """Steps of another run, which this one continues: its rows follow theirs."""
         self.slowness = 1.0
         """The factor by which its passes take longer than they must."""
+        self.least_seconds = 0.0
+        """Of the passes over all rows of a step; those over a share of them take that share of it."""
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
         learner, group = self.learner, self.learner.group
@@ -98,7 +100,7 @@ class Stepper:
         lr = learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
         begun = time.perf_counter()
         tally = learner.accumulate(rows, self.per_device)
-        slow_down(self.slowness, begun, learner.device)
+        slow_down(self.slowness, begun, learner.device, self.least_seconds / group.world)
         numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))
         return NetworkStep(step, index, rows, lr, numbers, done, time.perf_counter() if done is None else None, self)
 
@@ -120,12 +122,13 @@ def _seed_everything(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def slow_down(factor: float, begun: float, device: torch.device) -> None:
-    """Wait until what began at `begun` has taken `factor` times as long."""
-    if factor > 1:
+def slow_down(factor: float, begun: float, device: torch.device, least: float = 0.0) -> None:
+    """Wait until what began at `begun` has taken `factor` times as long, or as `least` seconds."""
+    if factor > 1 or least > 0:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        time.sleep((factor - 1) * (time.perf_counter() - begun))
+        taken = time.perf_counter() - begun
+        time.sleep(max(factor * max(taken, least) - taken, 0.0))
 
 
 def _to_host(update: Update) -> tuple[Tensor, torch.cuda.Event | None]:
