@@ -99,3 +99,13 @@ def test_an_empty_variable_is_as_one_that_is_not_set(squeue: dict[str, str], now
     squeue |= {"SLURM_JOB_END_TIME": ""}
     assert answer(squeue, f"echo {local}") == 700
     assert answer(squeue | {"SLURM_JOB_ID": ""}, f"echo {local}") is None
+
+
+def test_time_counts_from_the_start_of_the_allocation_where_a_script_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOESTRING_START", str(int(time.time()) - 10**6))
+    assert Clock().elapsed() >= 10**6
+    monkeypatch.setenv("SHOESTRING_START", str(int(time.time()) + 10**6))  # of a clock that is ahead
+    assert Clock().elapsed() < 10**6
+    monkeypatch.setenv("SHOESTRING_START", "noon")
+    with pytest.raises(UserError, match="SHOESTRING_START='noon' in the environment: must be a whole number"):
+        Clock()

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 @options.recipe_file
 @options.overrides
 @options.shard
+@click.option("--plan", "plan_file", type=options.PATH, metavar="FILE", help="Prepare what this plan.json needs.")
 @options.output
-def prepare(recipe: Path, overrides: tuple[str, ...], shard: str, terminal: options.Terminal) -> options.Result:
+def prepare(
+    recipe: Path, overrides: tuple[str, ...], shard: str, plan_file: Path | None, terminal: options.Terminal
+) -> options.Result:
     """Turn a recipe's corpus into a token store.
 
-    Prepares what its plan needs, or all of it where there is no plan. The same command resumes where it stopped.
-    Several machines may make parts in one folder.
+    Prepares what --plan or the plan of its run folder needs, or all of it where there is none. The same command resumes
+    where it stopped. Several machines may make parts in one folder.
     """
     from shoestring.core import recipe_file
+    from shoestring.core.records import Plan
     from shoestring.core.run_folder import RunFolder
     from shoestring.core.units import Bytes, Count
     from shoestring.runs.hmm_task import HmmTask
@@ -48,7 +52,11 @@ def prepare(recipe: Path, overrides: tuple[str, ...], shard: str, terminal: opti
         check_source(loaded)
         terminal.say("training reads documents with a class into memory; there is nothing to prepare")
         return {"label": loaded.data.label}
-    plan = read_plan(settled(loaded, folder).recipe, folder.plan) if folder.plan.is_file() else None
+    plan = None
+    if plan_file is not None:
+        plan = Plan.read(plan_file)
+    elif folder.plan.is_file():
+        plan = read_plan(settled(loaded, folder).recipe, folder.plan)
     store = prepare_part(loaded, plan, terminal, part)
     if store is None:
         terminal.say(f"part {shard} cannot continue without the other parts; make them, then run this command again")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoestring.studies.sweep.halving import Method
     from shoestring.studies.sweep.orders import Halving, InOrder
     from shoestring.studies.sweep.results import Against
+    from shoestring.studies.sweep.slurm_jobs import Queue
     from shoestring.studies.sweep.states import Standing
     from shoestring.studies.sweep.survey import Survey
 
@@ -57,6 +58,11 @@ class Asked:
     keep_going: bool = False
     dry_run: bool = False
     sbatch: bool = False
+    slurm: bool = False
+    slurm_options: tuple[str, ...] = ()
+    nodes: int = 1
+    processes: int = 1
+    gpu: str | None = None
     kind: str | None = None
     """The only kind of recipe that is meant."""
 
@@ -80,7 +86,20 @@ class Asked:
 @click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="The most runs at a time.")
 @click.option("--keep-going", is_flag=True, help="Leave out runs that cannot be run, instead of starting none.")
 @click.option("--dry-run", is_flag=True, help="Say what there is to do and how long it takes, and stop.")
-@click.option("--sbatch", is_flag=True, help="Write scripts for Slurm, an array with a task for each run, and stop.")
+@click.option("--slurm", is_flag=True, help="Submit to Slurm: arrays with a task for each run, then the report.")
+@click.option("--sbatch", is_flag=True, help="Write the scripts that --slurm would submit, and stop.")
+@click.option(
+    "--slurm-option", "slurm_options", multiple=True, metavar="NAME=VALUE",
+    help="An option of sbatch, as partition=long; may be repeated. time and mem replace those of the plans.",
+)  # fmt: skip
+@click.option("--nodes", type=click.IntRange(1, 10**4), default=1, metavar="N", help="Slurm: nodes of each run.")
+@click.option(
+    "--processes", type=click.IntRange(1, 1000), default=1, metavar="N",
+    help="Slurm: processes of each run on each node, by torchrun; on GPUs, one for each.",
+)  # fmt: skip
+@click.option(
+    "--gpu", metavar="NAME", help="Slurm: the GPU of the nodes, where this machine has none; plans are estimates."
+)
 @options.output
 def run(terminal: options.Terminal, **given: Any) -> options.Result:
     """Run a recipe once for each setting, each in a process of its own.
@@ -95,12 +114,13 @@ def run(terminal: options.Terminal, **given: Any) -> options.Result:
 def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Result:
     """Plan a sweep, run it, and print what came of it."""
     from shoestring.cli.hmm import NO_HMM
+    from shoestring.cli.sweep_slurm import check_slurm, on_slurm
     from shoestring.core.clock import Clock
     from shoestring.core.environment import launched, slurm_job
     from shoestring.core.errors import UserError
     from shoestring.studies.sweep.grid import read_grid
     from shoestring.studies.sweep.orders import Halving
-    from shoestring.studies.sweep.survey import HEAD, keep, refusal, sentences, survey, table
+    from shoestring.studies.sweep.survey import HEAD, Elsewhere, keep, refusal, sentences, survey, table
 
     clock = Clock()
     slurm_job()  # one that has ended is refused before anything is written
@@ -109,7 +129,13 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
     grid = read_grid(asked.recipe, asked.overrides, asked.over, asked.zipped, asked.seeds, asked.random)
     if asked.kind == "hmm" and any(recipe.kind != "hmm" for recipe in grid.recipes):
         raise UserError(NO_HMM)
-    found = survey(grid, terminal, asked.at_once, asked.time)
+    elsewhere = None
+    if asked.slurm or asked.sbatch:
+        given = check_slurm(asked)
+        elsewhere = Elsewhere(gpu=asked.gpu, devices=asked.nodes * asked.processes)
+    elif asked.slurm_options or asked.nodes > 1 or asked.processes > 1 or asked.gpu is not None:
+        raise UserError("--slurm-option, --nodes, --processes and --gpu are for --slurm and --sbatch")
+    found = survey(grid, terminal, asked.at_once, asked.time, elsewhere)
     terminal.table(f"Sweep {grid.name}", HEAD, table(found))
     for line in sentences(found):
         terminal.say(line)
@@ -121,29 +147,14 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
         raise refusal(problems)
     if asked.dry_run:
         return _planned(found)
-    if asked.sbatch:
-        return _scripts(found, asked, terminal)
+    if elsewhere is not None:
+        return _planned(found) | on_slurm(found, asked, given, terminal)
     with found.folder.lock():
         for line in keep(found):
             terminal.say(line)
         terminal.say(f"sweep: {found.folder.path}\n")
         _drive(found, order, clock, terminal)
     return _ended(found, terminal)
-
-
-def _scripts(found: Survey, asked: Asked, terminal: options.Terminal) -> dict[str, Any]:
-    from shoestring.core.errors import UserError
-    from shoestring.studies.sweep.slurm import write_scripts
-    from shoestring.studies.sweep.survey import keep
-
-    if asked.halving is not None:
-        raise UserError("--sbatch and --halving: an array takes every run to its end; leave one of them out")
-    with found.folder.lock():
-        for line in keep(found):
-            terminal.say(line)
-        script = write_scripts(found, asked.at_once)
-    terminal.say(f"submit with: bash {script}")
-    return _planned(found) | {"submit": str(script)}
 
 
 def _order(found: Survey, asked: Asked) -> InOrder | Halving:
@@ -238,30 +249,37 @@ def status(folder: Path, terminal: options.Terminal) -> options.Result:
 
     from shoestring.core.sweep_folder import SweepFolder
     from shoestring.core.units import counted
+    from shoestring.studies.sweep.slurm_jobs import queue
     from shoestring.studies.sweep.states import MEANINGS, standings
 
-    now = standings(SweepFolder.open(folder))
+    opened = SweepFolder.open(folder)
+    now, queued = standings(opened), queue(opened)
     rows = [
         (
             each.run.name,
             each.state,
             "" if each.steps is None and not each.step else f"{each.share:.0%}",
             "" if each.loss is None else f"{each.loss:.4f}",
-            each.why or MEANINGS[each.state],
+            str(queued.runs[each.run.name]) if each.run.name in queued.runs else each.why or MEANINGS[each.state],
         )
         for each in now
     ]
     terminal.table(f"Sweep {folder.name}", ("run", "is", "done", "held-out loss", ""), rows)
     counts = Counter(each.state for each in now)
     terminal.say(f"{counted(len(now), 'run')}: {', '.join(f'{counts[state]} {state}' for state in counts)}")
-    return _standing_json(folder, now)
+    if queued.jobs:
+        terminal.say(", ".join([f"{len(queued.runs)} of them are queued or run on Slurm", *queued.others]))
+    return _standing_json(folder, now, queued)
 
 
-def _standing_json(folder: Path, now: Sequence[Standing]) -> dict[str, Any]:
+def _standing_json(folder: Path, now: Sequence[Standing], queued: Queue | None = None) -> dict[str, Any]:
+    tasks = {} if queued is None else queued.runs
     return {
         "sweep": str(folder),
+        "jobs": [] if queued is None else list(queued.jobs),
         "runs": [
             {
+                "job": tasks[each.run.name]._asdict() if each.run.name in tasks else None,
                 "run": each.run.name,
                 "values": each.run.values,
                 "state": each.state,
@@ -282,7 +300,7 @@ def cancel(folder: Path, terminal: options.Terminal) -> options.Result:
     """Stop a sweep: its runs save first, and `shoestring sweep` resumes them. Its jobs on Slurm are cancelled."""
     from shoestring.core.sweep_folder import SweepFolder
     from shoestring.studies.sweep.driver import cancel as stop
-    from shoestring.studies.sweep.slurm import cancel_jobs
+    from shoestring.studies.sweep.slurm_jobs import cancel_jobs
 
     opened = SweepFolder.open(folder)
     jobs = cancel_jobs(opened)

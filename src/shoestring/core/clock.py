@@ -1,4 +1,4 @@
-"""Wall-clock budgets, counted from the start of the process, and the end of a Slurm allocation."""
+"""Wall-clock budgets, counted from the start of the process or of its Slurm allocation, and the end of that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shoestring.core.environment import slurm_job
+from shoestring.core.environment import slurm_job, waited
 
 _IMPORTED = time.monotonic()
 _PATIENCE = 10.0
@@ -28,13 +28,15 @@ def process_age() -> float:
 
 
 class Clock:
-    """Seconds since a start that was `age` seconds ago. Monotonic: changes of the system's time do not affect it.
+    """Seconds since a start that was `age` seconds ago: that of the process, or of its allocation if it says when.
+
+    Monotonic: changes of the system's time do not affect it.
 
     Every instant belongs to one part of the session, so that the parts add up to the whole.
     """
 
     def __init__(self, age: float | None = None):
-        self._start = time.monotonic() - (process_age() if age is None else age)
+        self._start = time.monotonic() - (max(process_age(), waited()) if age is None else age)
         self._part, self._since = "start", 0.0
         self._parts: dict[str, float] = {}
 

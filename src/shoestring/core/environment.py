@@ -13,6 +13,8 @@ from shoestring.core.units import Bytes, Seconds
 
 RECORD_BYTES, FILE_BYTES = "SHOESTRING_RECORD_BYTES", "SHOESTRING_FILE_BYTES"
 SLOW_WORKER, STEP_SECONDS = "SHOESTRING_SLOW_WORKER", "SHOESTRING_STEP_SECONDS"
+START = "SHOESTRING_START"
+"""When the time of a run began, in seconds since 1970: that of its allocation, which Slurm's scripts set."""
 _DEFAULTS = {RECORD_BYTES: 64 << 20, FILE_BYTES: 256 << 20}
 _MOST_BYTES = 1 << 40
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
@@ -71,6 +73,12 @@ def slurm_job(environment: Mapping[str, str] = os.environ) -> SlurmJob | None:
             f"SLURM_JOB_ID and SLURM_JOB_END_TIME"
         )
     return SlurmJob(number, end)
+
+
+def waited() -> float:
+    """Seconds since the time of a run began, where the environment says when; 0 where it does not."""
+    began = _number(START, 0, 10**11)
+    return 0.0 if began is None else max(0.0, time.time() - began)
 
 
 def record_bytes() -> int:

@@ -60,7 +60,9 @@ class SweepFolder:
         self.events = self.path / "events.jsonl"
         """What was forecast, started, promoted and ended, and when: the story of the sweep."""
         self.slurm = self.path / "slurm"
-        """Scripts of an array, the names of its runs, and the numbers of its jobs."""
+        """Scripts for Slurm."""
+        self.jobs = self.slurm / "jobs.jsonl"
+        """The jobs that were submitted, and which runs their tasks are."""
         self.table = self.path / "runs.csv"
         self.report = self.path / "report.html"
 

@@ -76,6 +76,22 @@ def forecasts(recipes: Sequence[Recipe], reporter: Reporter, spent: float = 0.0)
     return [found[key] for key in keys]
 
 
+def estimates(recipes: Sequence[Recipe], gpu: str, devices: int) -> list[Forecast]:
+    """The forecast of each run on GPUs that are not here, by arithmetic alone."""
+    from shoestring.runs.estimate import plan_on_gpu
+    from shoestring.runs.prepare import vocabulary_of
+
+    found: dict[str, Forecast] = {}
+    keys = [cost_key(recipe) for recipe in recipes]
+    for key, recipe in zip(keys, recipes):
+        if key in found:
+            continue
+        with _refused(found, key):
+            plan = plan_on_gpu(recipe, vocabulary_of(recipe, None), gpu, devices)
+            found[key] = Forecast(plan=plan, how="estimated")
+    return [found[key] for key in keys]
+
+
 def cost_key(recipe: Recipe) -> str:
     """What determines the cost of a run."""
     parts = {section: fields for section, fields in encode(recipe).items() if fields is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoestring.core import recipe_file
@@ -17,7 +17,7 @@ from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.core.units import Interval, Seconds, counted
 from shoestring.runs.reporter import Reporter
 from shoestring.studies.sweep.grid import Grid
-from shoestring.studies.sweep.plans import Forecast, forecasts, schedule, total
+from shoestring.studies.sweep.plans import Forecast, estimates, forecasts, schedule, total
 from shoestring.studies.sweep.slots import Slots, this_machine, within_memory
 from shoestring.studies.sweep.states import Standing, failures, standing
 
@@ -75,7 +75,23 @@ class Survey:
         return [run for run, end in zip(runs, ends) if self.limit is None or end <= self.limit]
 
 
-def survey(grid: Grid, reporter: Reporter, at_once: int | None = None, limit: float | None = None) -> Survey:
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """Where the runs of a sweep go, if not on this machine."""
+
+    gpu: str | None = None
+    """Plans are estimated for this one; None: nodes are as this machine."""
+    devices: int = 1
+    """Of each run."""
+
+
+def survey(
+    grid: Grid,
+    reporter: Reporter,
+    at_once: int | None = None,
+    limit: float | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Survey:
     """Look at every run of a grid, and plan those that are not done.
 
     Nothing is written but rows of HMMs, whose number their plans need.
@@ -92,8 +108,15 @@ def survey(grid: Grid, reporter: Reporter, at_once: int | None = None, limit: fl
     slots = this_machine(len(open_runs), at_once)
     _use_threads(slots)
     spent = START_SECONDS + time.perf_counter() - started  # each run loads torch, as this process has just done
-    made = forecasts([planned.recipe for planned in open_runs], reporter, spent)
-    slots = within_memory(slots, [each.peak_bytes for each in made], free_host_bytes())
+    recipes = [planned.recipe for planned in open_runs]
+    if elsewhere is not None and elsewhere.gpu is not None:
+        made = estimates(recipes, elsewhere.gpu, elsewhere.devices)
+    else:
+        made = forecasts(recipes, reporter, spent)
+    if elsewhere is None:
+        slots = within_memory(slots, [each.peak_bytes for each in made], free_host_bytes())
+    else:
+        slots = replace(slots, at_once=at_once or max(1, len(open_runs)), reason="if Slurm has room for them")
     by_name = {planned.name: each for planned, each in zip(open_runs, made)}
     return Survey(
         folder=folder,
