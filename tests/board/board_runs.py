@@ -20,6 +20,7 @@ from shoestring.board.server import listen, make_app
 from shoestring.core.records import Cost, Machine, Plan, Point, Profile
 from shoestring.core.results import Forecast, Outcome, Verdict
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 
 TOKEN = "right"  # noqa: S105
 FLOPS = 1000.0
@@ -61,7 +62,7 @@ def steps(folder: RunFolder, first: int, last: int) -> None:
 
 
 def make_run(
-    root: Path, name: str, *, until: int = 0, done: bool = False, width: int = 16, lr: float = 1e-3
+    root: Path, name: str, *, until: int = 0, done: bool = False, width: int = 16, lr: float = 1e-3, loss: float = 3.1
 ) -> RunFolder:
     """A run of 100 steps, planned for 110 seconds, that has got so far."""
     folder = RunFolder(root / name)
@@ -97,13 +98,23 @@ def make_run(
             tokens_per_second=128.0,
             disk_bytes=10,
             peak_bytes=None,
-            loss=3.1,
+            loss=loss,
             shortened=None,
             timeline={"train": 104.0},
             verdicts=(Verdict(kind="still_falling", text="Still falling: go on."), Verdict(kind="noise", text="± 1")),
             forecast=Forecast(step=20, loss=3.2, low=3.0, high=3.4),
         ).write(folder.done)
     return folder
+
+
+def make_sweep(root: Path, name: str, runs: dict[str, dict[str, Any]]) -> Path:
+    """The folder of a sweep of runs in root/runs/NAME, by name with their values."""
+    folder = SweepFolder(root / "sweeps" / name)
+    folder.path.mkdir(parents=True)
+    fields = dict.fromkeys(field for values in runs.values() for field in values if field != "run.seed")
+    found = tuple(SweepRun(name=run, folder=f"../../runs/{name}/{run}", values=values) for run, values in runs.items())
+    SweepIndex(name=name, fields=tuple(fields), runs=found).write(folder.index)
+    return folder.path
 
 
 class Served:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from board_runs import FLOPS, TOKEN, add, make_run, served, steps
+from board_runs import FLOPS, TOKEN, add, make_run, make_sweep, served, steps
 
 from shoestring.board.curves import Grid, Points, RunCurves, _mean_around
 from shoestring.board.growing import GrowingLines
@@ -197,3 +201,64 @@ def test_a_folder_that_is_a_run_is_shown_alone(tmp_path: Path) -> None:
     board = Board(folder.path)
     board.refresh()
     assert list(board.runs) == ["one"]
+
+
+def grid_sweep(root: Path) -> None:
+    """Two rates, two widths, two seeds: one setting has a run on its way, one has none that began."""
+    runs: dict[str, dict[str, Any]] = {}
+    for lr, width, seed in itertools.product((1e-3, 1e-2), (16, 32), (0, 1)):
+        name = f"lr{lr}w{width}s{seed}"
+        runs[name] = {"train.lr": lr, "model.width": width, "run.seed": seed}
+        if (lr, width) != (1e-2, 32):
+            done = (lr, width, seed) != (1e-2, 16, 1)
+            make_run(root / "runs/grid", name, until=20, done=done, loss=lr + 1 / width + 0.1 * seed)
+    make_sweep(root, "grid", runs)
+
+
+def test_a_sweep_has_its_settings_best_first(tmp_path: Path) -> None:
+    """Means and errors by hand; a run on its way does not count where another seed is done."""
+    grid_sweep(tmp_path)
+    board = Board(tmp_path / "runs")
+    board.refresh()
+    board.refresh()
+    (found,) = board.sweep_rows()
+    assert (found["name"], found["runs"], found["fields"]) == ("sweeps/grid", 8, ["train.lr", "model.width"])
+    assert found["states"] == {"done": 5, "died": 1, "waiting": 2}
+    told = board.sweeps["sweeps/grid"].details(board.rows_by_folder(), "loss")
+    values = [(each["values"]["train.lr"], each["values"]["model.width"]) for each in told["settings"]]
+    assert values == [(1e-2, 16), (1e-3, 32), (1e-3, 16), (1e-2, 32)]
+    means = [each["mean"] for each in told["settings"]]
+    assert means[:3] == pytest.approx([1e-2 + 1 / 16, 1e-3 + 1 / 32 + 0.05, 1e-3 + 1 / 16 + 0.05]) and means[3] is None
+    assert told["settings"][1]["error"] == pytest.approx(0.05) and told["settings"][0]["error"] is None
+    assert told["settings"][0]["shown"] == ["grid/lr0.01w16s0", "grid/lr0.01w16s1"]
+    fast = board.sweeps["sweeps/grid"].details(board.rows_by_folder(), "tokens_per_second")
+    assert fast["higher"] and fast["settings"][0]["mean"] == 128.0
+
+
+def test_sweeps_of_other_runs_and_damaged_ones(tmp_path: Path) -> None:
+    grid_sweep(tmp_path)
+    make_sweep(tmp_path, "elsewhere", {"a": {"train.lr": 1.0}})
+    (tmp_path / "runs/other").mkdir()
+    assert Board(tmp_path / "runs/other").sweep_rows() == []
+    board = Board(tmp_path / "runs")
+    board.refresh()
+    assert [row["name"] for row in board.sweep_rows()] == ["sweeps/elsewhere", "sweeps/grid"], "one waits for its runs"
+    version = board.version
+    (tmp_path / "sweeps/grid/index.json").write_text("{")
+    board.refresh()
+    assert board.version > version and "index.json" in board.sweep_rows()[1]["problem"]
+    shutil.rmtree(tmp_path / "sweeps/grid")
+    board.refresh()
+    assert [row["name"] for row in board.sweep_rows()] == ["sweeps/elsewhere"]
+
+
+def test_what_is_asked_of_sweeps_is_checked(tmp_path: Path) -> None:
+    grid_sweep(tmp_path)
+    with served(tmp_path / "runs") as board:
+        assert board.get("/api/sweeps")[0] == 403
+        board.get(f"/?token={TOKEN}")
+        while not board.json("/api/sweeps")["sweeps"]:  # it looks for the first time
+            time.sleep(0.02)
+        assert board.json("/api/sweep?sweep=sweeps/grid&by=seconds")["by"] == "seconds"
+        assert board.get("/api/sweep?sweep=../grid")[0] == 404
+        assert board.get("/api/sweep?sweep=sweeps/grid&by=nonsense")[0] == 400

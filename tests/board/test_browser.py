@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_runs import TOKEN, add, make_run, served, steps
+from board_runs import TOKEN, add, make_run, make_sweep, served, steps
 
 from shoestring.core.run_folder import RunFolder
 from shoestring.report.page import draw, write_page
@@ -164,3 +165,34 @@ def test_a_run_and_two_recipes(page: Any) -> None:
     page.wait_for_selector("#detail .fields")
     fields = [line.split("\t")[0] for line in page.inner_text("#detail .fields").splitlines()]
     assert fields == ["field", "run.name", "train.lr"]
+
+
+def test_a_sweep_is_drawn_and_grows(page: Any, tmp_path: Path) -> None:
+    """Its list, a cell and a line for each setting, the best first; a run that ends meanwhile joins them."""
+    runs = {
+        f"{lr}-{width}": {"train.lr": lr, "model.width": width} for lr, width in itertools.product((0.1, 0.2), (8, 16))
+    }
+    for number, name in enumerate(list(runs)[:3]):
+        make_run(tmp_path / "runs/grid", name, until=20, done=True, loss=3.0 - 0.1 * number)
+    make_sweep(tmp_path, "grid", runs)
+    until(page, "document.querySelectorAll('tr[data-sweep]').length === 1 && rows.size === 7")
+    until(page, "document.querySelector('tr[data-sweep]').innerText.includes('3 done, 1 waiting')")
+    page.click("tr[data-sweep]")
+    until(page, "document.querySelectorAll('#heat rect').length === 3")
+    assert page.locator("#parallel polyline").count() == 3
+    best = "document.querySelector('.settings tr:nth-child(2)').innerText.split('\\t').slice(0, 3).join(' ')"
+    assert page.evaluate(best) == "0.2 8 2.800"
+    bright = "document.querySelector('[data-cell=\"0.2,8\"]').getAttribute('fill')"
+    assert page.evaluate(bright) == "rgb(253,231,37)", "the best is bright"
+    make_run(tmp_path / "runs/grid", "0.2-16", until=20, done=True, loss=1.0)
+    until(page, "document.querySelectorAll('#heat rect').length === 4")
+    assert page.evaluate(best) == "0.2 16 1.000" and page.evaluate(bright) != "rgb(253,231,37)"
+    page.select_option("#sweepx", "model.width")
+    assert page.locator('[data-cell="8,0.2"]').count() == 1, "the fields have changed places"
+    page.click("#sweepcurves")
+    until(page, "chosen.size === 4 && !busy && plot.series.length === 9")
+    page.click('[data-cell="16,0.2"]', force=True)
+    page.wait_for_selector("#detail h2")
+    assert page.inner_text("#detail h2") == "grid/0.2-16"
+    page.click("#closesweep")
+    until(page, "document.getElementById('sweep').hidden")

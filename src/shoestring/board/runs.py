@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shoestring.board.curves import By, Grid, RunCurves, as_json, span
+from shoestring.board.folders import find, stamp
+from shoestring.board.sweeps import WatchedSweep
 from shoestring.core.choices import Choices
 from shoestring.core.errors import UserError
 from shoestring.core.reading import parse_toml, read_text
@@ -17,12 +19,11 @@ from shoestring.core.records import Machine, Plan, Profile
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import Record
+from shoestring.core.sweep_folder import SweepFolder
 from shoestring.report.page import plan_against_actual, timeline_rows
 from shoestring.report.samples import Written, texts_by_prompt
 from shoestring.report.verdicts import live_verdicts
 
-DEPTH = 3
-"""Folders below the given one in which runs are looked for."""
 _FRESH = 120.0
 """Seconds without a line after which a run on another host no longer counts as running."""
 _JUDGED_EVERY = 10.0
@@ -47,7 +48,7 @@ class WatchedRun:
     def refresh(self, version: int, light: bool = False) -> bool:
         """Whether its row has changed, which then has this version; a `light` one has no lines read for it."""
         with self.lock:
-            stamps: dict[str, Any] = {name: _stamp(getattr(self.folder, name)) for name in _RUN_FILES}
+            stamps: dict[str, Any] = {name: stamp(getattr(self.folder, name)) for name in _RUN_FILES}
             stamps["held"] = self.folder.is_held
             row = self._row(stamps != self._seen, light)
             self._seen = {} if light else stamps
@@ -64,9 +65,9 @@ class WatchedRun:
     def record(self, kind: type[Record], name: str) -> Any:
         """A record of the run, read again when its file changes; None: it is not there."""
         path: Path = getattr(self.folder, name)
-        stamp = _stamp(path)
-        if self._records.get(name, (0, None))[0] != stamp or stamp is None:
-            self._records[name] = stamp, None if stamp is None else kind.read(path)
+        now = stamp(path)
+        if self._records.get(name, (0, None))[0] != now or now is None:
+            self._records[name] = now, None if now is None else kind.read(path)
         return self._records[name][1]
 
     def _row(self, changed: bool, light: bool) -> dict[str, Any]:
@@ -228,20 +229,13 @@ def _finished(outcome: Outcome, unit: str) -> dict[str, Any]:
     }
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
 class Board:
-    """All runs below a folder."""
+    """All runs and sweeps below a folder, and the sweeps beside it that have runs there."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.runs: dict[str, WatchedRun] = {}
+        self.sweeps: dict[str, WatchedSweep] = {}
         self.version = 0
         self.gone: list[tuple[int, str]] = []
         """(version, name) of runs whose folders were removed."""
@@ -250,7 +244,8 @@ class Board:
     def refresh(self) -> None:
         """Find new runs, and read what has changed. The first time, records alone: lines take longer."""
         with self._lock:
-            found, light = dict(_run_folders(self.folder)), not self.version
+            there, light = list(find(self.folder)), not self.version
+            found = {name: path for kind, name, path in there if kind == "run"}
             self.version = max(1, self.version)
             for name in [name for name in self.runs if name not in found]:
                 del self.runs[name]
@@ -261,6 +256,27 @@ class Board:
                 changed = run.refresh(self.version + 1, light)
                 self.runs[name] = run
                 self.version += changed
+            self._refresh_sweeps({name: path for kind, name, path in there if kind == "sweep"})
+
+    def _refresh_sweeps(self, found: dict[str, Path]) -> None:
+        sweeps = {name: self.sweeps.get(name) or WatchedSweep(name, SweepFolder(path)) for name, path in found.items()}
+        changed = [sweep.refresh() for sweep in sweeps.values()]
+        if any(changed) or sweeps.keys() != self.sweeps.keys():
+            self.version += 1
+        self.sweeps = sweeps
+
+    def rows_by_folder(self) -> dict[str, dict[str, Any]]:
+        """The row of every run by the path of its folder, by which a sweep knows it."""
+        return {os.path.realpath(run.folder.path): run.row for run in list(self.runs.values())}
+
+    def sweep_rows(self) -> list[dict[str, Any]]:
+        """A line for each sweep that has a run here, or has none yet."""
+        rows, here = self.rows_by_folder(), os.path.join(os.path.realpath(self.folder), "")
+        return [
+            sweep.summary(rows)
+            for sweep in self.sweeps.values()
+            if any(place.startswith(here) for place in sweep.places().values()) or sweep.problem
+        ]
 
     def rows(self, since: int = 0) -> list[dict[str, Any]]:
         """The rows that have changed after a version."""
@@ -291,26 +307,6 @@ class Board:
                 for run, both in zip(runs, found)
             ],
         }
-
-
-def _run_folders(folder: Path, depth: int = DEPTH) -> Iterator[tuple[str, Path]]:
-    """(name, path) of every run folder; the name is the path below the given folder."""
-    if RunFolder(folder).recipe.is_file():
-        yield folder.resolve().name, folder
-        return
-    yield from ((str(path.relative_to(folder)), path) for path in _below(folder, depth))
-
-
-def _below(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
-    except OSError:
-        return
-    for path in inner:
-        if RunFolder(path).recipe.is_file():
-            yield path
-        elif depth > 1:
-            yield from _below(path, depth - 1)
 
 
 def compare_fields(first: WatchedRun, second: WatchedRun) -> list[tuple[str, str, str]]:

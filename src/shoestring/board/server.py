@@ -25,6 +25,7 @@ from starlette.routing import Route
 from shoestring.board.curves import By
 from shoestring.board.machine import MachineNow
 from shoestring.board.runs import Board, WatchedRun, compare_fields
+from shoestring.board.sweeps import RESULTS
 
 EVERY = 1.0
 """Seconds between two looks at the run folders."""
@@ -40,6 +41,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _STATIC = {
     "index.html": "shoestring.board",
     "board.js": "shoestring.board",
+    "sweeps.js": "shoestring.board",
     "board.css": "shoestring.board",
     "uPlot.iife.min.js": "shoestring.report",
     "uPlot.min.css": "shoestring.report",
@@ -128,6 +130,20 @@ def make_app(folder: Path, token: str, every: float = EVERY) -> Starlette:
         first, second = (_known(board, name) for name in names)
         return _json({"names": names, "fields": await run_in_threadpool(compare_fields, first, second)})
 
+    async def sweeps(_: Request) -> Response:
+        if not board.version:
+            await run_in_threadpool(board.refresh)
+        return _json({"sweeps": await run_in_threadpool(board.sweep_rows)})
+
+    async def sweep(request: Request) -> Response:
+        asked = request.query_params
+        found, by = board.sweeps.get(asked.get("sweep", "")), asked.get("by", "loss")
+        if found is None:
+            raise HTTPException(404)
+        if by not in RESULTS:
+            raise HTTPException(400)
+        return _json(await run_in_threadpool(found.details, board.rows_by_folder(), by))
+
     async def now(_: Request) -> Response:
         return _json(await run_in_threadpool(machine.read))
 
@@ -139,6 +155,8 @@ def make_app(folder: Path, token: str, every: float = EVERY) -> Starlette:
         "/api/curves": curves,
         "/api/run": run,
         "/api/compare": compare,
+        "/api/sweeps": sweeps,
+        "/api/sweep": sweep,
         "/api/machine": now,
     }
     routes = [Route(address, _guarded(endpoint, token)) for address, endpoint in addresses.items()]

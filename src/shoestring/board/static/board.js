@@ -112,6 +112,13 @@ function choose(name, on) {
   drawCurves();
 }
 
+function chooseAll(names) {
+  chosen.clear();
+  for (const name of names) if (rows.has(name)) chosen.set(name, COLOURS[chosen.size % COLOURS.length]);
+  drawList();
+  drawCurves();
+}
+
 // the curves
 
 async function drawCurves() {
@@ -284,6 +291,7 @@ function take(found) {
   const names = new Set([...found.runs.map((row) => row.name), ...(found.gone || [])]);
   if ([...names].some((name) => chosen.has(name)) || (found.gone || []).length) drawCurves();
   if (opened !== null && names.has(opened)) drawDetail();
+  drawSweeps();
 }
 
 async function begin() {
@@ -295,6 +303,7 @@ async function begin() {
   first = false;
   drawList();
   drawCurves();
+  drawSweeps();
 }
 
 function listen() {
@@ -314,8 +323,8 @@ async function drawMachine() {
 }
 
 $("filter").addEventListener("input", drawList);
-$("all").addEventListener("click", () => { for (const row of shown()) if (!chosen.has(row.name)) chosen.set(row.name, COLOURS[chosen.size % COLOURS.length]); drawList(); drawCurves(); });
-$("none").addEventListener("click", () => { chosen.clear(); drawList(); drawCurves(); });
+$("all").addEventListener("click", () => chooseAll([...chosen.keys(), ...shown().map((row) => row.name)]));
+$("none").addEventListener("click", () => chooseAll([]));
 $("compare").addEventListener("click", compare);
 $("reset").addEventListener("click", () => setZoom(null));
 for (const id of ["by", "logx"]) $(id).addEventListener("change", () => setZoom(null));

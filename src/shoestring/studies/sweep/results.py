@@ -84,6 +84,11 @@ def read_report(
         _check_field(name)
     index = SweepIndex.read(folder.index)
     rows = [_row(folder, each, columns, against) for each in standings(folder, index)]
+    return make_report(index, rows, by, against)
+
+
+def make_report(index: SweepIndex, rows: Sequence[Row], by: str, against: Against = "tokens") -> Report:
+    """The rows and their settings, best first by the result `by`."""
     settings = [_setting(found, by) for found in _by_setting(rows, index.fields)]
     ordered = sorted(rows, key=lambda row: _rank(row.results[by], by))
     best = sorted(settings, key=lambda setting: _rank(setting.mean, by))
