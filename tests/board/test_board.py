@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shoestring.board.growing import GrowingLines
 from shoestring.board.machine import parse_gpu
 from shoestring.board.runs import Board, compare_fields
 from shoestring.core.run_folder import RunFolder
+from shoestring.report.verdicts import verdicts_of
 from shoestring.track import LineFile
 
 
@@ -262,3 +264,17 @@ def test_what_is_asked_of_sweeps_is_checked(tmp_path: Path) -> None:
         assert board.json("/api/sweep?sweep=sweeps/grid&by=seconds")["by"] == "seconds"
         assert board.get("/api/sweep?sweep=../grid")[0] == 404
         assert board.get("/api/sweep?sweep=sweeps/grid&by=nonsense")[0] == 400
+
+
+def test_a_run_that_has_learned_nothing_says_so(tmp_path: Path) -> None:
+    """The loss of counting is in the timings; the run above it has the verdict that the run itself prints."""
+    folder = make_run(tmp_path, "run", until=20)
+    board = Board(tmp_path)
+    board.refresh()
+    assert board.runs["run"].details()["row"]["verdicts"] == []
+    add(folder.timings, {"step": 20, "elapsed": 23.0, "event": "counted", "loss": 4.0})
+    board.refresh()
+    board.refresh()
+    (said,) = board.runs["run"].details()["row"]["verdicts"]
+    assert said["kind"] == "learned_nothing" and "reach 4.000" in said["text"]
+    assert [asdict(verdict) for verdict in verdicts_of(folder)] == [said]

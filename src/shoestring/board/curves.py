@@ -49,6 +49,8 @@ class RunCurves:
         self.event: str | None = None
         """What the last session said last of itself, such as "stopped"; None: it has taken steps since."""
         self.forecast: Forecast | None = None
+        self.counted: float | None = None
+        """The held-out loss of counting tokens, once the run should be below it."""
 
     @property
     def damaged(self) -> int:
@@ -96,6 +98,8 @@ class RunCurves:
                 self._elapsed = max(self._elapsed, elapsed)
             if (event := line.get("event")) == "forecast":
                 self.forecast = _forecast(line) or self.forecast
+            elif event == "counted":
+                self.counted = line["loss"] if _is_number(line.get("loss")) else self.counted
             elif event is not None or "tokens_per_second" in line:
                 self.event = event
 

@@ -113,7 +113,8 @@ class WatchedRun:
 
     def _judge(self, recipe: dict[str, Any], unit: str) -> None:
         clip = recipe.get("train", {}).get("clip")
-        found = live_verdicts(self.curves.curve, clip if isinstance(clip, (int, float)) else None, unit)
+        largest = clip if isinstance(clip, (int, float)) else None
+        found = live_verdicts(self.curves.curve, largest, unit, counted=self.curves.counted)
         self._verdicts, self._judged = [asdict(verdict) for verdict in found], time.monotonic()
 
     def _state(self, planned: bool) -> str:
