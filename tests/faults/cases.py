@@ -101,7 +101,8 @@ OTHERS: dict[tuple[str, str], str] = {
     ("law compare", "out"): PAGE, ("law isoflop", "out"): NEW_FOLDER, ("law isoflop", "flops"): QUANTITY,
     ("hmm sample", "out"): NEW_FOLDER, ("hmm sample", "states"): CHOICE, ("hmm sample", "rows"): QUANTITY,
     ("hmm sample", "heldout"): QUANTITY, ("sweep status", "folder"): SWEEP, ("sweep cancel", "folder"): SWEEP,
-    ("sweep report", "folder"): SWEEP, ("board", "folder"): TEXT, ("doctor", "folder"): TEXT,
+    ("sweep report", "folder"): SWEEP, ("drift", "runs"): RUN,
+    ("drift", "out"): NEW_FOLDER, ("board", "folder"): TEXT, ("doctor", "folder"): TEXT,
 }  # fmt: skip
 """Arguments that are something else than others of that name."""
 
@@ -123,6 +124,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "export": ("runs/net", "elsewhere"),
     "convert": ("story.bin", "elsewhere"),
     "fingerprints": ("runs/net", "--length", "8", "--prefix", "2", "--least", "3", "--out", "prints.json"),
+    "drift": ("runs/drifted", "--out", "drift"),
     "report": ("runs/net",),
     "board": ("runs",),
     "track": ("runs/net", "--to", "tensorboard"),

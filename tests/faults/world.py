@@ -23,6 +23,7 @@ def build(folder: Path) -> None:
     write_profile(folder / "new.toml")
     _write_files(folder)
     _write_sweep(folder)
+    _write_drift(folder)
     for name, made in (("store", STORE), ("sentences", SENTENCES)):
         (place,) = folder.glob(made)
         shutil.copytree(place, folder / name)
@@ -55,6 +56,17 @@ def _write_sweep(folder: Path) -> None:
     SweepIndex(name="net", fields=(), runs=(run,)).write(sweep.index)
     sweep.recipes.mkdir()
     shutil.copy(folder / "runs/net/recipe.toml", sweep.recipe("net"))
+
+
+def _write_drift(folder: Path) -> None:
+    """A run with overlaps."""
+    run = folder / "runs/drifted"
+    run.mkdir()
+    shutil.copy(folder / "runs/net/recipe.toml", run)
+    shutil.copy(folder / "runs/net/choices.json", run)
+    line = {name + end: 0.5 for name in ("overlap", "overlap_top", "overlap_kl") for end in ("", "_min", "_max")}
+    lines = [{"step": step, "heldout_loss": 3.0} | line for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
 def _write_tokenizer(path: Path) -> None:

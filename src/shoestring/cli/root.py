@@ -10,7 +10,7 @@ from shoestring import __version__
 
 COMMANDS = (
     "demo", "best", "measure", "plan", "prepare", "train", "sweep", "evaluate", "compare", "generate", "export",
-    "convert", "fingerprints", "report", "board", "track", "data", "hmm", "law", "doctor",
+    "convert", "fingerprints", "drift", "report", "board", "track", "data", "hmm", "law", "doctor",
 )  # fmt: skip
 """In the order of the help. Each is a module of this package that holds a command of the same name."""
 

@@ -90,6 +90,20 @@ def curves(lines: Sequence[Line], against: str, group: str) -> dict[str, Any]:
     return layers([{"data": {"values": values}, "mark": mark, "encoding": encoding}])
 
 
+def step_curves(lines: Sequence[Line], title: str) -> dict[str, Any]:
+    """A score by step for every run, coloured by its group."""
+    values = [{"step": x, "y": y, "run": line.run, "group": str(line.group)} for line in lines for x, y in line.places]
+    colour = {"field": "group", "type": "nominal", "title": None, "scale": {"scheme": "tableau10"}}
+    encoding = {
+        "x": axis("step", "step", axis={"format": "~s"}, scale={"nice": False}),
+        "y": axis("y", title, scale={"zero": False}),
+        "color": colour,
+        "detail": {"field": "run", "type": "nominal"},
+    }
+    mark = {"type": "line", "strokeWidth": 1.8, "opacity": 0.85, "point": {"size": 18}}
+    return layers([{"data": {"values": values}, "mark": mark, "encoding": encoding}])
+
+
 def parallel(settings: Sequence[Mapping[str, Any]], fields: Sequence[str], what: str) -> dict[str, Any]:
     """A line for each setting through its values of all fields, and through the result `what`, which colours it."""
     known = [setting for setting in settings if setting[what] is not None]
