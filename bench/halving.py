@@ -1,6 +1,10 @@
 """What halving finds, beside whole grids: each grid is run to its end, and the decisions are replayed from its records.
 
-python bench/halving.py [--steps 600] [--out FOLDER]
+python bench/halving.py [--steps 600] [--only N] [--runs FOLDER] [--out FOLDER]
+
+With --runs the grids are kept, and those that are finished there are only replayed. The rules were looked at on the
+first three grids alone; the others were added to see whether they hold. With --only one grid is run, and nothing
+recorded.
 """
 
 from __future__ import annotations
@@ -54,6 +58,8 @@ GRIDS = {
     "learning rate × width": ("train.lr=1e-3,3e-3,1e-2", "model.width=16,32,64"),
     "learning rate × batch": ("train.lr=1e-3,3e-3,1e-2", "train.batch=4,8,16"),
     "learning rate × schedule": ("train.lr=2e-3,6e-3,2e-2", "train.schedule=cosine,linear,constant"),
+    "learning rate × optimizer": ("train.lr=5e-4,1e-3,2e-3,4e-3,8e-3", "train.optimizer=adamw,muon"),
+    "layers × dropout": ("model.layers=1,2,3", "model.dropout=0,0.1,0.3"),
 }
 METHODS: dict[Method, Callable[..., Next | None]] = {"forecast": next_by_rung, "asha": next_at_once}
 
@@ -89,14 +95,21 @@ def replayed(grid: Grid, method: Method) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--only", type=int, choices=range(len(GRIDS)), help="run this grid, and record nothing")
+    parser.add_argument("--runs", type=Path, help="keep the runs in this folder")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     out = None if given.out is None else given.out.resolve()
     results: dict[str, Any] = {}
-    for name, over in GRIDS.items():
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(given.runs or temporary).resolve()
+        for number, (name, over) in enumerate(GRIDS.items()):
+            if given.only not in (None, number):
+                continue
+            folder = place / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
             os.chdir(folder)
             file = Path("halved.toml")
             file.write_text(RECIPE.format(steps=given.steps, every=EVERY))
@@ -104,8 +117,9 @@ def main() -> None:
             results[name] = {"runs": len(grid.runs), "seconds": seconds}
             results[name] |= {method: replayed(grid, method) for method in METHODS}
             print(name, results[name], flush=True)
-            os.chdir(record.ROOT)
-    record.write("halving", {"results": results}, out)
+        os.chdir(record.ROOT)
+    if given.only is None:
+        record.write("halving", {"results": results}, out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
@@ -28,7 +29,7 @@ from shoestring.studies.sweep.halving import (
     next_by_rung,
     next_if_time_is_left,
 )
-from shoestring.studies.sweep.plans import schedule
+from shoestring.studies.sweep.pace import Pace
 from shoestring.studies.sweep.states import counted_steps
 from shoestring.studies.sweep.survey import Survey
 from shoestring.track import read_lines
@@ -38,12 +39,14 @@ from shoestring.track.curve import Curve
 class InOrder:
     """Every run to its end, in the order of the index; one for which there is no time is passed over."""
 
-    def __init__(self, found: Survey):
+    def __init__(self, found: Survey, now: Callable[[], float] | None = None):
+        """`now` counts seconds from the beginning of the sweep; default: from this call."""
+        began = time.monotonic()
         self._found = found
         self._waiting = list(found.to_do)
         self._count, self._ended = len(self._waiting), 0
-        self._taken, self._planned = 0.0, 0.0
-        """Seconds of the runs that have ended, and what was forecast for them."""
+        expected = {run.name: found.seconds(run).expected for run in self._waiting}
+        self._pace = Pace(expected, found.slots.at_once, now or (lambda: time.monotonic() - began))
 
     @property
     def left(self) -> list[SweepRun]:
@@ -53,28 +56,29 @@ class InOrder:
     def next(self, active: Sequence[str], left: float | None) -> Job | None:
         self._waiting = [run for run in self._waiting if run.name not in active]
         for run in self._waiting:
-            if left is None or self._seconds(run) <= left:
+            if left is None or self._pace.seconds(run.name) <= left:
                 self._waiting.remove(run)
+                self._pace.started(run.name)
                 return Job(run=run)
         return None
-
-    def _seconds(self, run: SweepRun) -> float:
-        """Of a run, by its forecast and how wrong those of the others were."""
-        slower = self._taken / self._planned if self._planned else 1.0
-        return slower * self._found.seconds(run).expected
 
     def ended(self, run: SweepRun, result: Result) -> str:
         self._ended += 1
         if result.event != "stopped":  # one that another driver has started waits here too
             self._waiting = [each for each in self._waiting if each.name != run.name]
+        self._pace.ended(run.name, result.event == "ended")
         count = f"[{self._ended}/{self._count}] {run.name}"
         if (line := _unfinished(result)) is not None:
             return f"{count}{line}"
-        self._taken += result.seconds
-        self._planned += self._found.seconds(run).expected
-        ends = schedule([self._seconds(each) for each in self._waiting], self._found.slots.at_once)
-        more = f"; about {Seconds(max(ends)).short()} for the {len(ends)} that wait" if ends else ""
-        return f"{count}{_finished(self._found, run, result)}{more}"
+        return f"{count}{_finished(self._found, run, result)}{self._outlook()}"
+
+    def _outlook(self) -> str:
+        """When the others will have ended, by what those before them took."""
+        if self._ended == self._count:
+            return ""
+        by = f"by {self._pace.factor - 1:+.0%}" if abs(self._pace.factor - 1) >= 0.005 else "as forecast"
+        left, total = (Seconds(each).short() for each in (self._pace.left(), self._pace.total()))
+        return f"; about {left} left, {total} in all ({by})"
 
 
 def _unfinished(result: Result) -> str | None:

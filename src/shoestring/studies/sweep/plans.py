@@ -28,6 +28,7 @@ from shoestring.runs.profile_cache import cache_file, read_cached
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.settle import settled
 from shoestring.runs.task import Task
+from shoestring.studies.sweep.crowd import Crowd, of_plan
 
 if TYPE_CHECKING:
     from shoestring.runs.counted import Here
@@ -50,14 +51,23 @@ class Forecast:
     how: str
     """counted, measured or scaled; empty for a refusal."""
     refusal: str | None = None
+    crowd: Crowd | None = None
+    """What processes take besides; None: not measured."""
 
     @property
     def seconds(self) -> Interval:
         """Of the whole run, in a process of its own."""
+        return self.seconds_left(1.0)
+
+    def seconds_left(self, left: float, ready: bool = False) -> Interval:
+        """Of a share of the run, in a process of its own; `ready`: another run prepares its rows."""
         if self.plan is None or self.plan.seconds is None:
             return Interval(0.0, 0.0, 0.0)
-        low, high = self.plan.intervals.get("seconds", (self.plan.seconds, self.plan.seconds))
-        return Interval(low, self.plan.seconds, high)
+        found = (self.crowd or of_plan(self.plan)).seconds(self.plan, left)
+        if not ready or left < 1 or self.plan.binding == "time":
+            return found
+        spared = min(found.low, self.plan.parts.get("prepare", 0.0))
+        return Interval(*(each - spared for each in found))
 
     @property
     def peak_bytes(self) -> int | None:

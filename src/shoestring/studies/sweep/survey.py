@@ -16,7 +16,9 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.core.units import Interval, Seconds, counted
 from shoestring.runs.reporter import Reporter
-from shoestring.studies.sweep.grid import Grid
+from shoestring.studies.sweep.crowd import WORTH, Crowd, crowd
+from shoestring.studies.sweep.crowd import shown as crowd_shown
+from shoestring.studies.sweep.grid import Grid, Planned
 from shoestring.studies.sweep.plans import Forecast, estimates, forecasts, schedule, total
 from shoestring.studies.sweep.slots import Slots, this_machine, within_memory
 from shoestring.studies.sweep.states import Standing, failures, standing
@@ -43,6 +45,10 @@ class Survey:
     slots: Slots
     limit: float | None
     """Seconds for the whole sweep."""
+    ready: frozenset[str] = frozenset()
+    """Runs whose text others will have prepared when they start."""
+    notes: tuple[str, ...] = ()
+    """What was measured, for people."""
 
     @property
     def to_do(self) -> list[SweepRun]:
@@ -61,8 +67,7 @@ class Survey:
         """What is left of a run."""
         if (found := self.forecasts.get(run.name)) is None or self.problem(run) is not None:
             return NONE
-        left = 1 - self.standings[run.name].share
-        return Interval(*(left * each for each in found.seconds))
+        return found.seconds_left(1 - self.standings[run.name].share, run.name in self.ready)
 
     @property
     def total(self) -> Interval:
@@ -117,6 +122,10 @@ def survey(
         slots = within_memory(slots, [each.peak_bytes for each in made], free_host_bytes())
     else:
         slots = replace(slots, at_once=at_once or max(1, len(open_runs)), reason="if Slurm has room for them")
+    notes = []
+    if elsewhere is None and (measured := _crowd(slots, made)) is not None:
+        made = _beside(made, measured)
+        notes.append(crowd_shown(measured, slots.at_once))
     by_name = {planned.name: each for planned, each in zip(open_runs, made)}
     return Survey(
         folder=folder,
@@ -126,7 +135,37 @@ def survey(
         forecasts=by_name,
         slots=slots,
         limit=limit if limit is not None else None if grid.sweep.time is None else float(grid.sweep.time),
+        ready=_ready(open_runs, slots.at_once),
+        notes=tuple(notes),
     )
+
+
+def _crowd(slots: Slots, made: Sequence[Forecast]) -> Crowd | None:
+    """What processes take on this machine; None: not worth measuring, or on GPUs, which they do not share."""
+    expected = max(schedule([each.seconds.expected for each in made], slots.at_once), default=0.0)
+    if slots.gpus or expected < WORTH:
+        return None
+    from shoestring.probe.machine import describe_machine, pick_device
+
+    return crowd(slots.at_once, slots.threads, describe_machine(pick_device()).fingerprint)
+
+
+def _beside(made: Sequence[Forecast], measured: Crowd) -> list[Forecast]:
+    """The forecasts with what was measured; those that were one are one again."""
+    known = {id(each): replace(each, crowd=measured) for each in made}
+    return [known[id(each)] for each in made]
+
+
+def _ready(runs: Sequence[Planned], at_once: int) -> frozenset[str]:
+    """The runs that start after another one on the same text has prepared it: not the first ones, which wait for it."""
+    seen: set[str] = set()
+    found = set()
+    for number, planned in enumerate(runs):
+        corpus = planned.recipe.corpus
+        if number >= at_once and corpus in seen:
+            found.add(planned.name)
+        seen.add(corpus)
+    return frozenset(found)
 
 
 def _use_threads(slots: Slots) -> None:
@@ -199,7 +238,7 @@ def sentences(found: Survey) -> list[str]:
     runs, done = found.to_do, sum(now.state == "done" for now in found.standings.values())
     counts = counted(len(found.index.runs), "run") + (f", {done:,} done" if done else "")
     slots = f"{found.slots.at_once} at a time ({found.slots.reason})"
-    said = [f"{counts}; {counted(len(runs), 'run')} to do, {slots}: {shown(found.total)} in all"]
+    said = [*found.notes, f"{counts}; {counted(len(runs), 'run')} to do, {slots}: {shown(found.total)} in all"]
     if not runs:
         said = [f"{counts}; nothing to do"]
     if found.limit is not None and runs:
