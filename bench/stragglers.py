@@ -29,11 +29,13 @@ LONG = 120
 """Steps of the runs whose losses are recorded."""
 
 
-def predicted(workers: int, slow: bool, step: str, fields: dict[str, str], folder: Path) -> dict[str, float]:
-    """Training seconds of each strategy by the virtual clock."""
+def predicted(workers: int, slow: bool, step: str, fields: dict[str, str], run: Path) -> dict[str, float]:
+    """Training seconds of each strategy by the virtual clock, with the profile of a synchronous run."""
     share = f",slow={1 / workers}:2x" if slow else ""
     cluster = f"workers={workers}{share},step={step}"
-    told = [*fields_of(folder, "clock", fields), "--simulate", cluster, "--json"]
+    shares = {"parallel.workers": str(workers), "parallel.strategy": "sync", "train.lr": RATES["sync"]}
+    told = [*fields_of(run.parent, "clock", fields | shares), "--simulate", cluster, "--json"]
+    told += ["--profile", str(run / "profile.json")]
     command = [sys.executable, "-m", "shoestring", "plan", str(RECIPES / "mini.toml"), *told]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {each["strategy"]: each["seconds"] for each in json.loads(done.stdout)["strategies"]}
@@ -71,9 +73,11 @@ def main() -> None:
         short = {"budget.steps": str(arguments.steps), "evaluate.every": "1"}
         for workers in (2, 4):
             for slow in (False, True):
-                clock = predicted(workers, slow, step, short, folder)
+                clock: dict[str, float] = {}
                 for strategy in STRATEGIES:
-                    seconds = taken(slowed(strategy, workers, slow, step, short, folder))
+                    run = slowed(strategy, workers, slow, step, short, folder)
+                    clock = clock or predicted(workers, slow, step, short, run)
+                    seconds = taken(run)
                     name = f"{strategy}, {workers} workers" + (", one at half speed" if slow else "")
                     results[name] = {"simulated": clock[strategy], "seconds": seconds}
                     print(f"{name}: {clock[strategy]:.2f} s simulated, {seconds:.2f} s taken", flush=True)

@@ -51,6 +51,13 @@ class Parallel:
         "async: most updates between the reading of weights and the update with their gradient; default: no limit",
     ] = None
 
+    delay_compensation: Annotated[
+        float | None,
+        Between(0, 10**6),
+        "async: λ of g + λ g² (w − w_read), which corrects a stale gradient g to first order (arXiv 1609.08326); "
+        "default: none",
+    ] = None
+
     @property
     def shares(self) -> Strategy:
         """The strategy."""

@@ -60,6 +60,11 @@ class Recipe:
         return self.stream or Stream()
 
     @property
+    def compensates(self) -> bool:
+        """Whether stale gradients are corrected."""
+        return self.parallel is not None and self.parallel.delay_compensation is not None
+
+    @property
     def strategy(self) -> Strategy:
         """How workers share what they learn."""
         return "sync" if self.parallel is None else self.parallel.shares

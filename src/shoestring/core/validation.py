@@ -95,6 +95,7 @@ def _model_problems(recipe: Recipe) -> list[str]:
 
 
 _LOCAL = ("sync_every", "outer_lr", "outer_momentum", "difference_bits", "parts")
+_ASYNC = ("max_staleness", "delay_compensation")
 """Fields of `[parallel]` that only one strategy reads."""
 
 
@@ -105,8 +106,9 @@ def _parallel_problems(parallel: Parallel, train: Train) -> list[str]:
     if parallel.shares != "local":
         given = [name for name in _LOCAL if getattr(parallel, name) is not None]
         found += [f'parallel.{name}: {strategy} has none; it is for parallel.strategy = "local"' for name in given]
-    if parallel.max_staleness is not None and parallel.shares != "async":
-        found.append(f'parallel.max_staleness: {strategy} has none; it is for parallel.strategy = "async"')
+    if parallel.shares != "async":
+        given = [name for name in _ASYNC if getattr(parallel, name) is not None]
+        found += [f'parallel.{name}: {strategy} has none; it is for parallel.strategy = "async"' for name in given]
     if parallel.shares == "sync":
         return found
     if parallel.shard:

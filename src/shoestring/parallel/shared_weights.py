@@ -24,11 +24,12 @@ UNREAD = -1
 class SharedWeights:
     """The weights by name, the gradients of each worker, how often the weights changed, and what each worker read."""
 
-    def __init__(self, like: Mapping[str, Tensor], workers: int, file: int | None = None):
-        """Tensors shaped `like` these, in the memory of an open file; without one, in new memory."""
+    def __init__(self, like: Mapping[str, Tensor], workers: int, file: int | None = None, keep_read: bool = False):
+        """Tensors shaped `like` these, in the memory of an open file; without one, in new memory. The weights that each
+        worker has read are there too if `keep_read`."""
         self._like, sizes = like, [_aligned(each.numel() * each.element_size()) for each in like.values()]
         self._size, self._head = sum(sizes), _aligned(8 * (1 + workers))
-        whole = self._head + (1 + workers) * self._size
+        whole = self._head + (1 + (2 if keep_read else 1) * workers) * self._size
         self.file = os.memfd_create("weights") if file is None else file
         if file is None:
             os.ftruncate(self.file, whole)
@@ -38,6 +39,9 @@ class SharedWeights:
         """By worker: the version of the weights that its gradient is of."""
         self.weights = self._tensors(sizes, 0)
         self.gradients = [self._tensors(sizes, 1 + worker) for worker in range(workers)]
+        kept = range(workers if keep_read else 0)
+        self.weights_read = [self._tensors(sizes, 1 + workers + worker) for worker in kept]
+        """By worker: the weights that its gradient is of; none are kept otherwise."""
 
     def _tensors(self, sizes: Sequence[int], place: int) -> dict[str, Tensor]:
         found, offset = {}, self._head + place * self._size
@@ -65,6 +69,9 @@ class SharedWeights:
             self.read[worker] = self.version
             for name, tensor in weights.items():
                 tensor.copy_(self.weights[name])
+        if self.weights_read:
+            for name, tensor in weights.items():
+                self.weights_read[worker][name].copy_(tensor)
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:

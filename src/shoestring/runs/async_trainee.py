@@ -11,6 +11,7 @@ from typing import Any
 from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
 from shoestring.core.errors import UserError
+from shoestring.core.parallel import Parallel
 from shoestring.core.registry import dump_added
 from shoestring.core.results import Sharing
 from shoestring.parallel.shared_weights import SharedWeights
@@ -45,7 +46,7 @@ class AsyncTrainee(NetworkTrainee):
         if self.group.device.type != "cpu":
             raise UserError('parallel.strategy = "async": its workers share the memory of a CPU; on GPUs take "local"')
         masters, workers = self.learner.optimizer.masters, self.recipe.workers
-        self._shared = SharedWeights(masters, workers)
+        self._shared = SharedWeights(masters, workers, keep_read=self.recipe.compensates)
         for name, tensor in self._shared.weights.items():
             tensor.copy_(masters[name].detach())
             self.learner.parameters[name].data = tensor
@@ -60,9 +61,11 @@ class AsyncTrainee(NetworkTrainee):
             for line in self._lines.values():
                 with suppress(OSError):  # one that has ended is noticed when it is listened to
                     line.send(self._before)
-            parallel = self.recipe.parallel
-            most = None if parallel is None else parallel.max_staleness
-            self._dealer = Dealer(self.learner, self._shared, self._lines, self.recipe.train, most, self._lost)
+            parallel = self.recipe.parallel or Parallel()
+            most, strength = parallel.max_staleness, parallel.delay_compensation
+            self._dealer = Dealer(
+                self.learner, self._shared, self._lines, self.recipe.train, most, self._lost, strength
+            )
         return self._dealer.begin(step, schedule, requests)
 
     def _lost(self, worker: int, step: int) -> None:

@@ -69,7 +69,7 @@ def work(line: Connection, file: int) -> None:
     load_added(order.added)
     recipe = recipe_file.build(parse_toml(order.recipe, Path("the recipe")), "the recipe")
     learner = make_learner(recipe, torch.device("cpu"), init=False)
-    shared = SharedWeights(learner.optimizer.masters, order.workers, file)
+    shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates)
     before: int = line.recv()
     compute = _computing(recipe, Plan.from_dict(order.plan, "the plan"), order, before, learner, shared)
     while True:

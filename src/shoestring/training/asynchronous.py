@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from shoestring.core.errors import Fault
 from shoestring.core.sections import Train
@@ -50,6 +51,16 @@ def may_apply(applied: int, others: Sequence[int], most: int | None) -> bool:
     return all(applied + 1 + place - version <= most for place, version in enumerate(sorted(others)))
 
 
+@torch.no_grad()
+def compensate(gradient: Tensor, weights: Tensor, weights_read: Tensor, strength: float, predictions: int) -> None:
+    """Correct the gradient of a summed loss for what the weights moved since they were read.
+
+    To first order the gradient g of the mean loss becomes g + H (w − w_read). The outer product of the gradient with
+    itself stands for H, of which the diagonal is kept: g + λ g² (w − w_read) (DC-ASGD, arXiv 1609.08326).
+    """
+    gradient.addcmul_(gradient * gradient, weights - weights_read, value=strength / max(1, predictions))
+
+
 class AsyncStep(NamedTuple):
     """A step whose shares may be given out."""
 
@@ -74,13 +85,15 @@ class Dealer:
         settings: Train,
         max_staleness: int | None,
         lost: Callable[[int, int], object] = lambda *_: None,
+        compensation: float | None = None,
     ):
-        """`lost` gets the number of a worker that ended, and the step."""
+        """`lost` gets the number of a worker that ended, and the step; `compensation` is for stale gradients."""
         self._learner, self._shared, self._lines, self._settings = learner, shared, dict(lines), settings
         self.workers, self._most, self._lost = len(lines), max_staleness, lost
         self._gradients = [
             [(learner.parameters[name], tensor) for name, tensor in tensors.items()] for tensors in shared.gradients
         ]
+        self._compensation = compensation
         self._waiting: deque[Share] = deque()
         self._under_way: dict[int, Share] = {}
         self._arrived: dict[int, Gradient] = {}
@@ -171,6 +184,10 @@ class Dealer:
         assert self._applied is not None, "a step was begun"
         shared, version = self._shared, self._shared.version
         told, share = self._arrived.pop(worker), self._under_way.pop(worker)
+        if self._compensation is not None:
+            for name, gradient in shared.gradients[worker].items():
+                read = shared.weights_read[worker][name]
+                compensate(gradient, shared.weights[name], read, self._compensation, told.predictions)
         for parameter, gradient in self._gradients[worker]:
             parameter.grad = gradient
         tally = Tally(torch.tensor(told.nats, dtype=torch.float64), told.predictions)
