@@ -2,16 +2,17 @@
 
     python bench/strategies.py [--seeds 3] [--minutes 10] [--resume FOLDER]
 
-Every strategy first chooses the best of three learning rates of its own, with two workers and a seed that is not used
-again; local then also chooses among three outer updates. Then 1, 2 and 4 workers take the same rows in the same order
-with the same effective batch, and one process fine-tunes what they trained on the classes. Seconds are worth reading
-only from a machine that does nothing else: the record has its load. A run that would begin after the minutes are over
-is left out, and the record says so; with a folder, what it holds is not run again.
+Every strategy first chooses the best of three learning rates of its own, with two workers (sync: one, whose steps they
+take) and a seed that is not used again; local then also chooses among three outer updates. Then 1, 2 and 4 workers take
+the same rows in the same order with the same effective batch, and one process fine-tunes what they trained on the
+classes. Seconds are worth reading only from a machine that does nothing else: the record has its load. A run that would
+begin after the minutes are over is left out, and the record says so; with a folder, what it holds is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -44,8 +45,12 @@ class Setting(NamedTuple):
     def name(self) -> str:
         return f"{self.strategy} {self.workers}"
 
+    def run(self, seed: int) -> str:
+        """The name of its run."""
+        return f"{self.strategy}-{self.workers}-{seed}"
 
-SETTINGS = [Setting("sync", 1), *(Setting(strategy, n) for strategy in ("sync", "local", "async") for n in (2, 4))]
+
+SETTINGS = [Setting("sync", 1), *(Setting(strategy, n) for strategy in ("local", "async", "sync") for n in (2, 4))]
 
 
 def fields_of(folder: Path, name: str, fields: dict[str, str]) -> list[str]:
@@ -71,22 +76,20 @@ def train(recipe: str, folder: Path, name: str, fields: dict[str, str], *options
 def curve(run: Path) -> list[tuple[float, float]]:
     """(seconds since the start, held-out loss) of every evaluation."""
     lines = {name: [json.loads(text) for text in (run / f"{name}.jsonl").open()] for name in ("metrics", "timings")}
-    when = {line["step"]: line["elapsed"] for line in lines["timings"] if "elapsed" in line}
+    when = {line["step"]: line["elapsed"] for line in lines["timings"] if {"step", "elapsed"} <= line.keys()}
     return [(when[line["step"]], line["heldout_loss"]) for line in lines["metrics"] if "heldout_loss" in line]
 
 
 def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, name: str = "") -> dict[str, Any]:
-    """The numbers of one run, and of the classifier that begins with its weights; those that are known are read."""
-    name = name or f"{setting.name.replace(' ', '-')}-{seed}"
-    known, scored = folder / f"{name}.json", seed != TUNING_SEED
+    """The numbers of one run; those that are known are read."""
+    name = name or setting.run(seed)
+    known = folder / f"{name}.json"
     if known.is_file():
         return dict(json.loads(known.read_text()))
     shares = {"parallel.workers": str(setting.workers), "parallel.strategy": setting.strategy, "run.seed": str(seed)}
     found = train("mini.toml", folder, name, fields | shares)
     outcome, sharing = found["outcome"], found["outcome"]["sharing"] or {}
     stale = [age for age, count in enumerate(sharing.get("staleness", [])) for _ in range(count)]
-    tuned = {"run.seed": str(seed), "model.init": str(folder / name)}
-    scores = train("mini_classes.toml", folder, f"{name}-classes", tuned)["evaluation"] if scored else {}
     print(f"{name}: loss {outcome['loss']:.4f}, {found['seconds']:.1f} s", flush=True)
     numbers = {
         "seed": seed,
@@ -99,11 +102,22 @@ def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, 
         "sent_bytes": sharing.get("sent_bytes"),
         "staleness_mean": statistics.fmean(stale) if stale else None,
         "staleness_max": max(stale) if stale else None,
-        "macro_f1": scores.get("macro_f1"),
         "curve": found["curve"],
     }
     known.write_text(json.dumps(numbers))
     return numbers
+
+
+def macro_f1(setting: Setting, seed: int, folder: Path) -> float:
+    """Of the classifier that begins with the weights of a run."""
+    name = f"{setting.run(seed)}-classes"
+    known = folder / name / "evaluation.json"
+    if not known.is_file():
+        fields = {"run.seed": str(seed), "model.init": str(folder / setting.run(seed))}
+        train("mini_classes.toml", folder, name, fields)
+    found: float = json.loads(known.read_text())["macro_f1"]
+    print(f"{name}: macro-F1 {found:.4f}", flush=True)
+    return found
 
 
 class Tried(NamedTuple):
@@ -119,7 +133,8 @@ def tuned(strategy: str, folder: Path) -> list[Tried]:
 
     def attempt(fields: dict[str, str]) -> None:
         name = f"tuning-{strategy}-{len(found)}"
-        found.append(Tried(fields, measured(Setting(strategy, 2), fields, TUNING_SEED, folder, name)["loss"]))
+        setting = Setting(strategy, 1 if strategy == "sync" else 2)  # synchronous workers take the steps of one
+        found.append(Tried(fields, measured(setting, fields, TUNING_SEED, folder, name)["loss"]))
 
     for lr in RATES[strategy]:
         attempt({"train.lr": lr} | (EVERY if strategy == "local" else {}))
@@ -137,15 +152,18 @@ def best_of(tried: list[Tried]) -> dict[str, str]:
 def run_all(folder: Path, seeds: int, end: float) -> dict[str, Any]:
     """Everything that there is time for."""
     tuning = {strategy: tuned(strategy, folder) for strategy in RATES}
-    results: dict[str, Any] = {}
+    results: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in SETTINGS}
     left_out = []
-    for seed in range(seeds):
-        for setting in SETTINGS:
-            if time.monotonic() > end:
-                left_out.append(f"{setting.name}, seed {seed}")
-                continue
-            one = measured(setting, best_of(tuning[setting.strategy]), seed, folder)
-            results.setdefault(setting.name, []).append(one)
+    for seed, setting in itertools.product(range(seeds), SETTINGS):
+        if time.monotonic() > end:
+            left_out.append(f"{setting.name}, seed {seed}")
+        else:
+            results[setting.name].append(measured(setting, best_of(tuning[setting.strategy]), seed, folder))
+    for seed, setting in itertools.product(range(seeds), SETTINGS):
+        if time.monotonic() > end:
+            left_out.append(f"classes of {setting.name}, seed {seed}")
+        elif seed < len(results[setting.name]):
+            results[setting.name][seed]["macro_f1"] = macro_f1(setting, seed, folder)
     tried = {strategy: [each._asdict() for each in found] for strategy, found in tuning.items()}
     return {"tuning": tried, "results": results, "left_out": left_out}
 

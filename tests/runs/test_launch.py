@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from shoestring.core.results import Outcome
 from shoestring.runs import launch, session
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
+from shoestring.training.hooks import Stopped
 
 STEPS = 8
 TWO = (f"budget.steps={STEPS}", "parallel.workers=2", "parallel.strategy=local", "parallel.sync_every=4")
@@ -47,6 +49,26 @@ def test_a_run_starts_its_workers_and_leaves_nothing_behind(there: Path) -> None
     assert (sharing.workers, sharing.left, sharing.synchronisations) == (2, (), 2)
     assert dict(os.environ) == before
     assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_workers_join_and_leave_when_a_run_is_resumed(there: Path) -> None:
+    """Two workers, then three, then one: the rows and averages of one run."""
+    finished = None
+    for workers, until in ((2, 0.1), (3, 0.4), (1, None)):
+        said: list[str] = []
+        reporter = Reporter()
+        reporter.say = said.append  # type: ignore[method-assign]
+        recipe = load("tiny.toml", (*TWO, f"parallel.workers={workers}", "budget.steps=32", "train.batch=6"))
+        stops = nullcontext() if until is None else pytest.raises(Stopped, match="saved; the same command continues")
+        with patch.object(session, "draw", return_value={}), stops:
+            finished = run(recipe, reporter, Clock(), until=until)
+        assert workers == 2 or any(f"{workers} workers go on from the average of" in line for line in said), said
+    assert finished is not None
+    outcome = Outcome.read(finished.folder.done)
+    assert outcome.sharing is not None
+    assert (outcome.sharing.joined, outcome.sharing.left, outcome.segments) == (1, (), 3)
+    assert (outcome.steps, outcome.tokens, outcome.sharing.synchronisations) == (32, 32 * 6 * 32, 8)
 
 
 def test_a_worker_that_cannot_begin_is_named(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:

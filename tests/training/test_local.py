@@ -81,7 +81,8 @@ def learn(group: ProcessGroup, folder: Path) -> dict[Any, Any]:
             rows = SOURCES["packed"]().rows(torch.arange(5).numpy())
             score = learner.score(rows, 2)
         theta = {name: tensor.clone() for name, tensor in average.model.items()}
-        found[parts, bits] = theta, reports, same, average.sent_bytes, score
+        saved = {name: tensor.clone() for name, tensor in model.saved_tensors().items()}
+        found[parts, bits] = theta, reports, same, average.sent_bytes, score, saved
     return found
 
 
@@ -129,7 +130,7 @@ def by_hand(parts: int) -> tuple[dict[str, Tensor], list[tuple[float, float]], l
 def test_averages_are_those_made_by_hand(parts: int, learned: Any) -> None:
     theta, losses, numbers = by_hand(parts)
     for result in learned:
-        found, reports, _, sent, _ = result[parts, 32]
+        found, reports, _, sent, _, _ = result[parts, 32]
         for name, tensor in theta.items():
             torch.testing.assert_close(found[name].double(), tensor, rtol=0, atol=2e-6)
         assert sent == 4 * sum(numbers)
@@ -142,12 +143,12 @@ def test_averages_are_those_made_by_hand(parts: int, learned: Any) -> None:
 
 @pytest.mark.parametrize(("parts", "bits"), CASES)
 def test_all_workers_have_one_model_and_one_score(parts: int, bits: int, learned: Any) -> None:
-    (first, _, _, sent, score), (second, _, _, same_sent, other) = (result[parts, bits] for result in learned)
+    (first, _, _, sent, score), (second, _, _, same_sent, other) = (result[parts, bits][:5] for result in learned)
     assert all(first[name].equal(second[name]) for name in first)
     assert torch.equal(score.nan_to_num(), other.nan_to_num())
     assert sent == same_sent
     if bits < 32:
-        exact, *_, numbers, _ = learned[0][parts, 32]
+        exact, *_, numbers, _ = learned[0][parts, 32][:5]
         assert any(not first[name].equal(exact[name]) for name in first)
         assert sent < 1.3 * numbers * bits / 32, "with the scales, and whole blocks"
 
@@ -173,6 +174,33 @@ def test_parts_are_consecutive_and_about_equal() -> None:
     assert which == sorted(which)
     assert set(divide([1] * 40, 4)) == {0, 1, 2, 3}
     assert [divide([1] * 40, 4).count(part) for part in range(4)] == [10] * 4
+
+
+# --- workers that join
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_another_number_of_workers_goes_on_from_what_was_saved(world: int, parts: int, learned: Any) -> None:
+    """All begin with θ and the outer momentum; a new one has the optimizer of the first, the others their own."""
+    _, _, _, _, _, saved = learned[0][parts, 32]
+    other = learned[1][parts, 32][-1]
+    tensors = saved | other
+    for rank in range(world):
+        group = ProcessGroup(rank, world, torch.device("cpu"))
+        learner = make(group, seed=rank + 20)
+        average = Average(learner.optimizer.masters, settings_of(parts, 32), group)
+        LocalModel(learner, average).put_tensors(tensors)
+        own = f"worker/{rank}/" if rank == 1 else ""
+        state = learner.optimizer.tensors()
+        assert state
+        assert all(tensor.equal(tensors[own + name]) for name, tensor in state.items())
+        assert all(tensor.equal(tensors[f"model/{name}"]) for name, tensor in average.model.items())
+        assert all(tensor.equal(tensors[f"outer/{name}"]) for name, tensor in average.momentum.items())
+        held = (
+            tensors if parts == 1 or rank == 2 else {n.removeprefix(f"worker/{rank}/"): t for n, t in tensors.items()}
+        )
+        assert all(tensor.equal(held[f"model/{name}"]) for name, tensor in learner.optimizer.masters.items())
 
 
 # --- workers that end

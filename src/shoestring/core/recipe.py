@@ -91,12 +91,14 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of everything that determines the result; the folders do not."""
+        """Fingerprint of everything that determines the result; the folders do not, and a run may be resumed with
+        another number of workers."""
         parts = encode(self)
         sizes = {name: getattr(self.budget, name) for name in ("disk", "memory")}
         parts["budget"] |= {name: size.in_whole_units() for name, size in sizes.items() if size is not None}
         for section, name in _PLACES:
-            del parts[section][name]
+            if parts[section] is not None:
+                del parts[section][name]
         for section, name in CODE:
             parts[section][name] = _content(parts[section][name])
         if isinstance(texts := parts["data"]["validation"], dict):
@@ -141,7 +143,8 @@ AUTOS = (
 """Fields that may be "auto"."""
 CODE = (("model", "family"), ("data", "source"))
 """Fields that may name an object in the user's own file."""
-_PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"))
+_PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"), ("parallel", "workers"))
+"""Where a run is, and with how many workers."""
 
 
 _TEXT = ("source", "column", "delimiter", "end_line", "split", "on_error", "unique", "tokenizer", "end")

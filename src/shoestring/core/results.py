@@ -239,6 +239,8 @@ class Sharing:
     """When the run began."""
     left: tuple[int, ...] = ()
     """Numbers of the workers that ended before the run did."""
+    joined: int = 0
+    """Workers that were added when the run was resumed."""
     synchronisations: int | None = None
     """Updates that all workers made together: of every step, or averages."""
     sent_bytes: int | None = None

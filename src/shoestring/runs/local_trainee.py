@@ -37,7 +37,7 @@ class LocalTrainee(NetworkTrainee):
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         super().build(fresh, say)
         assert self.recipe.parallel is not None, "it names the strategy"
-        self._left, self._step, self._say = [], 0, say
+        self._left, self._step, self._say, self._joined = [], 0, say, 0
         settings = LocalSettings.of(self.recipe.parallel)
         self._average = Average(self.learner.optimizer.masters, settings, self.group)
         self._model = LocalModel(self.learner, self._average)
@@ -81,7 +81,7 @@ class LocalTrainee(NetworkTrainee):
     def saved_values(self) -> dict[str, Any]:
         average = self._average
         counts: dict[str, Any] = {"workers": self._workers, "averages": average.count, "sent_bytes": average.sent_bytes}
-        counts |= {"left": self._left + self._members.left}
+        counts |= {"left": self._left + self._members.left, "present": self.group.world, "joined": self._joined}
         return super().saved_values() | {"sharing": counts}
 
     def put_values(self, values: dict[str, Any]) -> None:
@@ -90,7 +90,11 @@ class LocalTrainee(NetworkTrainee):
             return
         counts = values.get("sharing", {})
         self._workers = counts.get("workers", self._workers)
-        self._left = list(counts.get("left", []))
+        self._left, present = list(counts.get("left", [])), counts.get("present", self.group.world)
+        self._joined = counts.get("joined", 0) + max(0, self.group.world - present)
+        if present != self.group.world:
+            begin = "; those that are new begin with its optimizer" if self.group.world > present else ""
+            self._say(f"{self.group.world} workers go on from the average of {present}{begin}")
         self._average.count = counts.get("averages", 0)
         self._average.sent_bytes = counts.get("sent_bytes", 0)
 
@@ -102,6 +106,7 @@ class LocalTrainee(NetworkTrainee):
             strategy="local",
             workers=self._workers,
             left=(*self._left, *self._members.left),
+            joined=self._joined,
             synchronisations=self._average.count,
             sent_bytes=self._average.sent_bytes,
         )

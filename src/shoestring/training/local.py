@@ -171,11 +171,12 @@ class LocalModel:
 
     @torch.no_grad()
     def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """A worker that was not there when they were saved begins with θ and a new optimizer."""
+        """A worker that was not there when they were saved begins with θ and the optimizer state of the first one."""
         rank, average, optimizer = self.group.rank, self._average, self._learner.optimizer
         own = f"worker/{rank}/"
         mine = {name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)}
-        state = {n: t for n, t in tensors.items() if not n.startswith(("worker/", "outer/"))} if rank == 0 else mine
+        first = {name: tensor for name, tensor in tensors.items() if not name.startswith(("worker/", "outer/"))}
+        state = first if rank == 0 or not mine else mine
         self._learner.put_tensors(state | {name: t for name, t in tensors.items() if name.startswith("model/")})
         for name, tensor in average.model.items():
             tensor.copy_(tensors[f"model/{name}"])
