@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 import random_inputs
 from cases import CALLS, Case, commands, every_case, kind_of
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spoiled import nothing
@@ -23,6 +25,7 @@ from world import build
 
 from shoestring.board import server
 from shoestring.cli.main import main
+from shoestring.cli.root import root
 from shoestring.data.store import fixed_rows
 from shoestring.parallel import process_group
 from shoestring.probe.child import RemoteTrials
@@ -260,3 +263,47 @@ def test_any_value_is_accepted_or_refused(what: str, worlds: Worlds, no_work: No
 def test_any_text_is_prepared_or_refused(worlds: Worlds, case: Case) -> None:
     with pytest.MonkeyPatch.context() as inner:
         outcome(case, worlds, inner)
+
+
+TABLES: tuple[tuple[str, ...], ...] = (
+    *((*name.split(), *CALLS[name]) for name in (
+        "measure", "plan", "prepare", "sweep run", "sweep status", "sweep report", "evaluate", "compare", "data check",
+        "data show", "hmm score", "hmm show", "law compare", "law fit", "law flops", "law isoflop", "law optimum",
+        "law predict",
+    )),
+    ("plan", "new.toml", "--what-if", "train.batch=2"),
+    ("plan", "new.toml", "--gpu", "NVIDIA A100-SXM4-80GB", "--vocabulary", "50000"),
+    ("plan", "new.toml", "--simulate", "workers=4,slow=0.5:2x,step=1s"),
+    ("law", "isoflop", "new.toml", "--sizes", "64x2,96x3,128x4", "--flops", "1e12,1e13"),
+    ("law", "optimum", "--flops", "1e21"),
+    ("evaluate", "runs/hmm", "--on", "text:words.txt"),
+    ("evaluate", "runs/net", "--on", "pairs:pairs.jsonl"),
+)  # fmt: skip
+"""Commands that print tables."""
+
+
+@pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
+def test_a_terminal_of_80_columns_breaks_no_word(
+    arguments: tuple[str, ...], worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words are those of a wide terminal; no line is longer, but where one word is, such as a path."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich writes as for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    narrow, wide = (_printed(arguments, columns, worlds.next(), monkeypatch) for columns in (80, 500))
+    assert [line for line in narrow.splitlines() if len(line.rstrip()) > 80 and len(line.split()) > 1] == []
+    assert _words(narrow) <= _words(wide)
+
+
+def _printed(arguments: tuple[str, ...], columns: int, here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(here)
+    Path("pairs.jsonl").write_text('{"good": "the cat sat", "bad": "cat the sat", "oracle": 1, "UID": "order"}\n' * 4)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = CliRunner().invoke(root, list(arguments), catch_exceptions=False)
+    assert found.exit_code == 0 and found.output.strip(), found.output
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.output)
+
+
+def _words(text: str) -> set[str]:
+    """The words, without rules and numbers: what was measured differs from one time to the next."""
+    return {re.sub(r"\d+", "0", word.rstrip(":")) for word in text.split()} - {"─" * n for n in range(1, 81)}

@@ -53,7 +53,7 @@ def test_ties_count_their_share_and_errors_are_those_of_items() -> None:
     assert found.accuracy == pytest.approx(statistics.fmean(credits))
     assert found.accuracy_error == pytest.approx(statistics.stdev(credits) / 2)
     assert (found.items, found.ties, found.skipped, found.step) == (4, 2, 1, 7)
-    assert found.chance == pytest.approx((4 * 0.5 + 1 / 3) / 5)
+    assert found.chance == pytest.approx((3 * 0.5 + 1 / 3) / 4)
     assert [(group.name, group.items, group.accuracy) for group in found.groups] == [
         ("one", 2, 0.5),
         ("two", 2, pytest.approx(5 / 12)),
@@ -192,3 +192,20 @@ def test_a_trained_model_prefers_what_it_has_read(tiny: Path, monkeypatch: pytes
     assert pairs["items"] == 3 and pairs["accuracy"] == 1.0 and pairs["chance"] == 0.5
     other = told("text:other.txt")
     assert other["text"] == "text:other.txt" and other["loss_error"] is not None
+
+
+def test_the_ceiling_is_what_the_source_of_the_items_gets_for_those_that_are_scored() -> None:
+    items = [
+        Item("", ("a", "b"), 0, "one", 1.0),
+        Item("", ("b", "a"), 0, "one", 0.0),
+        Item("", ("a", "b"), 0, "two", 0.5),
+        Item("", ("a", "strange"), 0, "two", 0.0),
+    ]
+    found = preferences_of(items, known({"a": -1.0, "b": -2.0}), "pairs", "x", None)  # type: ignore[arg-type]
+    assert found.oracle == pytest.approx(0.5)
+    assert found.oracle_error == pytest.approx(statistics.stdev([1.0, 0.0, 0.5]) / math.sqrt(3))
+    assert [group.oracle for group in found.groups] == [0.5, 0.5]
+    unknown = preferences_of(
+        [*items, Item("", ("a", "b"), 0, "three")], known({"a": -1.0, "b": -2.0}), "pairs", "x", None
+    )  # type: ignore[arg-type]
+    assert unknown.oracle is None and [group.oracle for group in unknown.groups] == [0.5, None, 0.5]

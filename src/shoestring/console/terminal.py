@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shoestring.console.progress import Sparkline, progress_line
 from shoestring.core.records import Density, MemoryModel, Plan, Point, Profile
-from shoestring.core.results import Evaluation, HarnessScores, Outcome, Preferences, Verdict
+from shoestring.core.results import Evaluation, GroupScore, HarnessScores, Outcome, Preferences, Verdict
 from shoestring.core.text import printable
 from shoestring.core.throughput import fastest, knee, smallest_near
 from shoestring.core.units import Bytes, Count, Seconds, counted, rate, with_name
@@ -78,7 +78,8 @@ class Terminal(Reporter):
             table.add_row(*map(_plain, row[:shown]))
         self.console.print(table, soft_wrap=False)
         if below:
-            self.say("\n".join(f"{row[0]}: {row[-1]}" for row in rows) + "\n")
+            about = [f"{head[-1]}:"] if head[-1] else []
+            self.say("\n".join([*about, *(f"{row[0]}: {row[-1]}" for row in rows)]) + "\n")
 
     def measured(self, profile: Profile) -> None:
         head = ("batch", "pass", "fastest – slowest", "speed", "memory")
@@ -158,21 +159,26 @@ class Terminal(Reporter):
             CLASS_HEAD,
             ERROR_NOTE,
             SHOWN_CLASSES,
+            bits_text,
             class_rows,
             class_scores,
             confusion_table,
             first_note,
+            perplexity_text,
             text_table,
             with_error,
         )
 
         losses = evaluation.baselines | {"this model": evaluation.loss}
         rows = [(name, f"{loss:.3f}", f"{math.exp(loss):,.1f}") for name, loss in losses.items()]
-        rows[-1] = (rows[-1][0], with_error(evaluation.loss, evaluation.loss_error), rows[-1][2])
+        own = (with_error(evaluation.loss, evaluation.loss_error), perplexity_text(evaluation))
+        rows[-1] = (rows[-1][0], *own)
         held = f"{counted(evaluation.rows, 'row')}, {counted(evaluation.tokens, 'prediction')}"
         title = f"\n{evaluation.text or 'Held out'}: {held}"
         what = "nats per token" if evaluation.macro_f1 is None else "nats per row"
         self.table(title, ("baseline", what, "perplexity"), rows)
+        if bits := bits_text(evaluation):
+            self.say(bits)
         if evaluation.loss_error is not None:
             self.say(f"{ERROR_NOTE}\n")
         if evaluation.texts:
@@ -188,14 +194,23 @@ class Terminal(Reporter):
         """Print how often the right choice was the likeliest."""
         from shoestring.report.scores import with_error
 
+        every: list[GroupScore | Preferences] = [*found.groups, found]
         rows = [
-            (group.name, f"{group.items:,}", with_error(group.accuracy, group.accuracy_error)) for group in found.groups
+            (
+                each.name if isinstance(each, GroupScore) else "all",
+                f"{each.items:,}",
+                with_error(each.accuracy, each.accuracy_error),
+                "" if each.oracle is None else f"{each.oracle:.3f}",
+            )
+            for each in every
         ]
-        rows.append(("all", f"{found.items:,}", with_error(found.accuracy, found.accuracy_error)))
-        self.table(f"\n{found.source}", ("group", "items", "accuracy"), rows)
+        shown = 3 if found.oracle is None else 4
+        head = ("group", "items", "accuracy", "ceiling")[:shown]
+        self.table(f"\n{found.source}", head, [row[:shown] for row in rows])
         lines = [f"a guess reaches {found.chance:.3f}; {counted(found.ties, 'tie')}; each counts its share"]
         if found.oracle is not None:
-            lines.append(f"the model that made the items reaches {found.oracle:.3f}")
+            ceiling = with_error(found.oracle, found.oracle_error)
+            lines.append(f"the ceiling is what the model that made the items prefers: {ceiling}")
         if found.accuracy_per_byte is not None:
             per_byte = with_error(found.accuracy_per_byte, found.accuracy_per_byte_error)
             lines.append(f"by likelihood per byte of the choice: {per_byte}")

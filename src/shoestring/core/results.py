@@ -42,6 +42,7 @@ class TextScore:
     accuracy_error: float | None
     macro_f1: float | None
     macro_f1_error: float | None
+    perplexity_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ class Evaluation(Record):
     """The source that was scored; None: held-out rows of the training source."""
     loss_error: float | None = None
     """Standard error of the loss."""
+    perplexity_error: float | None = None
+    """By the delta method: perplexity × loss_error."""
     bits_per_byte_error: float | None = None
     accuracy_error: float | None = None
     macro_f1_error: float | None = None
@@ -119,6 +122,8 @@ class GroupScore:
     items: int
     accuracy: float
     accuracy_error: float | None
+    oracle: float | None = None
+    """Of the source of the items; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +148,7 @@ class Preferences(Record):
     """With likelihoods per byte of the choice, which does not favour short ones; None for pairs."""
     accuracy_per_byte_error: float | None
     chance: float
-    """Of a guess."""
+    """Of a guess, for the items that were scored."""
     oracle: float | None
     """Of the source of the items, as far as any model can get; None: unknown."""
     ties: int
@@ -152,6 +157,7 @@ class Preferences(Record):
     cut: int
     """Items that are longer than a row, and whose beginning was not read."""
     groups: tuple[GroupScore, ...] = ()
+    oracle_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,12 @@ from shoestring.report.samples import samples_html, texts_by_prompt
 from shoestring.report.scores import (
     CLASS_HEAD,
     ERROR_NOTE,
+    bits_text,
     class_rows,
     class_scores,
     confusion_table,
     first_note,
+    perplexity_text,
     text_table,
     with_error,
 )
@@ -218,13 +220,11 @@ def _scores(evaluation: Evaluation) -> str:
         _bar_row(name, f"<td class=number>{shown[name]}</td>", loss / worst, name == "this model")
         for name, loss in losses.items()
     )
-    bits = ""
-    if evaluation.bits_per_byte is not None:
-        bits = f", {with_error(evaluation.bits_per_byte, evaluation.bits_per_byte_error)} bits per byte"
+    bits = f", {bits_text(evaluation)}" if evaluation.bits_per_byte is not None else ""
     about = (
         f"{escape(evaluation.text or 'held out')}: "
         f"{counted(evaluation.rows, 'row')}, {counted(evaluation.tokens, 'prediction')}, after step {evaluation.step:,}"
-        f"; perplexity {evaluation.perplexity:.2f}{bits}"
+        f"; perplexity {perplexity_text(evaluation)}{bits}"
     )
     note = "" if evaluation.loss_error is None else f" {ERROR_NOTE}"
     more = f"{_texts(evaluation)}{_classes(evaluation)}{_possible(evaluation)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from shoestring.core.results import Evaluation
 
 CLASS_HEAD = ("class", "rows", "precision", "recall", "F1")
@@ -13,6 +15,20 @@ SHOWN_CLASSES = 12
 def with_error(value: float, error: float | None) -> str:
     """A score with its standard error, where that is known."""
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def perplexity_text(evaluation: Evaluation) -> str:
+    """The perplexity with its standard error, where that is known: as many digits as the error allows."""
+    value, error = evaluation.perplexity, evaluation.perplexity_error
+    digits = 2 if not error else min(4, max(1, 1 - math.floor(math.log10(error))))
+    return f"{value:,.{digits}f}" if error is None else f"{value:,.{digits}f} ± {error:,.{digits}f}"
+
+
+def bits_text(evaluation: Evaluation) -> str:
+    """Bits per byte with their standard error; nothing where the tokenizer does not keep every byte."""
+    if evaluation.bits_per_byte is None:
+        return ""
+    return f"{with_error(evaluation.bits_per_byte, evaluation.bits_per_byte_error)} bits per byte"
 
 
 def class_scores(evaluation: Evaluation) -> str:

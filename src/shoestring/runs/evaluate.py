@@ -190,14 +190,15 @@ def make_evaluation(
     loss = float(losses[counted].mean())
     nats, rate = np.where(counted, losses, 0.0), baselines.rate
     sums, counts = nats.sum(axis=0), counted.sum(axis=0)
-    error = mean_error(*_by_row(losses, counted))
+    error, perplexity = mean_error(*_by_row(losses, counted)), math.exp(min(loss, 700.0))
     per_bit = None if bytes_per_token is None else math.log(2) * bytes_per_token
     return Evaluation(
         step=step,
         rows=losses.shape[0],
         tokens=int(counted.sum()),
         loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
+        perplexity=perplexity,
+        perplexity_error=None if error is None else perplexity * error,
         bits_per_byte=None if per_bit is None else loss / per_bit,
         loss_by_position=tuple(float(total / count) if count else None for total, count in zip(sums, counts)),
         baselines=dict(baselines.losses),

@@ -303,6 +303,7 @@ def as_evaluation(scores: Scores, epochs: int) -> Evaluation:
         tokens=scores.tokens,
         loss=scores.loss,
         perplexity=scores.perplexity,
+        perplexity_error=None if scores.loss_error is None else scores.perplexity * scores.loss_error,
         bits_per_byte=None,
         loss_by_position=tuple(loss for loss in scores.loss_by_position if loss is not None),
         baselines=baselines,

@@ -106,7 +106,7 @@ def preferences_of(items: Sequence[Item], judge: Judge, kind: Kind, source: str,
     """How often the right choice is the likeliest; of k that are equally likely, each counts 1 / k."""
     texts = [(item.context, choice) for item in items for choice in item.choices]
     likelihoods = iter(judge(texts))
-    credits, by_bytes, groups, oracle, ties, skipped, cut = [], [], [], [], 0, 0, 0
+    credits, by_bytes, scored, ties, skipped, cut = [], [], list[Item](), 0, 0, 0
     for item in items:
         found = list(itertools.islice(likelihoods, len(item.choices)))
         known = [each for each in found if each is not None]
@@ -117,12 +117,12 @@ def preferences_of(items: Sequence[Item], judge: Judge, kind: Kind, source: str,
         cut += any(each.cut for each in known)
         credits.append(credit(item, known))
         by_bytes.append(credit(item, known, [len(choice.encode()) for choice in item.choices]))
-        groups.append(item.group)
-        oracle.append(item.oracle)
+        scored.append(item)
     if not credits:
         raise DataError(f"{source}: every item has a word that the model does not have")
     accuracy, error = _mean(credits)
     per_byte, per_byte_error = _mean(by_bytes) if kind == "choices" else (None, None)
+    oracle, oracle_error = _oracle(scored)
     return Preferences(
         kind=kind,
         source=source,
@@ -132,12 +132,13 @@ def preferences_of(items: Sequence[Item], judge: Judge, kind: Kind, source: str,
         accuracy_error=error,
         accuracy_per_byte=per_byte,
         accuracy_per_byte_error=per_byte_error,
-        chance=_mean([1 / len(item.choices) for item in items])[0],
-        oracle=None if None in oracle else _mean([each for each in oracle if each is not None])[0],
+        chance=_mean([1 / len(item.choices) for item in scored])[0],
+        oracle=oracle,
+        oracle_error=oracle_error,
         ties=ties,
         skipped=skipped,
         cut=cut,
-        groups=_group_scores(groups, credits),
+        groups=_group_scores(scored, credits),
     )
 
 
@@ -162,17 +163,24 @@ def _mean(values: Sequence[float]) -> tuple[float, float | None]:
     return float(np.mean(values)), error
 
 
-def _group_scores(names: Sequence[str], credits: Sequence[float]) -> tuple[GroupScore, ...]:
-    by_name: dict[str, list[float]] = {}
-    for name, credit in zip(names, credits):
-        by_name.setdefault(name, []).append(credit)
+def _oracle(items: Sequence[Item]) -> tuple[float | None, float | None]:
+    """What the source of the items reaches, and its standard error; None where that is not known of all."""
+    known = [item.oracle for item in items if item.oracle is not None]
+    return _mean(known) if len(known) == len(items) else (None, None)
+
+
+def _group_scores(items: Sequence[Item], credits: Sequence[float]) -> tuple[GroupScore, ...]:
+    by_name: dict[str, list[tuple[Item, float]]] = {}
+    for item, credit in zip(items, credits):
+        by_name.setdefault(item.group, []).append((item, credit))
     if set(by_name) == {""}:
         return ()
-    means = {name: _mean(values) for name, values in sorted(by_name.items())}
-    return tuple(
-        GroupScore(name=name, items=len(by_name[name]), accuracy=mean, accuracy_error=error)
-        for name, (mean, error) in means.items()
-    )
+    found = []
+    for name, pairs in sorted(by_name.items()):
+        mean, error = _mean([credit for _, credit in pairs])
+        oracle, _ = _oracle([item for item, _ in pairs])
+        found.append(GroupScore(name=name, items=len(pairs), accuracy=mean, accuracy_error=error, oracle=oracle))
+    return tuple(found)
 
 
 class NetworkJudge(NamedTuple):
