@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoestring.core.parallel import Parallel
 from shoestring.core.units import Seconds
-from shoestring.planning.simulate import Cluster, Work, table
+from shoestring.planning.simulate import Cluster, table
+from shoestring.planning.speed_up import work_of
 from shoestring.planning.split import choose_split
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ def simulate(
     each = choose_split(profile, recipe.batch, train.per_device, memory, cluster.workers)
     steps = plan().steps or 1
     update = profile.update_seconds
-    share, alone = each.step_seconds - update, one.step_seconds
+    work, alone = work_of(profile, each, steps), one.step_seconds
     if cluster.step is not None:
-        share, alone = cluster.step / cluster.workers, cluster.step + update
-    work = Work(steps, share, update, 4 * profile.cost.total_parameters)
+        work, alone = work._replace(share_seconds=cluster.step / cluster.workers), cluster.step + update
     played = table(work, cluster, parallel, steps * alone)
     terminal.table(f"{steps:,} steps on {cluster_text}", HEAD, [row for _, row in played])
     known = f"as {profile.how} on {profile.machine.device_name}"

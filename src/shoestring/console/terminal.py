@@ -294,6 +294,7 @@ def _profile_lines(profile: Profile) -> list[str]:
         "update": profile.update_seconds,
         "evaluation": profile.validate_seconds_per_row,
         "checkpoint": profile.checkpoint_seconds,
+        f"sum over {profile.sum_workers} workers": profile.sum_seconds,
         "set-up": profile.setup_seconds,
     }
     others = {name: Seconds(value).short() for name, value in parts.items() if value is not None}

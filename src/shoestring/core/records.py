@@ -197,6 +197,9 @@ class Profile(Record):
     """Of the measurement, as 2026-11-15."""
     devices: int = 1
     """Devices that measured at the same time, one process each; the least favourable values are kept."""
+    sum_seconds: float | None = None
+    """Of a sum of all gradients over `sum_workers` processes; None: not measured."""
+    sum_workers: int | None = None
     real: bool = False
     """Measured on the recipe's own rows, read as in training; otherwise on random ones."""
     thorough: bool = False

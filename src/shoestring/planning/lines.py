@@ -17,6 +17,7 @@ from shoestring.planning.corpus import Corpus, full_passes
 from shoestring.planning.expect import turn_lines
 from shoestring.planning.figures import show_bytes, show_count, show_seconds
 from shoestring.planning.simulate import difference_bytes
+from shoestring.planning.speed_up import speed_up_lines
 from shoestring.planning.split import Split, is_measured
 
 _STORED_TOKEN = 2
@@ -51,6 +52,7 @@ def plan_lines(
         ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
         *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
         *_sharing_lines(recipe, split.devices, profile.cost.total_parameters),
+        *speed_up_lines(recipe, profile, split),
         ("steps", Count(plan.steps).short(), steps_reason),
         warmup_line(recipe, plan.steps),
         ("positions", Count(plan.tokens).short(), f"{counted(plan.steps, 'step')} × {step_tokens}"),

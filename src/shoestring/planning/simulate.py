@@ -1,7 +1,8 @@
 """A virtual clock that plays the strategies of `[parallel]` on workers that are not here.
 
 All workers compute alike, but for slow ones, which always take longer by a factor. An all-reduce of B bytes over n
-workers takes 2 (n − 1) / n · B / bandwidth (a ring), and nobody computes meanwhile.
+workers takes 2 (n − 1) / n · B / bandwidth (a ring), and nobody computes meanwhile. Without a bandwidth it takes what
+was measured, for as many workers, or nothing.
 
 - sync: every step waits for the slowest worker, then sums the gradients.
 - local: the same, but once in `sync_every` steps. All workers take as many steps, so a worker that is always slow holds
@@ -95,6 +96,8 @@ class Work(NamedTuple):
     """Of the passes over one worker's rows of a step."""
     update_seconds: float
     weight_bytes: int
+    sum_seconds: float | None = None
+    """Of a sum of all gradients over the workers, as measured; for a cluster without a bandwidth."""
 
 
 class Played(NamedTuple):
@@ -123,7 +126,11 @@ def play(strategy: Strategy, work: Work, cluster: Cluster, parallel: Parallel) -
     if strategy == "local":
         count = math.ceil(work.steps / parallel.every)
         size = difference_bytes(work.weight_bytes // 4, parallel.difference_bits or 32)
-    return Played(strategy, compute + count * cluster.all_reduce(size), ring * count * size)
+    if cluster.bandwidth is None and work.sum_seconds is not None:
+        sending = work.sum_seconds * size / work.weight_bytes
+    else:
+        sending = cluster.all_reduce(size)
+    return Played(strategy, compute + count * sending, ring * count * size)
 
 
 def _play_async(work: Work, cluster: Cluster, most: int | None) -> Played:

@@ -35,14 +35,12 @@ def started(recipe: Recipe, plan_file: Path | None) -> Iterator[Callable[[], Non
 
     What it gives raises Fault if one of them has ended.
     """
-    count, kept = recipe.workers, dict(os.environ)
-    os.environ |= {"WORLD_SIZE": str(count), "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= {"MASTER_PORT": str(_free_port()), THREADS: os.environ.get(THREADS) or str(threads_each(count))}
+    kept, (own, *rest) = dict(os.environ), environments(recipe.workers)
+    os.environ |= own
     arguments = [str(plan_file or ""), dump_added()]
     others = []
     try:
-        for rank in range(1, count):
-            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for ranks in rest:
             command = [sys.executable, "-m", "shoestring.runs.launch", *arguments]
             pipe, environment = subprocess.PIPE, os.environ | ranks
             worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)  # noqa: S603
@@ -56,6 +54,13 @@ def started(recipe: Recipe, plan_file: Path | None) -> Iterator[Callable[[], Non
         _end(others)
         os.environ.clear()
         os.environ |= kept
+
+
+def environments(workers: int) -> list[dict[str, str]]:
+    """What torchrun would put into the environment of each of so many workers on this machine."""
+    threads = os.environ.get(THREADS) or str(threads_each(workers))
+    shared = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return [shared | {THREADS: threads, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
 
 
 def _await(others: list[subprocess.Popen[str]]) -> None:

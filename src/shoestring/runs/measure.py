@@ -38,6 +38,7 @@ from shoestring.probe.measure import Timings, beyond, law_of, time_batches
 from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within
 from shoestring.probe.trials import Overheads, Trial
 from shoestring.runs.assumptions import assumed_overheads, assumed_profile, ended, first_steps
+from shoestring.runs.measure_sums import with_sum_of
 from shoestring.runs.prepare import recipe_density, with_own_density
 from shoestring.runs.profile_cache import cache_file, keep, read_cached
 from shoestring.runs.reporter import Reporter
@@ -126,6 +127,8 @@ def ensure_profile(
         if own is not None:
             return with_own_density(task.recipe, own)
         profile = measured or measure_task(trials, task, how, reporter)
+    if how.thorough and task.recipe.workers > 1 and task.recipe.strategy != "async" and profile.sum_seconds is None:
+        profile = with_sum_of(profile, task.recipe.workers)
     profile = replace(profile, density=(density or partial(recipe_density, task.recipe))())
     folder.write(folder.profile, profile)
     if profile.date is not None or not profile.estimated:  # else there is nothing to show

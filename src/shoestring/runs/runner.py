@@ -21,6 +21,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.runs.corpus_work import CorpusWork
 from shoestring.runs.launch import started
 from shoestring.runs.measure import ensure_profile, measure_together, measuring_of, own_profile
+from shoestring.runs.measure_sums import with_sum
 from shoestring.runs.plan import plan_task, read_plan
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.settle import keep_choices, settled
@@ -176,7 +177,7 @@ def _measured_by_all(task: Task, folder: RunFolder, plan_file: Path | None, grou
         task.before_measuring()
         return own_profile(task, folder, how) is None
 
-    return measure_together(task, how, group) if group.on_first(needed) else None
+    return with_sum(measure_together(task, how, group), group) if group.on_first(needed) else None
 
 
 def ensure_plan(
