@@ -521,6 +521,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "keep": 9,
         "save_every": 9,
         "save_steps": "1,2,...",
+        "freeze": "embedding",
+        "layer_decay": 0.5,
     },
     "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"], "overlap": "prints.json"},
 }

@@ -10,14 +10,16 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Recipe, fingerprint
 from shoestring.core.registry import load_entry, registry
+from shoestring.core.schema import encode
 from shoestring.core.sections import Model
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.user_code import load_code
 
 if TYPE_CHECKING:
     from shoestring.core.records import Cost
+    from shoestring.core.tuning import Learned
 
 Recompute = Literal["none", "selective", "full"]
 LEAST_WARMUP = 100
@@ -37,6 +39,9 @@ class Family(ABC):
     """Whether it can restrict attention to documents."""
     recompute: tuple[Recompute, ...] = ("none",)
     """Kinds of recomputation that it supports."""
+
+    adapts: bool = False
+    """Whether its layers can have adapters."""
 
     lr_factor: float = 1.0
     """Its best learning rate over that of a Llama of the same size."""
@@ -68,6 +73,10 @@ class Family(ABC):
     @abstractmethod
     def build(self, model: Model, vocabulary: int, length: int, seed: int) -> Any:
         """The network for rows of `length` predictions: a `LanguageModel` on the CPU with initial weights."""
+
+    def skeleton(self, model: Model, vocabulary: int, length: int) -> Any:
+        """The network without numbers, within `torch.device("meta")`."""
+        return self.build(model, vocabulary, length, 0)
 
     def saved_row_bytes(self, model: Model, vocabulary: int, length: int, number: int) -> dict[str, int] | None:  # noqa: ARG002
         """Saved activations and logits of one row, by part, in passes of `number` bytes; None: to be measured."""
@@ -105,6 +114,21 @@ def is_compiled(recipe: Recipe, device: str) -> bool:
         return recipe.train.compile
     sharded = recipe.parallel is not None and recipe.parallel.shard
     return device == "cuda" and (sharded or not family_of(recipe.model).has_kernels(recipe))
+
+
+def learned_of(recipe: Recipe, vocabulary: int) -> Learned | None:
+    """What a recipe learns of its network; None: all of it."""
+    if recipe.lora is None and recipe.train.freeze is None:
+        return None
+    parts = [encode(recipe.model), encode(recipe.lora), recipe.train.freeze, recipe.data.length, vocabulary]
+    key = fingerprint(parts)
+    if key not in _LEARNED:
+        _LEARNED[key] = load_entry("shoestring.models.tuning:count_learned")(recipe, vocabulary)
+    return _LEARNED[key]
+
+
+_LEARNED: dict[str, Learned] = {}
+"""By what the numbers depend on: a network is built for them."""
 
 
 def network_cost(model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:

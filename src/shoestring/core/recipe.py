@@ -13,6 +13,7 @@ from shoestring.core.parallel import Parallel, Strategy
 from shoestring.core.schema import encode
 from shoestring.core.sections import Budget, Data, Evaluate, Model, Run, Track, Train
 from shoestring.core.specs import CodeSpec, is_code
+from shoestring.core.tuning import Lora
 from shoestring.core.user_code import code_fingerprint
 
 
@@ -30,6 +31,7 @@ class Recipe:
     stream: Stream | None = None
     parallel: Parallel | None = None
     track: Track | None = None
+    lora: Lora | None = None
 
     @property
     def batch(self) -> int:
@@ -121,7 +123,13 @@ class Recipe:
             rows += [data.masked, data.packing, data.label is not None]
         shared = None if self.parallel is None else {n: v for n, v in encode(self.parallel).items() if v is not None}
         passes = [train.precision, train.optimizer, self.batch, train.per_device, train.compile, train.recompute]
-        return fingerprint([model, symbols, *rows, *passes, train.ema is not None, shared])
+        tuned = [encode(self.lora), train.freeze, train.layer_decay is not None] if self.is_tuned else []
+        return fingerprint([model, symbols, *rows, *passes, train.ema is not None, shared, *tuned])
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether weights differ in how they are learned."""
+        return self.lora is not None or self.train.freeze is not None or self.train.layer_decay is not None
 
     @property
     def corpus(self) -> str:

@@ -15,6 +15,7 @@ from shoestring.core.specs import (
     StreamSpec,
     TokenizerSpec,
 )
+from shoestring.core.tuning import FreezeSpec
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -272,6 +273,17 @@ class Train:
         Literal["none", "selective", "full"],
         "what the backward pass recomputes to save memory: nothing, the MLPs, or whole blocks",
     ] = "none"
+    freeze: Annotated[
+        FreezeSpec | None,
+        "parts that keep their first weights, without gradient and optimizer state: embedding, attention, mlp, norm, "
+        'head, blocks, blocks.N or blocks.N-M, as "embedding, blocks.0-5"',
+    ] = None
+    layer_decay: Annotated[
+        float | None,
+        Between(0, 1, open_low=True),
+        "factor of the learning rate from a block to the one before it, and to the embedding: the last block and what "
+        "follows it have the whole rate",
+    ] = None
     ema: Annotated[
         float | None,
         Between(0, 1, open_low=True, open_high=True),
@@ -300,7 +312,7 @@ class Train:
         return COOLDOWN if self.cooldown is None else self.cooldown
 
     def __post_init__(self) -> None:
-        as_specs(self, save_steps=StepsSpec)
+        as_specs(self, save_steps=StepsSpec, freeze=FreezeSpec)
         for name, value in USUAL.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, "auto" if self.lr == "auto" else value)

@@ -78,8 +78,10 @@ def _model_problems(recipe: Recipe) -> list[str]:
 
     others = [name for name in given_fields(recipe.model) if name not in (*family.fields, "family", "init")]
     found = [f"model.{name}: {foreign(name)}" for name in others]
-    found += [] if recipe.parallel is None else _parallel_problems(recipe.parallel, train)
+    found += [] if recipe.parallel is None else _parallel_problems(recipe.parallel, train, recipe.is_tuned)
     found += _size_problems(recipe) or family.problems(recipe)
+    if recipe.lora is not None and not family.adapts:
+        found.append(f"lora: {is_family} has no adapters; freeze parts of it with train.freeze instead")
     if data.document_mask and not family.document_mask:
         found.append(f"data.document_mask: {is_family} attends over whole rows")
     if train.recompute not in family.recompute:
@@ -99,10 +101,12 @@ _ASYNC = ("max_staleness", "delay_compensation")
 """Fields of `[parallel]` that only one strategy reads."""
 
 
-def _parallel_problems(parallel: Parallel, train: Train) -> list[str]:
+def _parallel_problems(parallel: Parallel, train: Train, tuned: bool) -> list[str]:
     found, strategy = [], f'parallel.strategy = "{parallel.shares}"'
     if parallel.shard and not registry("optimizer")[train.optimizer].shards:
         found.append(f'train.optimizer = "{train.optimizer}": needs whole matrices, and parallel.shard divides them')
+    if parallel.shard and tuned:
+        found.append("parallel.shard: frozen parts and adapters are for whole models; leave one of the two out")
     if parallel.shares != "local":
         given = [name for name in _LOCAL if getattr(parallel, name) is not None]
         found += [f'parallel.{name}: {strategy} has none; it is for parallel.strategy = "local"' for name in given]
@@ -171,6 +175,8 @@ def _hmm_problems(recipe: Recipe) -> list[str]:
     found, data = [], recipe.data
     if recipe.evaluate.overlap is not None:
         found.append(f'evaluate.overlap = "{recipe.evaluate.overlap}": is for networks that predict the next token')
+    if recipe.lora is not None:
+        found.append("lora: an HMM has no layers to adapt; leave the section out")
     if recipe.strategy != "sync":
         found.append(f'parallel.strategy = "{recipe.strategy}": is for networks; an HMM has "sync"')
     if data.validation is not None:

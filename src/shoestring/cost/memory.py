@@ -10,14 +10,15 @@ overhead of torch's allocator and the CUDA context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoestring.core.errors import UserError
-from shoestring.core.family import family_of
+from shoestring.core.family import family_of, learned_of
 from shoestring.core.numeric import last_that_holds
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
+from shoestring.core.tuning import Learned
 from shoestring.cost.transformer import Setting, Transformer, Work, transformer_of
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 512 << 20}
@@ -105,11 +106,16 @@ def estimate_memory(
         return _estimate_by_passes(recipe, vocabulary, device, accumulate)
     model, train, length = recipe.model, recipe.train, recipe.data.length
     family, setting = transformer_of(model), setting_of(recipe, device)
-    work = family.work(model, vocabulary, length, recipe.data.masked)
-    always = _weights(recipe, vocabulary) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
-    gradients = {"gradients": 4 * sum(family.parameters(model, vocabulary, length).values())}
+    work, tuned = family.work(model, vocabulary, length, recipe.data.masked), learned_of(recipe, vocabulary)
+    always = _weights(recipe, vocabulary, tuned) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
+    count = sum(family.parameters(model, vocabulary, length).values())
+    gradients = {"gradients": 4 * (count if tuned is None else tuned.learned)}
     during = always | (gradients if accumulate else {}) | {"copies of weights": _copies(recipe, setting)}
-    kept = family.saved_bytes(model, length, setting, recipe.data.masked)
+    passed = model if tuned is None else replace(model, layers=model.layers - tuned.begins)
+    kept = family.saved_bytes(passed, length, setting, recipe.data.masked)
+    if recipe.lora is not None:
+        kept["adapters"] = adapter_bytes(recipe, setting)
+    head = 0 if tuned is not None and not tuned.head else work.output
     read = {"output": kept["output"] + int(setting.number * work.width * work.predictions)}
     passing = {"gradients under way": family.backward_bytes(model, length, setting)}
     if again := family.recomputed_bytes(model, length, setting):
@@ -117,8 +123,10 @@ def estimate_memory(
     # the running mean is updated for all weights at once
     mean = {"changes of the running mean": gradients["gradients"]} if train.ema else {}
     moments = {
-        "loss": Moment(fixed=during | _logits(recipe, work, setting, device), per_row=kept | read),
-        "backward": Moment(fixed=during | {"output's gradient": 8 * work.output}, per_row=kept | passing),
+        "loss": Moment(
+            fixed=during | _logits(recipe, work, setting, device) | {"output's gradient": 4 * head}, per_row=kept | read
+        ),
+        "backward": Moment(fixed=during | {"output's gradient": 8 * head}, per_row=kept | passing),
         "update": Moment(fixed=always | gradients | mean, per_row={}),
     }
     return MemoryEstimate(device=device, moments=moments)
@@ -137,14 +145,15 @@ def _estimate_by_passes(
         raise UserError('train.recompute = "full": the memory of this network is measured; run shoestring measure')
     groups = family_of(model).cost(model, vocabulary, length, recipe.data.masked).parameters
     count, layers = sum(groups.values()), groups["attention"] + groups["mlp"]
-    state = registry("optimizer")[recipe.train.optimizer].state_numbers(count, layers)
-    always = _kept(recipe, count, state) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
-    gradients = {"gradients": 4 * count}
+    tuned = learned_of(recipe, vocabulary) or Learned(count, count, layers, count, count, True, 0)
+    state = registry("optimizer")[recipe.train.optimizer].state_numbers(tuned.learned, tuned.matrices)
+    always = _kept(recipe, tuned, state) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
+    gradients = {"gradients": 4 * tuned.learned}
     copies = {"copies of weights": 2 * count if setting.number == 2 else 0}
     chunk = {} if "logits" in saved else {"logits": CHUNK_BYTES[device]}
     # gradients exist layer by layer while the activations of earlier layers are still saved
     during = always | copies | gradients | chunk
-    mean = gradients | ({"changes of the running mean": 4 * count} if recipe.train.ema else {})
+    mean = gradients | ({"changes of the running mean": 4 * tuned.learned} if recipe.train.ema else {})
     early = during if accumulate else {name: size for name, size in during.items() if name != "gradients"}
     moments = {
         "loss": Moment(fixed=early, per_row=saved),
@@ -166,21 +175,31 @@ def setting_of(recipe: Recipe, device: Literal["cpu", "cuda"]) -> Setting:
     )
 
 
-def _weights(recipe: Recipe, vocabulary: int) -> dict[str, int]:
+def _weights(recipe: Recipe, vocabulary: int, tuned: Learned | None) -> dict[str, int]:
     """Bytes that persist between steps, all in float32."""
     family = transformer_of(recipe.model)
-    count = sum(family.parameters(recipe.model, vocabulary, recipe.data.length).values())
-    state = registry("optimizer")[recipe.train.optimizer].state_numbers(
-        count, sum(family.matrices(recipe.model).values())
-    )
-    return _kept(recipe, count, state)
+    if tuned is None:
+        count = sum(family.parameters(recipe.model, vocabulary, recipe.data.length).values())
+        tuned = Learned(count, count, sum(family.matrices(recipe.model).values()), count, count, True, 0)
+    state = registry("optimizer")[recipe.train.optimizer].state_numbers(tuned.learned, tuned.matrices)
+    return _kept(recipe, tuned, state)
 
 
-def _kept(recipe: Recipe, count: int, state: int) -> dict[str, int]:
-    """Bytes of so many weights and numbers of optimizer state, and of what strategies keep beside them."""
-    found = {"weights": 4 * count, "optimizer": 4 * state}
-    found |= {"running mean": 4 * count} if recipe.train.ema else {}
-    return found | ({"average and its momentum": 8 * count} if recipe.strategy == "local" else {})
+def _kept(recipe: Recipe, tuned: Learned, state: int) -> dict[str, int]:
+    """Bytes of all weights, of numbers of optimizer state, and of what is kept beside those that are learned."""
+    found = {"weights": 4 * tuned.all, "optimizer": 4 * state}
+    found |= {"running mean": 4 * tuned.learned} if recipe.train.ema else {}
+    return found | ({"average and its momentum": 8 * tuned.learned} if recipe.strategy == "local" else {})
+
+
+def adapter_bytes(recipe: Recipe, setting: Setting) -> int:
+    """Bytes per row that the adapters of all layers save: the small product of each, its input where another operation
+    does not save it, and the unfused gate of a SwiGLU."""
+    assert recipe.lora is not None, "there are adapters"
+    family, model, n = transformer_of(recipe.model), recipe.model, recipe.data.length
+    products = [pair for part in family.block_products(model).values() for pair in part]
+    small = len(products) * recipe.lora.rank + sum(out_of for _, out_of in products)
+    return setting.number * n * model.layers * small
 
 
 def _copies(recipe: Recipe, setting: Setting) -> int:
@@ -204,4 +223,4 @@ def _logits(recipe: Recipe, work: Work, setting: Setting, device: str) -> dict[s
     chunk = min(max(CHUNK_BYTES[device], CHUNK_ROWS[device] * row), row * positions)
     copy = 0 if setting.number == 4 else setting.number * work.output
     wide = 2 * chunk if device == "cpu" and setting.number == 2 else 0  # in float32, which a GPU's kernel does not need
-    return {"logits": chunk + wide, "output matrix": copy, "output's gradient": 4 * work.output}
+    return {"logits": chunk + wide, "output matrix": copy}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.family import family_of
+from shoestring.core.family import family_of, learned_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.sections import Precision
 from shoestring.core.units import Interval
@@ -19,10 +19,12 @@ larger models were not measured.
 
 def training_flops(recipe: Recipe, vocabulary: int) -> float:
     """FLOPs of a forward–backward pass over one row, with what the backward pass recomputes."""
-    model, family = recipe.model, family_of(recipe.model)
+    model, family, tuned = recipe.model, family_of(recipe.model), learned_of(recipe, vocabulary)
+    # forward, gradients of inputs, and gradients of the matrices that are learned
+    passes = 3 if tuned is None else 2 + tuned.weighed / max(1, tuned.blocks)
     if not isinstance(family, Transformer):
         row = family.cost(model, vocabulary, recipe.data.length, recipe.data.masked).forward_flops_per_token
-        return (4 if recipe.train.recompute == "full" else 3) * row * recipe.data.length
+        return (passes + (recipe.train.recompute == "full")) * row * recipe.data.length
     work = family.work(model, vocabulary, recipe.data.length, recipe.data.masked)
     again = 0.0
     if recipe.train.recompute == "full":
@@ -30,7 +32,7 @@ def training_flops(recipe: Recipe, vocabulary: int) -> float:
         again += 4.0 * work.width * work.pairs
     elif recipe.train.recompute == "selective":
         again = 2.0 * family.matrices(model)["mlp"] * work.processed
-    return 3 * work.forward_flops + again
+    return passes * work.forward_flops + again
 
 
 def precision_on(recipe: Recipe, gpu: str) -> Precision | None:

@@ -83,6 +83,7 @@ class Transformer(Family):
 
     fields = frozenset({"size", "width", "layers", "heads", "hidden", "tied", "dropout"})
     document_mask = True
+    adapts = True
     recompute = ("none", "selective", "full")
     even_heads = False
     """Whether the channels of a head must be even, as for rotary positions."""

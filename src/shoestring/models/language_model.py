@@ -15,6 +15,7 @@ from shoestring.core.errors import UserError
 from shoestring.core.family import family_of
 from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
+from shoestring.models.layers.adapter import NAME as ADAPTER
 from shoestring.models.layers.blocks import scoring_mode
 from shoestring.models.layers.cross_entropy import linear_cross_entropy, token_cross_entropy
 
@@ -104,7 +105,7 @@ class LanguageModel(nn.Module, ABC):
         groups: dict[str, list[nn.Parameter]] = {group: [] for group in _PARTS}
         group_of = {part: group for group, parts in _PARTS.items() for part in parts}
         for name, parameter in self.named_parameters():  # a tied head is the embedding, and is named once
-            groups[group_of[name.split(".")[-2]]].append(parameter)
+            groups[group_of[name.replace(f".{ADAPTER}.", ".").split(".")[-2]]].append(parameter)
         return groups
 
     def decayed(self) -> list[nn.Parameter]:

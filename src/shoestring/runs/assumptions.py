@@ -11,6 +11,7 @@ from shoestring.core.units import Seconds
 from shoestring.planning.stops import evaluation_count
 from shoestring.probe.trials import Overheads, Trial, Usage
 from shoestring.runs.estimate import WRITTEN_BYTES_PER_SECOND, saved_bytes
+from shoestring.runs.prepare import vocabulary_of
 from shoestring.runs.task import Task
 
 _STEPS = 100
@@ -35,7 +36,7 @@ def assumed_overheads(task: Task, facts: dict[str, Any], points: Sequence[Point]
     """What a run does besides passes, by what passes take: scoring is a third of one."""
     seconds = {point.batch: point.seconds for point in points}
     update = max(0.0, facts["step_seconds"] - seconds.get(task.trial_rows(2)[0], math.inf))
-    saved = saved_bytes(task.recipe, task.cost())
+    saved = saved_bytes(task.recipe, task.cost(), vocabulary_of(task.recipe))
     return Overheads(
         update_seconds=update,
         step_seconds=passes * seconds[batch] + update,
@@ -56,7 +57,7 @@ def assumed_profile(task: Task, most: float, share: float) -> Profile:
     from shoestring.probe.machine import available_bytes, describe_machine, pick_device  # loads torch
 
     recipe, rows, device = task.recipe, task.trial_rows(2)[0], pick_device()
-    time_budget, saved = most / share, saved_bytes(task.recipe, task.cost())
+    time_budget, saved = most / share, saved_bytes(task.recipe, task.cost(), vocabulary_of(task.recipe))
     seconds = time_budget / _STEPS * rows / max(rows, task.most_rows)
     scored = (1 + evaluation_count(recipe)) * max(1, len(recipe.data.scored)) * recipe.evaluate.rows
     return Profile(

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from shoestring.core.errors import ShoestringError
-from shoestring.core.family import is_compiled
+from shoestring.core.family import is_compiled, learned_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, Point, Profile
 from shoestring.cost.memory import CONTEXT_BYTES, HELD_SHARE, PROCESS_BYTES, estimate_memory
@@ -105,7 +105,8 @@ def _profile(task: Task, here: Here, peaks: dict[int, int]) -> Profile:
     recipe, kind, cost = task.recipe, here.device.type, task.cost()
     speed = PASS_SHARE[kind] * here.flops(recipe)
     row = training_flops(recipe, vocabulary_of(recipe)) / speed
-    saved = saved_bytes(recipe, cost)
+    vocabulary = vocabulary_of(recipe)
+    saved, tuned = saved_bytes(recipe, cost, vocabulary), learned_of(recipe, vocabulary)
     written = saved / WRITTEN_BYTES_PER_SECOND
     return Profile(
         machine=here.machine,
@@ -122,7 +123,9 @@ def _profile(task: Task, here: Here, peaks: dict[int, int]) -> Profile:
             for rows, peak in peaks.items()
         ),
         setup_seconds=SETUP_SECONDS[kind, is_compiled(recipe, kind)],
-        update_seconds=cost.total_parameters * UPDATE_BYTES / BYTES_PER_SECOND[kind],
+        update_seconds=(cost.total_parameters if tuned is None else tuned.learned)
+        * UPDATE_BYTES
+        / BYTES_PER_SECOND[kind],
         validate_seconds_per_row=row / 3,  # a forward pass alone
         checkpoint_seconds=WAITED_SHARE[kind] * written,
         checkpoint_bytes=saved,

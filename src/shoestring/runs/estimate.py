@@ -6,7 +6,7 @@ import difflib
 from dataclasses import replace
 
 from shoestring.core.errors import UserError
-from shoestring.core.family import network_cost
+from shoestring.core.family import learned_of, network_cost
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Density, Line, Machine, Plan, Point, Profile
 from shoestring.core.units import Bytes, Interval, Seconds
@@ -31,9 +31,11 @@ STATE_BYTES = 12
 """Per parameter in a checkpoint: the weight and two moments."""
 
 
-def saved_bytes(recipe: Recipe, cost: Cost) -> int:
-    """Bytes of a checkpoint, by its parameters."""
-    return cost.total_parameters * (STATE_BYTES + (0 if recipe.train.ema is None else 4))
+def saved_bytes(recipe: Recipe, cost: Cost, vocabulary: int) -> int:
+    """Bytes of a checkpoint, by its parameters: all weights, and the state of those that are learned."""
+    tuned = learned_of(recipe, vocabulary)
+    learned, whole = (cost.total_parameters,) * 2 if tuned is None else (tuned.learned, tuned.all)
+    return 4 * (whole - learned) + learned * (STATE_BYTES + (0 if recipe.train.ema is None else 4))
 
 
 def known_gpu(name: str) -> Gpu:
@@ -72,7 +74,7 @@ def estimate_profile(recipe: Recipe, vocabulary: int, gpu: str, density: Density
         )
     row = pass_seconds(recipe, vocabulary, gpu, 1)
     cost = network_cost(recipe.model, vocabulary, recipe.data.length, recipe.data.masked)
-    saved = saved_bytes(recipe, cost)
+    saved = saved_bytes(recipe, cost, vocabulary)
     share = f"{UTILISATION.expected:.0%} ({UTILISATION.low:.0%} to {UTILISATION.high:.0%})"
     size, unknown = known_gpu(gpu).memory_bytes, {"system": "unknown", "python": "unknown"}
     return Profile(

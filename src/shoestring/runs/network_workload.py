@@ -23,6 +23,7 @@ from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
 from shoestring.models.layers.cross_entropy import IGNORED
+from shoestring.models.tuning import tune
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.meter import Meter, memory_errors
 from shoestring.runs.trained_model import start_from
@@ -53,6 +54,8 @@ def make_learner(
     model = build(recipe.model, vocabulary(recipe), recipe.data.length, derive(recipe.run.seed, "weights"))
     if init and recipe.model.init is not None:
         start_from(model, recipe.model, recipe.model.init, say)
+    if recipe.is_tuned:
+        tune(model, recipe, derive(recipe.run.seed, "adapters"))
     shard = recipe.parallel is not None and recipe.parallel.shard
     return Learner(model, recipe.train, device, group, shard, beside, compiled)
 

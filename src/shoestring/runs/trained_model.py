@@ -18,6 +18,7 @@ from shoestring.core.specs import MOST_STEPS, CheckpointSpec
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer
 from shoestring.datasets.corpus import vocabulary
 from shoestring.models.language_model import LanguageModel, build, differences, weights_of
+from shoestring.models.tuning import merge_lora, tune
 from shoestring.probe.machine import pick_device
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.learner import Learner
@@ -25,6 +26,7 @@ from shoestring.training.learner import Learner
 if TYPE_CHECKING:
     from shoestring.hmm.parameters import Saved
 
+CPU = torch.device("cpu")
 BEST, PEAK = CheckpointSpec("best"), CheckpointSpec("peak")
 """What a run delivers, and what another continues."""
 Say = Callable[[str], object]
@@ -63,7 +65,7 @@ def start_from(model: LanguageModel, spec: Model, place: str, say: Say = silent)
         recipe = folder.read_recipe()
         recipe.need_network(f"{where}: the run of an HMM, which has no weights")
         _refuse_others(where, spec, recipe.model)
-        return model.take_over(trained_weights(folder, checkpoint, say)[0], where)
+        return model.take_over(_merged_weights(folder, recipe, checkpoint, say), where)
     if model.pretrained is not None:
         from shoestring.models.families.hf import network as hf
 
@@ -75,6 +77,13 @@ def start_from(model: LanguageModel, spec: Model, place: str, say: Say = silent)
     stored_spec, state = read_transformers(place)
     _refuse_others(where, spec, stored_spec)
     return model.take_over(state, where)
+
+
+def _merged_weights(folder: RunFolder, recipe: Recipe, checkpoint: CheckpointSpec, say: Say) -> dict[str, Tensor]:
+    """The weights of a run, with its adapters merged."""
+    if recipe.lora is None:
+        return trained_weights(folder, checkpoint, say)[0]
+    return {name: value.detach() for name, value in weights_of(load_run(folder, checkpoint, CPU, say).model).items()}
 
 
 def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> int:
@@ -145,7 +154,11 @@ def load_run(
     tokenizer = read_tokenizer(folder.tokenizer)
     weights, state = trained_weights(folder, checkpoint, say)
     model = build(recipe.model, vocabulary(recipe, tokenizer), recipe.data.length, 0)
+    if recipe.lora is not None:
+        tune(model, recipe, 0)
     model.take_over(weights, str(folder.path))
+    if recipe.lora is not None:
+        merge_lora(model)
     return LoadedRun(model.to(device or pick_device()).eval(), recipe, tokenizer, state.step)
 
 

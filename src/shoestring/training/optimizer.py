@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from shoestring.core.sections import Train
 from shoestring.models.language_model import LanguageModel
 from shoestring.training.loss_scale import LEAST, LossScale
 from shoestring.training.sharding import local_part
+
+FACTOR = "lr_factor"
+"""Key of a group's factor of the learning rate."""
 
 
 class Weights(NamedTuple):
@@ -56,12 +59,21 @@ class Optimizer:
             group.append(self.masters[name])
         made = registry("optimizer")[settings.optimizer].build(weights, settings)
         self.optimizers = [each if hasattr(each, "prepare") else Waiting(each) for each in made]
+        if settings.layer_decay is not None:
+            _divide_by_rate(self.optimizers, self._factors(model, settings.layer_decay))
         self.waits = any(isinstance(each, Waiting) for each in self.optimizers)
         """Whether the host waits for the device at each update."""
         self._owner = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
         self.averages = {name: p.detach().clone() for name, p in self.masters.items()} if self.ema else {}
         self.updates = torch.zeros((), device=device)
         """Updates so far; the running mean of the weights decays faster at first."""
+
+    def _factors(self, model: LanguageModel, decay: float) -> dict[int, float]:
+        """The factor of the learning rate of each master, by its Python id."""
+        count = len(model.blocks)
+        factors = {id(p): decay ** (count - 1 - i) for i, block in enumerate(model.blocks) for p in block.parameters()}
+        factors |= {id(p): decay**count for p in model.parameter_groups().get("embedding", [])}
+        return {id(self.masters[name]): factors.get(id(p), 1.0) for name, p in self._parameters.items()}
 
     @torch.no_grad()
     def prepare(self) -> None:
@@ -108,7 +120,7 @@ class Optimizer:
             self.masters[name].grad = None if p.grad is None else local_part(p.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group[FACTOR] if FACTOR in group else lr
             optimizer.grad_scale, optimizer.found_inf = scale, skip
             optimizer.step()
         if self.averages:
@@ -159,6 +171,17 @@ class Optimizer:
             kept = master.detach().clone()
             master.copy_(average)
             average.copy_(kept)
+
+
+def _divide_by_rate(optimizers: list[Any], factors: Mapping[int, float]) -> None:
+    """Divide the groups of optimizers, so that each has weights with one factor of the learning rate."""
+    for optimizer in optimizers:
+        divided = []
+        for group in optimizer.param_groups:
+            for factor in sorted({factors[id(p)] for p in group["params"]}):
+                part = [p for p in group["params"] if factors[id(p)] == factor]
+                divided.append(group | {"params": part, FACTOR: factor})
+        optimizer.param_groups[:] = divided
 
 
 class Waiting:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from shoestring.models.layers.adapter import adapter_of
 from shoestring.models.layers.operators import HALF, HAS_TRITON, Operator, register
 
 Product = tuple[Tensor, Tensor]
@@ -27,7 +28,17 @@ def linear(x: Float[Tensor, "*N A"], layer: nn.Linear) -> Float[Tensor, "*N B"]:
         plain: Tensor = layer(x)
         return plain
     product = torch.ops.shoestring.linear(x.flatten(0, -2), layer.weight)[0]
-    return _add_bias(product.view(*x.shape[:-1], -1), layer.bias)
+    found = _add_bias(product.view(*x.shape[:-1], -1), layer.bias)
+    adapter = adapter_of(layer)
+    return found if adapter is None else found + adapter(x)
+
+
+def swiglu_layer(pairs: Float[Tensor, "*N FF"], layer: nn.Linear) -> Float[Tensor, "*N B"]:
+    """As `swiglu_linear` with the matrix of a layer, and its adapter."""
+    if adapter_of(layer) is None:
+        return swiglu_linear(pairs, layer.weight, layer.bias)
+    gate, values = pairs.chunk(2, dim=-1)
+    return linear(F.silu(gate) * values, layer)
 
 
 def swiglu_linear(
@@ -97,6 +108,8 @@ def _register(name: str, forward: Callable[..., Product], backward: Callable[...
         ctx.mark_non_differentiable(output[1])
 
     def gradient(ctx: Any, outer: Tensor, _: Tensor) -> Any:
+        if name == "linear" and not ctx.needs_input_grad[1]:  # a frozen matrix
+            return outer @ ctx.saved_tensors[1], None
         return getattr(torch.ops.shoestring, f"{name}_backward")(outer.contiguous(), *ctx.saved_tensors)
 
     def outputs(x: Tensor, weight: Tensor) -> Product:

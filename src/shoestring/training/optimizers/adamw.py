@@ -30,7 +30,7 @@ _step = uncompiled(torch.optim.AdamW.step)
 class AdamW(torch.optim.AdamW):
     """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
 
-    The groups may differ only in their decay.
+    The groups may differ only in their decay; where their rates differ, torch's own kernel updates them.
     """
 
     add_param_group = uncompiled(torch.optim.AdamW.add_param_group)
@@ -77,6 +77,8 @@ class AdamW(torch.optim.AdamW):
         Addresses change when a state is restored, and with gradients that are not recorded.
         """
         if not parameters or not _has_kernel(parameters[0]) or any(p not in self.state for p in parameters):
+            return None
+        if any("lr_factor" in group for group in self.param_groups):
             return None
         state = [self.state[p] for p in parameters]
         means, squares = ([each[key] for each in state] for key in ("exp_avg", "exp_avg_sq"))

@@ -105,7 +105,9 @@ def newton_schulz(matrices: Tensor, coefficients: tuple[float, float, float], st
 
 def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for all other weights."""
-    found: list[torch.optim.Optimizer] = [adamw_of(weights.plain, weights.decayed, settings)]
+    found: list[torch.optim.Optimizer] = []
+    if weights.plain or weights.decayed:  # adapters are all matrices
+        found.append(adamw_of(weights.plain, weights.decayed, settings))
     if weights.matrices:
         decay = number(settings.weight_decay)
         found.append(Muon(weights.matrices, lr=0.0, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from shoestring.core.family import Family
 from shoestring.core.recipe import Recipe
@@ -19,6 +20,7 @@ class HFFamily(InFolder, Family):
     fields = frozenset({"name"})
     data_fields = frozenset({"masked", "whole_words"})
     recompute = ("none", "full")
+    adapts = True
 
     def problems(self, recipe: Recipe) -> list[str]:
         missing = 'model.name: missing; family "hf" needs a hub name or a folder'
@@ -41,6 +43,11 @@ class HFFamily(InFolder, Family):
         from shoestring.models.families.hf.network import hf_cost
 
         return hf_cost(model, vocabulary, length)
+
+    def skeleton(self, model: Model, vocabulary: int, length: int) -> Any:
+        from shoestring.models.families.hf.network import HF
+
+        return HF.skeleton(model, vocabulary, length)
 
     def saved_row_bytes(self, model: Model, vocabulary: int, length: int, number: int) -> dict[str, int] | None:
         from shoestring.models.families.hf.network import hf_saved_bytes

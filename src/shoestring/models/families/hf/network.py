@@ -93,6 +93,18 @@ class HF(LogitsModel):
                 raise UserError(f"{place}: a {kind} sees later tokens, so it cannot predict the next one")
         self.train()
 
+    @classmethod
+    def skeleton(cls, model: Model, vocab_size: int, length: int) -> HF:
+        """Its modules alone, made from the config, to be counted."""
+        found, config = cls.__new__(cls), read_config(model.name or "")
+        nn.Module.__init__(found)
+        found.masked = predicts_hidden(config, model.name or "")
+        check_fit(config, model.name or "", vocab_size, length)
+        with quiet():
+            found.network = auto_class(found.masked).from_config(config, dtype=torch.float32, trust_remote_code=False)
+        found.__dict__["blocks"] = layers_of(found.network)
+        return found
+
     @property
     def pretrained(self) -> Any:
         return self.network

@@ -20,7 +20,7 @@ from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, no_change, run, stream_type
 from shoestring.models.layers.embedding_lookup import embedding_lookup
-from shoestring.models.layers.linear import linear, swiglu_linear
+from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.past import Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
 from shoestring.models.layers.short_attention import fits, short_attention
@@ -63,7 +63,7 @@ class LlamaBlock(Block):
         return linear(mixed.reshape(r, t, d), self.out)
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        return swiglu_linear(linear(x, self.gate_up), self.down.weight, self.down.bias)
+        return swiglu_layer(linear(x, self.gate_up), self.down)
 
 
 class Llama(LanguageModel):

@@ -25,6 +25,7 @@ def kept_of(prefix: int, dropout: float) -> int:
 class PerceiverFamily(InFolder, Transformer):
     """The first layer has a prefix; all layers see the latents alone."""
 
+    adapts = False  # keys and values of a prefix are made by a part of a matrix
     name = "perceiver_ar"
     network = "PerceiverAR"
     fields = Transformer.fields | {"latents", "prefix_dropout"}
