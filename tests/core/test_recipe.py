@@ -611,7 +611,8 @@ def test_the_workload_depends_on_what_a_step_costs_and_on_nothing_else(section: 
         ("train", "batch"),
         ("train", "per_device"),
     }
-    costs |= {("train", name) for name in ("precision", "optimizer", "compile", "recompute", "ema")}
+    costs |= {("train", name) for name in ("precision", "optimizer", "compile", "recompute", "ema", "freeze")}
+    costs |= {("train", "layer_decay")}
     costs |= {*(("model", field) for field in CHANGED["model"])}
     assert (changed(section, name).workload != build(BASE, "").workload) is ((section, name) in costs)
 
