@@ -27,6 +27,8 @@ from shoestring.core.sweep_folder import SweepFolder
 from shoestring.track import read_lines
 
 PATIENCE = 240.0
+WAITING: dict[str, float] = {}
+"""Since when requeued tasks wait."""
 CLUSTER = Path(__file__).parents[2] / ".ci" / "slurm-local"
 HMM = """
 [run]
@@ -123,9 +125,11 @@ def _ended(folder: SweepFolder) -> bool:
 
 
 def _hurry(folder: SweepFolder) -> None:
-    """Let what was requeued begin now."""
+    """Let what was requeued begin after some seconds: in the same one, its node would still refuse it."""
     for task, state, reason in _queued(folder):
-        if (state, reason) == ("PENDING", "BeginTime"):
+        if (state, reason) != ("PENDING", "BeginTime"):
+            WAITING.pop(task, None)
+        elif time.monotonic() - WAITING.setdefault(task, time.monotonic()) > 2.0:
             _asked("scontrol", "update", f"JobId={task}", "StartTime=now", check=False)
 
 
