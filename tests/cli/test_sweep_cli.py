@@ -94,7 +94,7 @@ def test_halving_ends_with_the_weights_of_whole_runs(tiny: Path, tmp_path: Path,
     done = [run for run in runs if run["state"] == "done"]  # type: ignore[attr-defined]
     assert len(done) == 1, halved.stderr
     assert [run["state"] for run in runs].count("stopped") == 2  # type: ignore[attr-defined]
-    assert "goes on to 30%: number 1 of 3 at 10%" in halved.stderr
+    assert "goes on to 40%: number 1 of 3 at 20%" in halved.stderr
     best = done[0]["run"]
     whole = ("train", tmp_path / "sweeps/tiny/recipes" / f"{best}.toml", "--set", "run.folder=whole")
     assert shoestring(*whole).returncode == 0

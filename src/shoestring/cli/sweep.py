@@ -52,6 +52,8 @@ class Asked:
     zipped: tuple[str, ...] = ()
     seeds: int | None = None
     random: int | None = None
+    sampler: str | None = None
+    trials: int | None = None
     time: float | None = None
     halving: Method | None = None
     at_once: int | None = None
@@ -77,6 +79,12 @@ class Asked:
 )  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1, 10**6), metavar="N", help="N runs of each setting, with run.seed on.")
 @click.option("--random", type=click.IntRange(1), metavar="N", help="N of the settings, drawn by run.seed.")
+@click.option(
+    "--sampler", metavar="NAME",
+    help="Which settings are run: grid (all), random, or one of Optuna's, which learns from those before: optuna:tpe "
+    "or optuna:gp (an extra).",
+)  # fmt: skip
+@click.option("--trials", type=click.IntRange(1), metavar="N", help="With --sampler: so many settings.")
 @click.option("--time", type=options.DURATION, metavar="TIME", help="Of the whole sweep; what is left is resumed.")
 @click.option(
     "--halving", type=click.Choice(["forecast", "asha"]),
@@ -114,19 +122,21 @@ def run(terminal: options.Terminal, **given: Any) -> options.Result:
 def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Result:
     """Plan a sweep, run it, and print what came of it."""
     from shoestring.cli.hmm import NO_HMM
+    from shoestring.cli.sweep_order import drawn, order_of
     from shoestring.cli.sweep_slurm import check_slurm, on_slurm
     from shoestring.core.clock import Clock
     from shoestring.core.environment import launched, slurm_job
     from shoestring.core.errors import UserError
     from shoestring.studies.sweep.grid import read_grid
     from shoestring.studies.sweep.orders import Halving
+    from shoestring.studies.sweep.sampled import Sampled
     from shoestring.studies.sweep.survey import HEAD, Elsewhere, keep, refusal, sentences, survey, table
 
     clock = Clock()
     slurm_job()  # one that has ended is refused before anything is written
     if launched().world > 1:
         raise UserError("a sweep starts a process for each run; start it without torchrun")
-    grid = read_grid(asked.recipe, asked.overrides, asked.over, asked.zipped, asked.seeds, asked.random)
+    grid = read_grid(asked.recipe, asked.overrides, asked.over, asked.zipped, asked.seeds, drawn(asked))
     if asked.kind == "hmm" and any(recipe.kind != "hmm" for recipe in grid.recipes):
         raise UserError(NO_HMM)
     elsewhere = None
@@ -139,8 +149,8 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
     terminal.table(f"Sweep {grid.name}", HEAD, table(found))
     for line in sentences(found):
         terminal.say(line)
-    order = _order(found, asked)
-    if isinstance(order, Halving):
+    order = order_of(found, asked)
+    if isinstance(order, Halving | Sampled):
         terminal.say(order.sentence())
     problems = [f"{each.name}: {why}" for each in found.index.runs if (why := found.problem(each)) is not None]
     if problems and not asked.keep_going:
@@ -155,15 +165,6 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
         terminal.say(f"sweep: {found.folder.path}\n")
         _drive(found, order, clock, terminal)
     return _ended(found, terminal)
-
-
-def _order(found: Survey, asked: Asked) -> InOrder | Halving:
-    from shoestring.studies.sweep.orders import Halving, InOrder
-
-    if asked.halving is None:
-        return InOrder(found)
-    starts = [each.plan.parts.get("set-up", 0.0) for each in found.forecasts.values() if each.plan is not None]
-    return Halving(found, asked.halving, max(starts, default=0.0))
 
 
 def _drive(found: Survey, order: InOrder | Halving, clock: Clock, terminal: options.Terminal) -> None:

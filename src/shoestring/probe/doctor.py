@@ -28,6 +28,7 @@ EXTRAS = {
     "data": ("pyarrow", "zstandard"),
     "hf": ("tokenizers", "transformers", "datasets"),
     "harness": ("lm_eval",),
+    "optuna": ("optuna",),
     "kernels": ("triton",),
 }
 """Modules of each extra."""
@@ -38,6 +39,7 @@ _USES = {
     "data": "Parquet and .zst files",
     "hf": "tokenizers, models and data sets of the hub",
     "harness": "evaluate --harness",
+    "optuna": "sweep --sampler optuna:…",
     "kernels": "fused kernels on a GPU",
 }
 _TORCH = "pip install 'torch>=2.11,<2.14'"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.core.results import Outcome
+from shoestring.core.results import Forecast, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import number
 from shoestring.core.sweep_folder import SweepRun
@@ -17,13 +17,13 @@ from shoestring.core.warmup import least_steps
 from shoestring.report.forecast import rough_forecast
 from shoestring.studies.sweep.driver import Job, Result
 from shoestring.studies.sweep.halving import (
-    KEEP,
     Mark,
     Method,
     Next,
     cost,
     forecast_rungs,
     judged,
+    kept_of,
     ladder_for,
     next_at_once,
     next_by_rung,
@@ -124,7 +124,7 @@ class Halving:
             return "all runs go to their end: the time is enough"
         counts = [len(self._runs)]
         for _ in self.ladder[1:]:
-            counts.append(math.ceil(counts[-1] / KEEP))
+            counts.append(kept_of(counts[-1]))
         steps = ", ".join(f"{count} to {share:.0%}" for count, share in zip(counts, self.ladder))
         how = (
             "the forecast of their held-out loss" if self._method == "forecast" else "their held-out loss so far (ASHA)"
@@ -143,7 +143,7 @@ class Halving:
         share = self.ladder[found.rung]
         options = () if share == 1 else ("--until", f"{self._place(found.name, share):.9f}")
         by_forecast = found.rung > 0 and forecast_rungs(self._marks, self._method)[found.rung - 1]
-        how = f" (by {'forecast' if by_forecast else 'held-out loss'})" if found.reason else ""
+        how = f" (by {'forecasts, then' if by_forecast else 'their'} held-out loss)" if found.reason else ""
         return Job(run=self._runs[found.name], options=options, reason=f"{found.reason}{how}")
 
     def _seconds(self, found: Next) -> float:
@@ -187,14 +187,16 @@ def marks_of(own: RunFolder, recipe: Recipe, ladder: Sequence[float]) -> tuple[M
         known = curve.until(last)
         if share == 1 or not known.heldout or not any(line.step >= last for line in curve.heldout):
             break
-        found.append(Mark(known.heldout[-1].loss, _forecast(known, own, recipe, steps)))
+        expected = _forecast(known, own, recipe, steps)
+        ends = (None, None) if expected is None else (expected.loss, expected.low)
+        found.append(Mark(known.heldout[-1].loss, *ends))
     if outcome is None:
         return tuple(found)
     whole = Mark(outcome.loss, outcome.loss)
     return (*found, *[whole] * (len(ladder) - len(found)))
 
 
-def _forecast(known: Curve, own: RunFolder, recipe: Recipe, steps: int) -> float | None:
+def _forecast(known: Curve, own: RunFolder, recipe: Recipe, steps: int) -> Forecast | None:
     """The held-out loss that a network is expected to end with; None: too little is known, or an HMM is fitted."""
     if recipe.kind == "hmm" or known.turn is not None:
         return None
@@ -203,5 +205,4 @@ def _forecast(known: Curve, own: RunFolder, recipe: Recipe, steps: int) -> float
 
     train = own.read_recipe().train
     warmup = Warmup.planned(steps, number(train.warmup), least_steps(recipe))
-    found = rough_forecast(known, rate_path(known, Schedule(total=steps, warmup=warmup, cooldown=train.cooling), train))
-    return None if found is None else found.loss
+    return rough_forecast(known, rate_path(known, Schedule(total=steps, warmup=warmup, cooldown=train.cooling), train))
