@@ -1,11 +1,10 @@
 """The virtual clock of `plan --simulate` against real runs, and what a slow worker costs each strategy.
 
-    python bench/stragglers.py [--step 2s] [--steps 24]
+    python bench/stragglers.py [--share 2s] [--steps 12] [--resume FOLDER]
 
 2 and 4 workers train recipes/sync_async/mini.toml, with and without one at half speed. Passes sleep
 (`--step-seconds`), so that two cores can play four devices: what is compared is who waits for whom, not how fast a
-core is. Then the three strategies train for longer with four workers, one at half speed, and their held-out losses are
-recorded by seconds.
+core is. `--share` is what the passes of one worker take in a step.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ import tempfile
 from pathlib import Path
 
 import record
-from strategies import RECIPES, curve, fields_of, train
+from strategies import RECIPES, fields_of, train
 
 from shoestring.core.units import Seconds
 
 STRATEGIES = ("sync", "local", "async")
 RATES = {"sync": "4e-3", "local": "4e-3", "async": "4e-3"}
-LONG = 120
-"""Steps of the runs whose losses are recorded."""
 
 
 def predicted(workers: int, slow: bool, step: str, fields: dict[str, str], run: Path) -> dict[str, float]:
@@ -41,11 +38,14 @@ def predicted(workers: int, slow: bool, step: str, fields: dict[str, str], run: 
     return {each["strategy"]: each["seconds"] for each in json.loads(done.stdout)["strategies"]}
 
 
-def taken(run: Path) -> float:
-    """Seconds of its steps, without start, evaluations and checkpoints."""
+def taken(run: Path, strategy: str) -> float:
+    """Seconds of its steps, as long as those after the first: that one waits until all processes have loaded."""
     lines = [json.loads(text) for text in (run / "timings.jsonl").open()]
-    parts = next(line["parts"] for line in lines if line.get("event") == "end")
-    return float(parts["first step"] + parts["train"])
+    ends = {line["step"]: line["elapsed"] for line in lines if "tokens_per_second" in line}
+    if strategy == "sync":  # a line is written after the next step, and that of the last step at once
+        del ends[max(ends)]
+    first, last, steps = min(ends), max(ends), lines[-1]["step"]
+    return float((ends[last] - ends[first]) / (last - first) * steps)
 
 
 def slowed(strategy: str, workers: int, slow: bool, step: str, fields: dict[str, str], folder: Path) -> Path:
@@ -61,41 +61,29 @@ def slowed(strategy: str, workers: int, slow: bool, step: str, fields: dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step", default="2s")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--share", default="2s")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="what it holds is not run again")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    load, step = os.getloadavg()[0], str(Seconds.parse(arguments.step))
+    load, share = os.getloadavg()[0], Seconds.parse(arguments.share)
     results: dict[str, dict[str, float]] = {}
-    curves: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+        folder = arguments.resume or Path(text)
         short = {"budget.steps": str(arguments.steps), "evaluate.every": "1"}
         for workers in (2, 4):
+            step = str(Seconds(workers * share))
             for slow in (False, True):
                 clock: dict[str, float] = {}
                 for strategy in STRATEGIES:
                     run = slowed(strategy, workers, slow, step, short, folder)
                     clock = clock or predicted(workers, slow, step, short, run)
-                    seconds = taken(run)
+                    seconds = taken(run, strategy)
                     name = f"{strategy}, {workers} workers" + (", one at half speed" if slow else "")
                     results[name] = {"simulated": clock[strategy], "seconds": seconds}
                     print(f"{name}: {clock[strategy]:.2f} s simulated, {seconds:.2f} s taken", flush=True)
-        for strategy in STRATEGIES:
-            long = {"budget.steps": str(LONG), "evaluate.every": "0.1"}
-            run = slowed(strategy, 4, True, "1s", long, folder)
-            begun = curve_begin(run)
-            curves[strategy] = [(when - begun, loss) for when, loss in curve(run)]
-            print(f"{strategy}: {curves[strategy][-1]}", flush=True)
-    values = {"results": results, "curves": curves, "load": load, "steps": arguments.steps, "step": step}
+    values = {"results": results, "load": load, "steps": arguments.steps, "share": str(share)}
     record.write("stragglers", values, arguments.out)
-
-
-def curve_begin(run: Path) -> float:
-    """When the first step of a run began, in seconds since its start."""
-    lines = [json.loads(text) for text in (run / "timings.jsonl").open()]
-    parts = next(line["parts"] for line in lines if line.get("event") == "end")
-    return sum(parts.get(name, 0.0) for name in ("start", "plan", "measure", "prepare", "set-up"))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from strategy_tables import starts_line, stragglers_table, strategies_table
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs/get-started.md", ROOT / "docs/benchmarks.md")
+PAGES = tuple(
+    ROOT / page for page in ("README.md", "docs/get-started.md", "docs/benchmarks.md", "docs/how-to/strategies.md")
+)
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -628,6 +632,9 @@ PARTS = {
     "same-table": same_table,
     "deadline-table": deadline_table,
     "rates-table": rates_table,
+    "strategies-table": lambda: strategies_table(results("strategies")),
+    "stragglers-table": lambda: stragglers_table(results("stragglers")),
+    "starts-line": lambda: starts_line(results("starts")),
 }
 
 
