@@ -265,10 +265,25 @@ def _on_gpu(
 
     if names := arguments.given(_NEEDS_PROFILE):
         raise PlanError(f"--gpu and {', '.join(names)}: that needs a profile; measure with: shoestring measure RECIPE")
-    made = plan_on_gpu(recipe, vocabulary_of(recipe, arguments.vocabulary), gpu, devices)
+    vocabulary = vocabulary_of(recipe, arguments.vocabulary)
+    ways = _ways(terminal, recipe, vocabulary, gpu)  # first: they say what to do where the plan does not fit
+    made = plan_on_gpu(recipe, vocabulary, gpu, devices)
     made = made if margin is None else with_margin(made, margin)
     terminal.planned(made)
-    return made.to_dict()
+    return made.to_dict() | ways
+
+
+def _ways(terminal: options.Terminal, recipe: Recipe, vocabulary: int, gpu: str) -> dict[str, Any]:
+    """Show the ways to tune a trained model there."""
+    from shoestring.core.family import family_of
+    from shoestring.runs.tuning_ways import HEAD, nearest, ways_on_gpu
+
+    if recipe.autos or recipe.kind == "hmm" or not family_of(recipe.model).begins_trained(recipe.model):
+        return {}
+    ways = ways_on_gpu(recipe, vocabulary, gpu)
+    terminal.table(f"Ways to tune on {gpu}, estimated", HEAD, [way.row() for way in ways])
+    terminal.say(nearest(ways, gpu))
+    return {"ways": [way.to_json() for way in ways], "nearest": nearest(ways, gpu)}
 
 
 def _check_free(folder: RunFolder, recipe: Recipe) -> None:
