@@ -62,7 +62,7 @@ def ways_of(recipe: Recipe) -> dict[str, tuple[str, Recipe]]:
                 fields = [f"lora.rank={lora.rank}"] if adapters else []
                 fields += ["train.recompute=full"] if again else []
                 made = replace(recipe, train=train, lora=adapters)
-                found[f"{name}, recompute" if again else name] = (" ".join(fields) or "as it is", made)
+                found[f"{name}, recompute" if again else name] = (" --set ".join(fields) or "as it is", made)
     return found if family_of(recipe.model).adapts else {n: each for n, each in found.items() if n.startswith("full")}
 
 
