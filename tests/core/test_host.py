@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,15 @@ HUGE = 1 << 46
 """Bytes that no machine has."""
 
 
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """No such tensor has addresses here. Where the system reserves nothing, it would be made, and fill the memory."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (HUGE // 2, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 @pytest.mark.parametrize(
     "allocate",
     [
@@ -30,6 +39,7 @@ HUGE = 1 << 46
     ],
     ids=["torch", "ones", "numpy", "python", "mmap"],
 )
+@pytest.mark.usefixtures("limited")
 def test_whatever_cannot_be_allocated_is_out_of_memory(allocate: Callable[[], object]) -> None:
     with pytest.raises((RuntimeError, MemoryError, OSError)) as raised:
         allocate()
