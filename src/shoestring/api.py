@@ -40,7 +40,7 @@ def load(recipe: RecipeLike, overrides: Mapping[str, Any] | None = None) -> Reci
     if isinstance(recipe, Recipe):
         return recipe_file.replaced(recipe, overrides or {})
     if isinstance(recipe, Mapping):
-        return recipe_file.replaced(recipe_file.build(recipe, "the recipe"), overrides or {})
+        return recipe_file.Base("the recipe", dict(recipe)).with_values(overrides or {})
     return recipe_file.load(recipe, values=overrides or {})
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import RecipeError, UserError, closest, nearest
+from shoestring.core.left_open import left_open
 from shoestring.core.reading import check_depth, parse_toml, read_text, reading
 from shoestring.core.recipe import CODE, Recipe
 from shoestring.core.schema import Problem, decode, decode_value, encode, show
@@ -41,9 +42,12 @@ class Base:
     problems: tuple[str, ...] = ()
 
     def with_values(self, values: Mapping[str, Any]) -> Recipe:
-        """The recipe with other values, by "section.field"."""
+        """The recipe with other values, by "section.field"; what it leaves open then may be "auto"."""
         tables = {section: dict(table) if isinstance(table, dict) else table for section, table in self.tables.items()}
-        return _with_values(tables, values, self.where, list(self.problems))
+        problems = list(self.problems)
+        _put_all(tables, values, problems)
+        _put_all(tables, left_open(tables), problems)
+        return build(tables, self.where, problems)
 
 
 def read_base(path: str | Path, overrides: Iterable[str] = ()) -> Base:
@@ -67,13 +71,14 @@ def split_sweep(base: Base) -> tuple[Base, Sweep]:
 def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """The recipe with other values, by "section.field"."""
     tables = {section: fields for section, fields in encode(recipe).items() if fields is not None}
-    return _with_values(tables, values, "the recipe", []) if values else recipe
+    problems = list[str]()
+    _put_all(tables, values, problems)
+    return build(tables, "the recipe", problems) if values else recipe
 
 
-def _with_values(tables: dict[str, Any], values: Mapping[str, Any], where: str, problems: list[str]) -> Recipe:
+def _put_all(tables: dict[str, Any], values: Mapping[str, Any], problems: list[str]) -> None:
     for field, value in values.items():
         _put(tables, field, value, f"{field} = {show(value)}", problems)
-    return build(tables, where, problems)
 
 
 SWEEP = "sweep"

@@ -69,7 +69,8 @@ class Budget:
     epochs: Annotated[
         float | Auto | None,
         Between(1e-9, 1e9),
-        "epochs over the training rows; needs data.documents or a file. auto: as many as teach more than they overfit",
+        "epochs over the training rows; needs data.documents or a file. auto: as many as teach more than they overfit; "
+        "so by default if only the time is limited and lr is auto",
     ] = None
     disk: Annotated[Bytes | None, _BYTES, "token store and checkpoints together"] = None
     memory: Annotated[
@@ -172,7 +173,11 @@ class Model:
         "weights to start from: a run's folder (its best weights; RUN#last, RUN#STEP: others), or a folder or hub name "
         "of transformers; default: random",
     ] = None
-    size: Annotated[Auto | None, "auto: width, layers and heads are chosen for the budget, at one ratio"] = None
+    size: Annotated[
+        Auto | None,
+        "auto: width, layers and heads are chosen for the budget, at one ratio; so by default if none is given, "
+        "only the time is limited and lr is auto",
+    ] = None
     width: Annotated[int, SIZE, "channels of the residual stream"] = 256
     layers: Annotated[int, SIZE, "blocks"] = 6
     heads: Annotated[int, SIZE, "attention heads; must divide width into even parts"] = 8
@@ -186,7 +191,11 @@ class Model:
     ] = None
     tied: Annotated[bool, "output matrix is the embedding matrix"] = True
     bias: Annotated[bool, "llama: products of attention and MLP add a bias"] = False
-    dropout: Annotated[float | Auto, Between(0, 1, open_high=True), "share of activations dropped in training"] = 0.0
+    dropout: Annotated[
+        float | Auto,
+        Between(0, 1, open_high=True),
+        "share of activations dropped in training; auto by default if only the time is limited and lr is auto",
+    ] = 0.0
     rotary_base: Annotated[float, Between(1, 1e12), "llama, swift: base of the rotary frequencies"] = 10000.0
     rotary_scaling: Annotated[
         RotaryScaling | None,

@@ -126,7 +126,8 @@ def _nothing_yet(curve: Curve, unit: str, counted: float | None) -> Verdict | No
         return None
     text = (
         f"Nothing learned beyond counting by {unit} {curve.heldout[-1].step:,}: the held-out loss is {best.loss:.3f}, "
-        f"and predictions by how often tokens occur reach {counted:.3f}. Try a longer warm-up or another learning rate."
+        f"and predictions by how often tokens occur reach {counted:.3f}. "
+        "Try more steps, a longer warm-up, or another learning rate."
     )
     return Verdict(kind="learned_nothing", text=text)
 
