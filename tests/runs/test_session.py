@@ -20,6 +20,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.datasets.corpus import StoreCorpus
 from shoestring.models.batch import Batch
+from shoestring.planning import stops
 from shoestring.runs import network_trainee, session
 from shoestring.runs.evaluate import evaluate_run
 from shoestring.runs.finish import FINISH_MARGIN, Finish
@@ -59,6 +60,16 @@ def test_the_finish_is_the_longer_of_writing_and_the_rest_on_a_gpu_and_both_on_a
     for beside, expected in zip((True, False), seconds, strict=True):
         finish = Finish.of(Plan(binding="time", parts=parts), baselines, beside)
         assert finish.seconds(slowest, written) == pytest.approx(FINISH_MARGIN * expected)
+
+
+def test_a_run_on_a_cpu_has_as_many_evaluations_as_planned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the plan has room for two of ten."""
+    monkeypatch.setattr(stops, "_evaluations", lambda *_: 2)
+    assert trained(tiny, monkeypatch) is not None
+    folder = RunFolder.of(load(tiny))
+    steps = [line["step"] for line in read_lines(folder.metrics) if "heldout_loss" in line]
+    total = load(tiny).budget.steps
+    assert Plan.read(folder.plan).evaluations == 2 and steps == [total // 2, total]
 
 
 def test_the_last_checkpoint_is_written_while_the_run_is_finished(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

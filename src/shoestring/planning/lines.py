@@ -19,6 +19,7 @@ from shoestring.planning.figures import show_bytes, show_count, show_seconds
 from shoestring.planning.simulate import difference_bytes
 from shoestring.planning.speed_up import speed_up_lines
 from shoestring.planning.split import Split, is_measured
+from shoestring.planning.stops import evaluation_count
 
 _STORED_TOKEN = 2
 """Bytes per token in a store, for a vocabulary up to 65,536."""
@@ -58,7 +59,7 @@ def plan_lines(
         ("positions", Count(plan.tokens).short(), f"{counted(plan.steps, 'step')} × {step_tokens}"),
         ("predictions", *_predictions(recipe, plan)),
         ("speed", rate(plan.tokens_per_second, "positions/s"), f"{profile.how}{corrected}; {slowest}"),
-        _overall_line(plan),
+        _overall_line(plan, recipe),
         ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} per position"),
         *_corpus_lines(recipe, corpus, plan, profile.density),
         ("seconds", shown(plan, "seconds", plan.seconds), parts_reason(plan.parts)),
@@ -90,11 +91,15 @@ def warmup_line(recipe: Recipe, total: int) -> tuple[str, str, str]:
     return "warm-up", counted(round(steps), "step"), warmup_reason(recipe, total)
 
 
-def _overall_line(plan: Plan) -> tuple[str, str, str]:
+def _overall_line(plan: Plan, recipe: Recipe) -> tuple[str, str, str]:
     """The speed that counts evaluations and checkpoints, with their share of the time."""
     parts = {name: plan.parts[name] for name in ("train", "evaluations", "checkpoints")}
     share = 1 - parts["train"] / sum(parts.values())
     reason = f"with evaluations and checkpoints, {share:.1%} of the time: {parts_reason(parts)}"
+    wanted, planned = evaluation_count(recipe), plan.evaluations or 0
+    if 0 < planned < wanted:
+        each = Seconds(parts["evaluations"] / planned).short()
+        reason += f"; {counted(planned, 'evaluation')} in place of {wanted}, since one takes {each}"
     return "overall speed", rate(plan.overall_tokens_per_second or 0.0, "positions/s"), reason
 
 

@@ -11,6 +11,8 @@ from shoestring.planning.split import Split
 STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
 """Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
 longer than so many seconds. Then there are fewer."""
+CPU_SHARE = 0.02
+"""On a CPU an evaluation takes long where it takes this share of the time, too: seconds there vary with other work."""
 
 
 def checkpoint_interval(recipe: Recipe, write_seconds: float = 0.0) -> float:
@@ -46,12 +48,15 @@ def validation_seconds(recipe: Recipe, profile: Profile) -> float:
 
 
 def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
-    """As many as the recipe says; on a GPU fewer where a short time budget has no room for them, with a checkpoint of
-    `save` seconds each. On a CPU, what a run writes does not depend on its speed."""
+    """As many as the recipe says, but fewer where a short time budget has no room for them, with a checkpoint of `save`
+    seconds each. On a CPU, where two runs of one plan write the same lines, the plan's number is kept; on a GPU the
+    clock decides when the next is due."""
     count, each = evaluation_count(recipe), validation_seconds(recipe, profile) + save
-    if recipe.budget.time is None or each <= STOP_SECONDS or profile.machine.device == "cpu":
+    if recipe.budget.time is None:
         return count
-    return min(count, max(1, int(STOPS_SHARE * float(recipe.budget.time) / each)))
+    time = float(recipe.budget.time)
+    long = max(STOP_SECONDS, CPU_SHARE * time) if profile.machine.device == "cpu" else STOP_SECONDS
+    return count if each <= long else min(count, max(1, int(STOPS_SHARE * time / each)))
 
 
 def saving(recipe: Recipe, profile: Profile, split: Split) -> tuple[float, float, int]:
