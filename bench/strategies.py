@@ -157,12 +157,12 @@ def run_all(folder: Path, seeds: int, end: float) -> dict[str, Any]:
     several = [setting for setting in SETTINGS if setting.strategy == "sync" and setting.workers > 1]
     others = [setting for setting in SETTINGS if setting not in several]  # the losses of `several` are those of one
     for seed, setting in [*itertools.product(range(seeds), others), *itertools.product(range(seeds), several)]:
-        if time.monotonic() > end:
+        if time.monotonic() > end and not (folder / f"{setting.run(seed)}.json").is_file():
             left_out.append(f"{setting.name}, seed {seed}")
         else:
             results[setting.name].append(measured(setting, best_of(tuning[setting.strategy]), seed, folder))
     for seed, setting in itertools.product(range(seeds), SETTINGS):
-        if time.monotonic() > end:
+        if time.monotonic() > end and not (folder / f"{setting.run(seed)}-classes" / "evaluation.json").is_file():
             left_out.append(f"classes of {setting.name}, seed {seed}")
         elif seed < len(results[setting.name]):
             results[setting.name][seed]["macro_f1"] = macro_f1(setting, seed, folder)

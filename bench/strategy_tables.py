@@ -106,5 +106,8 @@ def starts_line(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _ends(results: list[dict[str, Any]]) -> str:
-    kinds = {"ended by themselves": "by itself", "got SIGTERM": "SIGTERM", "lost a process to kill -9": "kill"}
-    return ", ".join(f"{sum(each['end'].startswith(key) for each in results)} {name}" for name, key in kinds.items())
+    killed = sum(-9 in each["codes"] for each in results)
+    stopped = sum(each["end"].startswith("SIGTERM") and not each["done"] for each in results)
+    rest = len(results) - killed - stopped
+    stops = f"{killed} lost a process to kill -9, {stopped} were stopped by SIGTERM"
+    return f"{stops}, {rest} had no accident or ended before it"
