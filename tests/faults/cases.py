@@ -92,7 +92,8 @@ KINDS: dict[str, str] = {
     "by": CHOICE, "columns": CHOICE, "heat": CHOICE, "against": CHOICE, "parquet": NEW_FILE, "simulate": CHOICE,
     "slow_worker": CHOICE, "base": RUN, "tokenizer": CHOICE, "prompts": NUMBER, "prefix": NUMBER, "least": NUMBER,
     "k": NUMBER, "file": PIECES, "pieces": PIECES, "on": SOURCE, "harness": TEXT, "limit": NUMBER, "port": NUMBER,
-    "host": CHOICE, "trackers": CHOICE,
+    "host": CHOICE, "trackers": CHOICE, "plan_file": PLAN, "sampler": CHOICE, "trials": NUMBER, "slurm_options": CHOICE,
+    "nodes": NUMBER, "processes": NUMBER,
 }  # fmt: skip
 """What an argument is, by its name; flags are left out."""
 OTHERS: dict[tuple[str, str], str] = {
