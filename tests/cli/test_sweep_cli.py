@@ -64,17 +64,40 @@ def test_a_sweep_is_planned_run_continued_and_reported(tiny: Path, tmp_path: Pat
         (("sweep", "absent.toml", "--dry-run"), "absent.toml"),
         (("hmm", "fit", "tiny.toml", "--over", "train.lr=1e-3"), "this recipe has no [hmm] section"),
         (("train", "swept.toml"), "shoestring sweep RECIPE"),
+        (("sweep", "circle.toml", "--dry-run"), "it would follow itself"),
+        (("sweep", "circle.toml", "--dry-run", "--set", "sweep.then=absent.toml"), "absent.toml"),
     ],
 )
 def test_mistakes_are_named(
     arguments: tuple[str, ...], message: str, tiny: Path, tmp_path: Path, shoestring: Command
 ) -> None:
     (tmp_path / "swept.toml").write_text(tiny.read_text() + "\n[sweep]\nseeds = 2\n")
+    (tmp_path / "circle.toml").write_text(tiny.read_text() + '\n[sweep]\nthen = "circle.toml"\n')
     result = shoestring(*arguments)
     assert result.returncode == 2, (result.stdout, result.stderr)
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "sweeps").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_is_followed_by_another_on_what_it_has_made(tmp_path: Path, shoestring: Command) -> None:
+    (tmp_path / "hmms.toml").write_text(
+        '[run]\nname = "hmms"\n[budget]\nepochs = 1\n[data]\nsource = "stories"\ndocuments = 60\n'
+        'tokenizer = "words:300"\nlength = 12\n[hmm]\nstates = 2\n[sweep]\nthen = "llamas.toml"\n'
+        "[sweep.over]\nhmm.states = [2]\n"
+    )
+    (tmp_path / "llamas.toml").write_text(
+        '[run]\nname = "llamas"\n[budget]\nsteps = 2\n[data]\nlength = 12\n[model]\nfamily = "llama"\nwidth = 16\n'
+        "layers = 1\nheads = 2\n[train]\nbatch = 4\nlr = 1e-3\n[evaluate]\nrows = 8\n"
+        '[sweep.over]\ndata.stream = ["hmm:runs/hmms-states2"]\n'
+    )
+    done = shoestring("sweep", "hmms.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "then llamas.toml: 1 run, whose time is said when these are done" in done.stderr
+    told = last_json(done.stdout)
+    assert [run["state"] for run in told["then"]["runs"]] == ["done"]  # type: ignore[index]
+    assert (tmp_path / "sweeps/llamas/index.json").is_file()
 
 
 def test_torchrun_is_refused(tiny: Path, tmp_path: Path) -> None:

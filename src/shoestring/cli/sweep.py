@@ -67,6 +67,8 @@ class Asked:
     gpu: str | None = None
     kind: str | None = None
     """The only kind of recipe that is meant."""
+    before: tuple[Path, ...] = ()
+    """Recipes of the sweeps that this one follows."""
 
 
 @sweep.command()
@@ -122,7 +124,7 @@ def run(terminal: options.Terminal, **given: Any) -> options.Result:
 def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Result:
     """Plan a sweep, run it, and print what came of it."""
     from shoestring.cli.hmm import NO_HMM
-    from shoestring.cli.sweep_order import drawn, order_of
+    from shoestring.cli.sweep_order import drawn, order_of, outlook
     from shoestring.cli.sweep_slurm import check_slurm, on_slurm
     from shoestring.core.clock import Clock
     from shoestring.core.environment import launched, slurm_job
@@ -149,6 +151,10 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
     terminal.table(f"Sweep {grid.name}", HEAD, table(found))
     for line in sentences(found):
         terminal.say(line)
+    following, before = None, (*asked.before, asked.recipe.resolve())
+    if grid.sweep.then is not None:
+        following = asked.recipe.parent / grid.sweep.then
+        terminal.say(outlook(following, found, before))
     order = order_of(found, asked)
     if isinstance(order, Halving | Sampled):
         terminal.say(order.sentence())
@@ -164,7 +170,12 @@ def sweep_in_terminal(asked: Asked, terminal: options.Terminal) -> options.Resul
             terminal.say(line)
         terminal.say(f"sweep: {found.folder.path}\n")
         _drive(found, order, clock, terminal)
-    return _ended(found, terminal)
+    ended = _ended(found, terminal)
+    if following is None or any(run["state"] != "done" for run in ended["runs"]):
+        return ended
+    terminal.say(f"\nthen {following}")
+    after = Asked(recipe=following, at_once=asked.at_once, keep_going=asked.keep_going, before=before)
+    return ended | {"then": sweep_in_terminal(after, terminal)}
 
 
 def _drive(found: Survey, order: InOrder | Halving, clock: Clock, terminal: options.Terminal) -> None:

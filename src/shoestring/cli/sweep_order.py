@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +36,26 @@ def drawn(asked: Asked) -> int | None:
         raise UserError(f"--sampler {asked.sampler}: waits for losses, and goes with neither --halving nor Slurm")
     optuna()
     return None
+
+
+def outlook(recipe: Path, found: Survey, before: Sequence[Path]) -> str:
+    """What the sweep takes that follows: its plans may need what this one makes, but a time is known before."""
+    from shoestring.core.errors import UserError
+    from shoestring.core.units import Seconds, counted
+    from shoestring.studies.sweep.grid import read_grid
+    from shoestring.studies.sweep.plans import schedule
+
+    if recipe.resolve() in before:
+        raise UserError(f"sweep.then = {recipe.name}: it would follow itself; name another recipe, or leave it out")
+    recipes = read_grid(recipe).recipes
+    times = [each.budget.time for each in recipes]
+    known = [float(time) for time in times if time is not None]
+    told = f"then {recipe.name}: {counted(len(recipes), 'run')}"
+    if len(known) < len(recipes):
+        return f"{told}, whose time is said when these are done"
+    more = max(schedule(known, found.slots.at_once), default=0.0)
+    both = Seconds(found.total.expected + more).short()
+    return f"{told}, at most {Seconds(more).short()}; {both} for both"
 
 
 def order_of(found: Survey, asked: Asked) -> InOrder | Halving:

@@ -47,4 +47,8 @@ def on_slurm(found: Survey, asked: Asked, given: dict[str, str | None], terminal
         terminal.say(slurm.submit(script) if asked.slurm else f"submit with: bash {script}")
     if asked.slurm:
         terminal.say(f"see shoestring sweep status {found.folder.path}")
+    if found.grid.sweep.then is not None:
+        terminal.say(
+            f"{found.grid.sweep.then} is not submitted: it may need what these runs make; sweep it when they are done"
+        )
     return {"submit": str(script)}

@@ -30,6 +30,9 @@ class Sweep:
     )
     time: Annotated[Seconds | None, Between(1e-3, 36500 * 86400), "wall clock of the whole sweep"] = None
     folder: Annotated[str, Text(4096), "folder that holds the folders of sweeps"] = "sweeps"
+    then: Annotated[
+        str | None, Text(4096), "recipe, beside this one, of a sweep that follows when all runs of this one are done"
+    ] = None
 
 
 def by_field(values: Values) -> dict[str, tuple[Any, ...]]:
