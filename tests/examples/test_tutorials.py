@@ -59,6 +59,8 @@ def small(words: list[str], tutorial: str) -> list[str]:
         if words[: len(command.split())] == command.split():
             if "parallel.strategy=local" in words:
                 settings = settings | {"parallel.sync_every": "4"}
+            elif "run.name=tweets-sync" in words and "parallel.workers=2" in words:
+                settings = settings | {"parallel.workers": "1"}  # each process takes seconds to load torch
             return [*words, *(part for item in settings.items() for part in ("--set", "=".join(item)))]
     return words
 
