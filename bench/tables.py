@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -428,6 +429,41 @@ def halving_table() -> str:
     return "".join(lines)
 
 
+def overlap_table() -> str:
+    """How far two bases drift when they are tuned on English, and on Japanese."""
+    head = (
+        "| base | tuned on | seeds | overlap after 10 % | 50 % | 100 % of the steps | half is left after | KL, nats | "
+    )
+    lines = [head + "held-out loss |\n", "|---|---|---|---|---|---|---|---|---|\n"]
+    for r in results("overlap"):
+        for base in (name for name in ("stories", "wikipedia") if name in r["results"]):
+            for language, curves in r["results"][base]["curves"].items():
+                lines.append(f"| {base} | {language.title()} | {len(curves)} | {_drift(curves)} |\n")
+        lines.append(
+            f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}. Mean ± standard deviation.\n"
+        )
+    return "".join(lines)
+
+
+def _drift(curves: list[list[dict[str, float]]]) -> str:
+    """The cells of one language."""
+    from shoestring.studies.drift import steps_to_half
+
+    def spread(values: list[float], form: str = ".2f") -> str:
+        error = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):{form}}{error}"
+
+    last = curves[0][-1]["step"]
+    parts = [
+        [line["overlap"] for curve in curves for line in curve if line["step"] == s]
+        for s in (last // 10, last // 2, last)
+    ]
+    halves = [steps_to_half([(line["step"], line["overlap"]) for line in curve]) for curve in curves]
+    half = "–" if None in halves else f"{spread([h for h in halves if h is not None], '.1f')} steps"
+    ends = [[curve[-1][name] for curve in curves] for name in ("overlap_kl", "heldout_loss")]
+    return " | ".join([*map(spread, parts), half, *map(spread, ends)])
+
+
 def same_table() -> str:
     """How often equal runs are taken for different."""
     lines = []
@@ -630,6 +666,7 @@ PARTS = {
     "sweep-table": sweep_table,
     "halving-table": halving_table,
     "same-table": same_table,
+    "overlap-table": overlap_table,
     "deadline-table": deadline_table,
     "rates-table": rates_table,
     "strategies-table": lambda: strategies_table(results("strategies")),
@@ -654,6 +691,26 @@ def draw_curves() -> None:
             (ROOT / "docs/images/train_curves.svg").write_text(figure + "\n")
 
 
+def draw_overlap() -> None:
+    """docs/images/overlap.svg: overlap against steps, of both bases and languages."""
+    from shoestring.report.figures import svg
+    from shoestring.report.sweep_figures import Line, step_curves
+
+    for r in results("overlap"):
+        lines = [
+            Line(
+                f"{base} {language} {seed}",
+                f"{base}, {language.title()}",
+                [(at["step"], at["overlap"]) for at in curve],
+            )
+            for base in ("stories", "wikipedia")
+            for language, curves in r["results"].get(base, {"curves": {}})["curves"].items()
+            for seed, curve in enumerate(curves)
+        ]
+        figure = svg(step_curves(lines, "least likely tokens shared with the base"))
+        (ROOT / "docs/images/overlap.svg").write_text(figure + "\n")
+
+
 def main() -> None:
     pages = {path: (path.read_text(), generated(path.read_text())) for path in PAGES}
     if "--check" in sys.argv:
@@ -662,6 +719,7 @@ def main() -> None:
     for path, (_, new) in pages.items():
         path.write_text(new)
     draw_curves()
+    draw_overlap()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from shoestring.core import recipe_file
 from shoestring.core.errors import UserError
 from shoestring.core.run_folder import RunFolder
-from shoestring.studies.drift import SCORES, write_drift
+from shoestring.studies.drift import SCORES, steps_to_half, write_drift
 
 
 def make(folder: Path, name: str, source: str, seed: int, rate: float) -> Path:
@@ -37,11 +37,17 @@ def test_rates_and_files(tmp_path: Path) -> None:
     assert english["rate_per_100_steps"]["mean"] == pytest.approx(0.105)
     assert english["rate_per_100_steps"]["sd"] == pytest.approx(0.01 / 2**0.5)
     assert japanese["last_overlap"]["mean"] == pytest.approx(1 - 0.305)
+    assert english["steps_to_half"] == japanese["steps_to_half"] == [None, None]
     assert "ja0 drifts faster than en0" in found["verdict"]
     rows = list(csv.DictReader((tmp_path / "out/overlap.csv").read_text().splitlines()))
     assert len(rows) == 16 and rows[0]["step"] == "1" and rows[0]["loss"] == "4.0" and rows[0]["heldout_loss"] == ""
     assert json.loads((tmp_path / "out/summary.json").read_text()) == found
     assert "decrease in 100 steps" in (tmp_path / "out/drift.html").read_text()
+
+
+def test_the_step_at_which_half_is_left() -> None:
+    assert steps_to_half([(1, 0.9), (11, 0.6), (21, 0.4)]) == pytest.approx(16)
+    assert steps_to_half([(10, 0.5)]) == 10 and steps_to_half([(1, 0.9), (5, 0.51)]) is None
 
 
 def test_one_seed_is_told(tmp_path: Path) -> None:

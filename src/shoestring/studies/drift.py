@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import statistics
@@ -55,6 +56,14 @@ class Drifted:
         return -PER * statistics.linear_regression(steps, values).slope
 
 
+def steps_to_half(places: Sequence[tuple[float, float]]) -> float | None:
+    """The step at which an overlap of 1 at step 0 has fallen to 0.5, between two values by a line; None: it has not."""
+    for (step, value), (after, lower) in itertools.pairwise([(0.0, 1.0), *places]):
+        if lower <= 0.5:
+            return step + (after - step) * (value - 0.5) / (value - lower)
+    return None
+
+
 def read_drift(path: Path) -> Drifted:
     """The overlaps of a run; raises UserError where it has fewer than two."""
     folder = RunFolder.open(path)
@@ -97,6 +106,7 @@ def summarize(groups: dict[str, list[Drifted]]) -> list[dict[str, Any]]:
             "seeds": [run.recipe.run.seed for run in runs],
             "steps": runs[0].lines[-1]["step"],
             f"rate_per_{PER}_steps": spread(runs, lambda run: run.rate),
+            "steps_to_half": [steps_to_half(run.places("overlap")) for run in runs],
             **{
                 f"last_{score}": spread(runs, lambda run, score=score: run.places(score)[-1][1])  # type: ignore[misc]
                 for score in ("overlap", "overlap_top", "overlap_kl", "heldout_loss")
