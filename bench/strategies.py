@@ -182,8 +182,8 @@ def main() -> None:
         folder = arguments.resume or Path(text)
         folder.mkdir(exist_ok=True)
         values = run_all(folder, arguments.seeds, begun + 60 * arguments.minutes)
-    taken = time.monotonic() - begun
-    record.write("strategies", values | {"load": load, "seconds": taken}, arguments.out)
+    taken = {} if arguments.resume else {"seconds": time.monotonic() - begun}
+    record.write("strategies", values | {"load": load} | taken, arguments.out)
 
 
 if __name__ == "__main__":
