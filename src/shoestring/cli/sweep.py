@@ -333,7 +333,7 @@ def cancel(folder: Path, terminal: options.Terminal) -> options.Result:
 @sweep.command()
 @sweep_path
 @click.option("--by", default="loss", show_default=True, metavar="RESULT", help="What the best is best in.")
-@click.option("--columns", default="", metavar="FIELD,…", help="More fields of the recipe in the tables.")
+@click.option("--columns", default="", metavar="FIELD,…", help="More fields of the recipe, or results, in the tables.")
 @click.option("--heat", metavar="X,Y", help="The fields of the heat map; default: the first two that are swept.")
 @click.option(
     "--against", type=click.Choice(["tokens", "seconds", "flops"]), default="tokens", show_default=True,

@@ -48,7 +48,8 @@ def setting_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]
 def run_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The head and the rows of all runs, best first."""
     fields = columns_of(report)
-    shown = [name for name in dict.fromkeys((report.by, *_SHOWN)) if any(row.results[name] for row in report.rows)]
+    names = dict.fromkeys((report.by, *report.asked, *_SHOWN))
+    shown = [name for name in names if name in report.asked or any(row.results[name] for row in report.rows)]
     rows = [
         (
             row.name,

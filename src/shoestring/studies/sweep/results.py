@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -72,19 +72,22 @@ class Report:
     against: Against
     rows: tuple[Row, ...]
     settings: tuple[Setting, ...]
+    asked: tuple[str, ...] = ()
+    """Results that the table of runs has besides the usual ones."""
 
 
 def read_report(
     folder: SweepFolder, by: str = "loss", columns: Sequence[str] = (), against: Against = "tokens"
 ) -> Report:
-    """Read the runs of a sweep. `columns` are more fields of the recipe; the best by the result `by` comes first."""
+    """Read the runs of a sweep. `columns` are more fields of the recipe, or results; the best by `by` comes first."""
     if by not in RESULTS:
         raise UserError(f"--by {by}: not a result; {nearest(by, list(RESULTS))}")
-    for name in columns:
+    fields = [name for name in columns if name not in RESULTS]
+    for name in fields:
         _check_field(name)
     index = SweepIndex.read(folder.index)
-    rows = [_row(folder, each, columns, against) for each in standings(folder, index)]
-    return make_report(index, rows, by, against)
+    rows = [_row(folder, each, fields, against) for each in standings(folder, index)]
+    return replace(make_report(index, rows, by, against), asked=tuple(name for name in columns if name in RESULTS))
 
 
 def make_report(index: SweepIndex, rows: Sequence[Row], by: str, against: Against = "tokens") -> Report:
@@ -93,7 +96,12 @@ def make_report(index: SweepIndex, rows: Sequence[Row], by: str, against: Agains
     ordered = sorted(rows, key=lambda row: _rank(row.results[by], by))
     best = sorted(settings, key=lambda setting: _rank(setting.mean, by))
     return Report(
-        name=index.name, fields=index.fields, by=by, against=against, rows=tuple(ordered), settings=tuple(best)
+        name=index.name,
+        fields=index.fields,
+        by=by,
+        against=against,
+        rows=tuple(ordered),
+        settings=tuple(best),
     )
 
 
@@ -104,7 +112,7 @@ def _check_field(name: str) -> None:
     except AttributeError as cause:
         if section in Recipe.__dataclass_fields__ and getattr(Recipe(), section) is None and field:
             return  # of a section that not every recipe has
-        raise UserError(f"--columns {name}: must be a field of a recipe, such as model.width") from cause
+        raise UserError(f"--columns {name}: must be a field of a recipe, such as model.width, or a result") from cause
 
 
 def _rank(value: float | None, by: str) -> tuple[bool, float]:
