@@ -28,7 +28,7 @@ EXTRAS = {
     "data": ("pyarrow", "zstandard"),
     "hf": ("tokenizers", "transformers", "datasets"),
     "harness": ("lm_eval",),
-    "optuna": ("optuna",),
+    "optuna": ("optuna", "scipy"),
     "kernels": ("triton",),
 }
 """Modules of each extra."""
