@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from shoestring.training.schedule import Schedule
 
 STEPS, BEST_STEP = 40, 12
 Planted = Callable[..., Finished | None]
+REPEATS = NetworkTrainee.repeats
 
 
 class Said(Reporter):
@@ -58,6 +60,7 @@ def planted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
         taken[0] = step + 1
         return begin(trainee, step, *others)
 
+    monkeypatch.setattr(NetworkTrainee, "repeats", lambda *_: True)
     monkeypatch.setattr(NetworkTrainee, "score", planted_score)
     monkeypatch.setattr(NetworkTrainee, "begin", counted_begin)
     loss: Callable[[int], float] = float
@@ -100,6 +103,24 @@ def test_a_run_that_overfits_returns_to_its_best_weights_and_ends(planted: Plant
     assert rates[24] < 0.1 * rates[15]
     assert any("overfitting since step 12; back to its weights, and 10 steps more" in line for line in said.lines)
     assert any("the weights of step 12 are delivered" in line for line in said.lines)
+
+
+def test_a_loss_that_rises_within_the_first_epoch_ends_nothing(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NetworkTrainee, "repeats", REPEATS)
+    finished = planted(turning)
+    assert finished is not None and finished.outcome.steps == STEPS
+    assert not any(line.get("event") == "overfitting" for line in read_lines(finished.folder.metrics))
+    assert finished.outcome.delivered == BEST_STEP, "and the best weights are delivered all the same"
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(23, True), (24, False), (1000, False)])
+def test_rows_repeat_after_the_last_one(rows: int, expected: bool) -> None:
+    trainee: Any = SimpleNamespace(
+        _before=1, _split=(8, 8), corpus=None, _reads=SimpleNamespace(training_rows=[0] * rows)
+    )
+    assert REPEATS(trainee, State(recipe="", data="", step=2, schedule=Schedule(total=10))) is expected
 
 
 def test_the_first_step_after_a_return_starts_from_the_best_weights(

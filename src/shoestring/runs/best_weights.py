@@ -25,7 +25,7 @@ LEAST_DECAY = 10
 class EndOverfitting:
     """Where evaluations show overfitting: back to the best weights, with the learning rate that they had, which then
     decays over some more steps. Where none decays, or for the second time, the run ends at once. Time that is left is
-    free.
+    free. Within the first epoch a held-out loss that rises is no overfitting, and nothing ends.
     """
 
     trainee: Trainee
@@ -38,6 +38,8 @@ class EndOverfitting:
     def __call__(self, state: State, report: Report) -> State:
         if state.worse < PATIENCE or not report.settled(state.step) or state.step >= state.schedule.total:
             return state
+        if not self.trainee.repeats(state):  # an unstable start, not a text that is learned by heart
+            return replace(state, worse=0)
         was, steps = state.schedule.total, self._decay(state)
         if steps and restored(self.trainee, self.checkpoints, state, self.say) is not None:
             progress = max(state.best_progress or 0.0, 1 - (state.schedule.cooldown or 1.0))

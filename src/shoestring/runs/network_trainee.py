@@ -23,7 +23,7 @@ from shoestring.core.units import Bytes
 from shoestring.core.warmup import least_steps
 from shoestring.data.pack.order import Pool
 from shoestring.data.store.store import tokenizer_text
-from shoestring.datasets.corpus import Corpus, StoreCorpus, open_corpus
+from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.datasets.source import TokenSource
 from shoestring.parallel.process_group import ProcessGroup
@@ -216,6 +216,11 @@ class NetworkTrainee(Trainee):
         if planned and self.group.device.type == "cpu":  # on a GPU the clock decides
             every = max(every, 1 / planned)
         return Evenly(every, state)
+
+    def repeats(self, state: State) -> bool:
+        if isinstance(self.corpus, StreamCorpus):
+            return False
+        return self._reads is None or (self._before + state.step) * self._split[0] > len(self._reads.training_rows)
 
     def score(self) -> dict[str, float]:
         return self._watch(self.learner, self.scored_rows) | self._distance()

@@ -99,6 +99,10 @@ class Trainee(ABC):
     def evaluates(self, state: State) -> Wanted:
         """The steps after `state` that are followed by `score`."""
 
+    def repeats(self, state: State) -> bool:  # noqa: ARG002
+        """Whether it has begun to read what it has read before; nothing else can be learned by heart."""
+        return True
+
     @abstractmethod
     def score(self) -> dict[str, float]:
         """Scores on the held-out rows during training: "heldout_loss" and others."""
