@@ -144,6 +144,17 @@ def test_the_gradient_is_divided_once_by_all_predictions() -> None:
         torch.testing.assert_close(momentum, 0.1 * gradient, rtol=1e-5, atol=1e-9)
 
 
+def test_rows_that_predict_nothing_have_no_gradient_and_end_nothing() -> None:
+    """As the few rows of a worker may hide no token of a masked model."""
+    learner, alone = make(weight_decay=0.0), torch.tensor([[1, 2] + [0] * 10] * 8)
+    before = {name: value.clone() for name, value in weights(learner).items()}
+    update = learner.update(learner.accumulate(Batch(some_rows(), alone, document_mask=True), 8), 1e-3)
+    assert (update.predictions, update.norm) == (0, 0)
+    assert all(torch.equal(before[name], value) for name, value in weights(learner).items())
+    update = learner.update(learner.accumulate(some_rows(), 8), 1e-3)
+    assert update.norm > 0 and not all(torch.equal(before[name], value) for name, value in weights(learner).items())
+
+
 def test_one_update_is_the_formula_of_adamw() -> None:
     learner = make(double=True, clip=1e9, weight_decay=0.1, beta1=0.8, beta2=0.9)
     decayed = {id(p) for p in learner.model.decayed()}

@@ -299,7 +299,8 @@ class Learner:
             self.group.all_reduce([square])
         nats, predictions, unfitted = sums[:3]
         rate = lr if self._rate is None else self._rate
-        norm = self.optimizer.step(square, predictions, unfitted + ~nats.isfinite(), rate)
+        # a worker's few rows may hide no token: then its gradient is 0, and not 0 / 0
+        norm = self.optimizer.step(square, predictions.clamp(min=1), unfitted + ~nats.isfinite(), rate)
         return Update(nats, predictions, norm, unfitted, self.optimizer.skipped, sums[3:])
 
     def saved_tensors(self) -> dict[str, Tensor]:
