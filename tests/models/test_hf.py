@@ -305,10 +305,15 @@ def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
         build(Model(family="hf", name=str(tmp_path / "xlnet")), VOCABULARY, LENGTH, 0)
 
 
-def test_a_mixture_of_experts_says_that_it_cannot_be_counted(tmp_path: Path) -> None:
-    transformers.MixtralConfig(**GROUPED, num_local_experts=4).save_pretrained(tmp_path / "experts")
-    with pytest.raises(UserError, match="mixture of experts"):
-        cost(Model(family="hf", name=str(tmp_path / "experts")), VOCABULARY, LENGTH)
+def test_a_mixture_of_experts_is_counted_with_those_that_a_token_has(tmp_path: Path) -> None:
+    """By hand: products of attention, the router, and two of the four experts with three matrices each."""
+    config = transformers.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
+    config.save_pretrained(tmp_path / "experts")
+    found = cost(Model(family="hf", name=str(tmp_path / "experts")), VOCABULARY, LENGTH)
+    d, f, keys = 32, 48, 16
+    layer = 2 * (2 * d * d + 2 * keys * d) + 4 * LENGTH * d + 2 * 4 * d + 2 * 2 * 3 * f * d
+    assert found.forward_flops_per_token == 2 * layer + 2 * d * 45
+    assert found.total_parameters == sum(p.numel() for p in transformers.MixtralForCausalLM(config).parameters())
 
 
 def test_weights_that_lack_a_head_are_refused(tmp_path: Path) -> None:

@@ -184,16 +184,15 @@ def hf_cost(model: Model, vocab_size: int, length: int) -> Cost:
     """Parameters by group and forward FLOPs per token, by the convention of `Cost`, from shapes alone.
 
     The network is built and run over one row without memory for its numbers, on torch's meta device; the head of a
-    masked model reads every position. A mixture of experts cannot be counted so, because its numbers decide what is
-    computed.
+    masked model reads every position. In a mixture of experts each token is counted with as many experts as its
+    config says, by the kind of product whose shapes do not depend on numbers.
     """
     place = model.name or ""
     config = read_config(place)
     masked = predicts_hidden(config, place)
     check_fit(config, place, vocab_size, length)
-    experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if getattr(config, name, 0)]
-    if experts:
-        raise UserError(f"{place}: a mixture of experts ({experts[0]}), whose FLOPs cannot be counted before it runs")
+    if any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        config._experts_implementation = "batched_mm"
     with quiet():
         try:
             with torch.device("meta"):
