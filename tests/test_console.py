@@ -151,6 +151,7 @@ def test_everything_is_printed_in_one_place() -> None:
         "probe/child.py",
         "runs/extend.py",
         "runs/launch.py",
+        "runs/measure_sums.py",
         "runs/probe_server.py",
     }
     root, found = Path(shoestring.__file__).parent, set()

@@ -241,15 +241,16 @@ def _failed(node: str, task: str) -> Iterator[None]:
 
 
 def _processes_of(task: str) -> list[int]:
-    """The processes of a task of an array, with the one that watches them, by their environment."""
+    """The processes of a task of an array, by their environment: first the one that watches them, which would tell
+    Slurm of their end."""
     job, index = task.split("_")
     wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
-                found.append(int(folder.name))
-    return found
+                found.append(((folder / "comm").read_text().strip() != "slurmstepd", int(folder.name)))
+    return [pid for _, pid in sorted(found)]
 
 
 def test_torchrun_on_two_nodes(sweep: Callable[..., SweepFolder], tmp_path: Path) -> None:

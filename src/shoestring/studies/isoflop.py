@@ -168,7 +168,7 @@ def design(
     """
     designed, problems = [], []
     for amount in flops:
-        for model in sizes:
+        for model in (replace(each, size=None) for each in sizes):
             name = f"{recipe.run.name}-{model.width}x{model.layers}-{amount:.3g}"
             budget = Budget(steps=Count(1), disk=recipe.budget.disk, memory=recipe.budget.memory)
             made = replace(recipe, model=model, budget=budget, run=replace(recipe.run, name=name))
