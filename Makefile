@@ -8,9 +8,9 @@ READY  := .venv/.ready
 demo: $(READY)  ## a whole experiment in two minutes
 	.venv/bin/shoestring demo
 
-# tests start many processes: one compiles the modules, and the others load what it kept
+# tests start many processes, and wait for them: three on two cores; one compiles the modules, and the others load it
 test: $(READY)  ## everything that needs no GPU
-	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)  ## lint, format, types
 	.venv/bin/ruff check .
