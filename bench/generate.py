@@ -83,7 +83,7 @@ def measure(case: tuple[Model, int, int, int], tokens: int, repeats: int, device
 
 
 def _read_weights(network: nn.Module) -> list[nn.Parameter]:
-    """What every token needs all of: not a table of which it needs one row, unless that is the output product too."""
+    """What is read as a whole for every token; of a table that is not the output product too, one row is."""
     tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
     products = {id(m.weight) for m in network.modules() if isinstance(m, nn.Linear)}
     return [p for p in network.parameters() if id(p) not in tables or id(p) in products]

@@ -9,7 +9,6 @@ import csv
 import io
 import itertools
 import json
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.report.figures import OVERLAPS
 from shoestring.report.sweep_figures import Line, step_curves
 from shoestring.report.sweep_page import write_sweep_page
+from shoestring.studies.effect import Difference
 from shoestring.track import read_lines
 
 PER = 100
@@ -117,7 +117,7 @@ def summarize(groups: dict[str, list[Drifted]]) -> list[dict[str, Any]]:
 
 
 def verdict(summary: Sequence[dict[str, Any]]) -> str:
-    """Which group drifts faster, and whether the seeds tell the two apart: a difference above twice its error."""
+    """Which group drifts faster, and whether the seeds tell the two apart, with a probability of 95 %."""
     rate = f"rate_per_{PER}_steps"
     ranked = sorted(summary, key=lambda each: -each[rate]["mean"])
     shown = "; ".join(f"{each['group']} {each[rate]['mean']:.3f}" for each in ranked)
@@ -127,8 +127,9 @@ def verdict(summary: Sequence[dict[str, Any]]) -> str:
     fast, slow = ranked[0], ranked[1]
     if fast[rate]["sd"] is None or slow[rate]["sd"] is None:
         return f"{said} Whether other seeds would say the same is not known."
-    error = math.sqrt(sum(each[rate]["sd"] ** 2 / len(each["runs"]) for each in (fast, slow)))
-    apart = fast[rate]["mean"] - slow[rate]["mean"] > 2 * error
+    seeds = tuple((len(each["runs"]), each[rate]["mean"], each[rate]["sd"] ** 2) for each in (slow, fast))
+    counts, means, variances = zip(*seeds)
+    apart = Difference(counts, means, variances, None, 0.0).different
     return f"{said} {fast['group']} {'drifts faster' if apart else 'is not clearly faster'} than {slow['group']}."
 
 
