@@ -187,3 +187,10 @@ def test_a_budget_for_less_than_one_parameter_is_refused(
     assert "parameters" in text
     with pytest.raises(UserError, match="the best model would have"):
         optimum(read_law(None), float(flops))
+
+
+def test_a_size_that_is_to_be_chosen_has_no_flops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("open.toml").write_text('[budget]\ntime = "1h"\n[data]\nsource = "stories"\n')
+    assert "its size is chosen for a machine and a time" in said("law", "flops", "open.toml")
+    assert CliRunner().invoke(root, ["law", "flops", "open.toml", "--set", "model.width=64"]).exit_code == 0

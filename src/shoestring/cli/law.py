@@ -235,6 +235,7 @@ def flops(
     attention.
     """
     from shoestring.core import recipe_file
+    from shoestring.core.errors import UserError
     from shoestring.core.units import Count, Flops
     from shoestring.cost.transformer import parameters
     from shoestring.runs.prepare import vocabulary_of
@@ -242,6 +243,8 @@ def flops(
     from shoestring.studies.run_results import row_predictions
 
     loaded = recipe_file.load(recipe, overrides)
+    if loaded.model.size is not None:
+        raise UserError(f"{recipe}: its size is chosen for a machine and a time; give model.width and model.layers")
     symbols = vocabulary_of(loaded, vocabulary)
     conventions = count_all(loaded, symbols)
     groups = parameters(loaded.model, symbols, loaded.data.length)

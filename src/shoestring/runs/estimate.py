@@ -23,8 +23,9 @@ from shoestring.runs.settle import speed_of_gpu, unique_positions
 
 DRIVER_SHARE = 0.03
 """Share of a GPU's memory that programs cannot use."""
-SETUP_SECONDS = 90.0
-"""From the start of a process to the first full-speed step, assumed; mostly torch's compiler."""
+SETUP_SECONDS = 25.0
+"""From the start of a process to the first full-speed step: on an H200 with empty caches 10 to 20 s of four recipes
+(results/start-h200.json)."""
 WRITTEN_BYTES_PER_SECOND = 1e9
 """For a checkpoint; assumed."""
 STATE_BYTES = 12
