@@ -19,6 +19,7 @@ OURS = {"largest": 1940, "trials": 4, "out_of_memory": 0, "trial_seconds": 6.25}
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, reading records from a folder of the test's own."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
     spec = importlib.util.spec_from_file_location("tables", ROOT / "bench/tables.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -196,12 +196,11 @@ def test_a_run_that_is_requeued_twice_ends_with_the_same_weights(
     assert (run / "metrics.jsonl").read_bytes() == (tmp_path / "whole/net-lr0.001/metrics.jsonl").read_bytes()
 
 
-def test_a_cancelled_sweep_saves_and_a_new_one_goes_on_on_another_node(
-    sweep: Callable[..., SweepFolder], tmp_path: Path, shoestring: Command
-) -> None:
-    """Cancelled first; then submitted again, and the node on which it runs fails."""
-    long = NET.replace("steps = 400", "steps = 1500")
-    folder, run = sweep(long, "--over", "train.lr=1e-3"), tmp_path / "runs/net-lr0.001"
+LONG = NET.replace("steps = 400", "steps = 1500")
+
+
+def test_a_cancelled_sweep_is_saved(sweep: Callable[..., SweepFolder], tmp_path: Path, shoestring: Command) -> None:
+    folder, run = sweep(LONG, "--over", "train.lr=1e-3"), tmp_path / "runs/net-lr0.001"
     _until(lambda: _steps(run), "steps")
     again = shoestring("sweep", "recipe.toml", "--over", "train.lr=1e-3", "--slurm")
     assert again.returncode == 2 and "1 run queued already" in again.stderr
@@ -210,13 +209,18 @@ def test_a_cancelled_sweep_saves_and_a_new_one_goes_on_on_another_node(
     told = shoestring("sweep", "cancel", folder.path)
     assert "told to save and stop: job" in told.stdout
     _until(lambda: not _queued(folder), "an empty queue")
-    saved = _steps(run)
     assert '"kind": "Stopped"' in (folder.logs / "net-lr0.001.json").read_text()
     status = last_json(shoestring("sweep", "status", folder.path, "--json").stdout)
     assert status["runs"][0]["state"] == "stopped" and status["runs"][0]["job"] is None  # type: ignore[index]
 
-    folder = sweep(long, "--over", "train.lr=1e-3")
-    _until(lambda: _steps(run) > saved, "more steps")
+
+@pytest.mark.skipif(
+    "SLURM_FAULTS" not in os.environ,
+    reason="takes a node down: set SLURM_FAULTS=1 where nothing else needs the cluster",
+)
+def test_a_sweep_goes_on_where_its_node_has_failed(sweep: Callable[..., SweepFolder], tmp_path: Path) -> None:
+    folder, run = sweep(LONG, "--over", "train.lr=1e-3"), tmp_path / "runs/net-lr0.001"
+    _until(lambda: _steps(run), "steps")
     (task,) = [each[0] for each in _queued(folder) if each[1] == "RUNNING"]
     node = _asked("squeue", "-h", "-r", "-j", task, "-o", "%N").strip()
     with _failed(node, task):
