@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ def test_a_run_is_watched_to_its_death(page: Any, tmp_path: Path) -> None:
 
 
 def test_zoom_axes_and_a_filter(page: Any) -> None:
-    box = page.locator(".u-over").bounding_box()
+    while (box := page.locator(".u-over").bounding_box()) is None:  # it is drawn again just now
+        page.wait_for_timeout(50)
     whole = page.evaluate("[plot.scales.x.min, plot.scales.x.max]")
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50)
     page.mouse.down()
@@ -123,6 +124,15 @@ def test_zoom_axes_and_a_filter(page: Any) -> None:
     assert page.locator("#runs tbody tr").first.get_attribute("data-run") == "finished"
 
 
+def _drawn(page: Any, done: Callable[[bytes], bool]) -> None:
+    """Wait until the page looks as it should."""
+    for _ in range(100):
+        if done(page.screenshot()):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("the page does not look as it should after ten seconds")
+
+
 def test_the_page_of_a_run_is_live_as_a_file(tmp_path: Path) -> None:
     folder, said = make_run(tmp_path, "finished", until=100), []
     write_page(folder, draw(folder), None)
@@ -139,15 +149,12 @@ def test_the_page_of_a_run_is_live_as_a_file(tmp_path: Path) -> None:
         page.mouse.move(box["x"] + 300, box["y"] + 60, steps=4)
         page.mouse.up()
         page.mouse.move(5, 5)
-        page.wait_for_timeout(200)
-        zoomed = page.screenshot()
+        _drawn(page, lambda shown: shown != before)  # zoomed
         page.mouse.dblclick(box["x"] + 100, box["y"] + 50)
         page.mouse.move(5, 5)
-        page.wait_for_timeout(200)
-        assert zoomed != before and page.screenshot() == before
+        _drawn(page, lambda shown: shown == before)
         page.check("figure input >> nth=0")
-        page.wait_for_timeout(200)
-        assert page.screenshot() != before
+        _drawn(page, lambda shown: shown != before)
         browser.close()
     assert said == []
 

@@ -46,6 +46,7 @@ save_every = 3
 [evaluate]
 rows = 4
 every = 0.5
+prompts = []  # whether there is time for texts depends on the machine
 """
 GIVEN = NET.replace('"auto"', "0.1")
 """The same with numbers only."""
@@ -65,6 +66,7 @@ update_every = 8
 [evaluate]
 rows = 8
 every = 0.5
+prompts = []
 """
 TEXT = "\n".join(
     f"The {('dog', 'cat', 'bird')[i % 3]} {('ran', 'sat')[i % 2]} {'very ' * (i % 5 % 3)}far. A cat came home."
