@@ -14,6 +14,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError, StorageError
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seal import SEAL
+from shoestring.runs.network_trainee import NetworkTrainee
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.runner import run
 
@@ -30,7 +31,8 @@ class Interfering(Reporter):
 
 
 def begin(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """The folder of the run in the current folder, which has a profile."""
+    """The folder of the run in the current folder, which has a profile; no thread writes into it."""
+    monkeypatch.setattr(NetworkTrainee, "waits_for_disk", True)
     monkeypatch.chdir(tiny.parent)
     write_profile(tiny)
     return RunFolder.of(recipe_file.load(tiny))
