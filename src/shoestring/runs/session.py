@@ -349,7 +349,6 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
         trainee.plan, trainee.planned_steps = plan, plan.steps or trainee.planned_steps
         session.keep_finish()
         folder = session.folder
-        folder.check()  # writing would make a folder that is gone
         if first:
             folder.write(folder.plan, plan)
         if first and folder.profile.is_file():
