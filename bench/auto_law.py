@@ -70,15 +70,20 @@ class Runs:
     def __init__(self, path: Path):
         self._path = path
         lines = path.read_text().splitlines() if path.is_file() else []
-        self._known = {json.dumps(each["setting"], sort_keys=True): each["loss"] for each in map(json.loads, lines)}
+        found = map(json.loads, lines)
+        self._known = {_key(Setting(**each["setting"])): each["loss"] for each in found}
 
     def loss(self, setting: Setting) -> float:
-        key = json.dumps(asdict(setting), sort_keys=True)
+        key = _key(setting)
         if key not in self._known:
             self._known[key] = train(setting)[-1][1]
             with self._path.open("a") as file:
                 file.write(json.dumps({"setting": asdict(setting), "loss": self._known[key]}) + "\n")
         return self._known[key]
+
+
+def _key(setting: Setting) -> str:
+    return json.dumps(asdict(setting), sort_keys=True)
 
 
 def sweep(runs: Runs, setting: Setting) -> dict[float, float]:

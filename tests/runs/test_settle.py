@@ -99,6 +99,30 @@ def test_a_run_that_continues_another_has_its_numbers(tmp_path: Path) -> None:
     assert anew.lr != after.lr, "weights that are trained already get a tenth"
 
 
+def test_learning_rates_that_were_compared_beside_it_correct_the_law(tmp_path: Path) -> None:
+    """Two rates, one far too low: the other is taken. Runs of another optimizer, or on other rows, say nothing."""
+
+    def rate_of(**sections: dict[str, Any]) -> tuple[float, str]:
+        recipe = recipe_in(tmp_path, run={"name": "next"}, **sections)
+        choices = settled(recipe, RunFolder.of(recipe)).choices
+        assert choices is not None
+        found = next(choice for choice in choices.chosen if choice.field == "train.lr")
+        return found.value, found.reason
+
+    law, reason = rate_of()
+    assert "finished runs" not in reason
+    numbers = {"weight_decay": 0.1, "warmup": 0.1, "batch": 2}
+    for name, lr in (("low", law / 1000), ("high", 1.5 * law)):
+        assert run(recipe_in(tmp_path, run={"name": name}, train=numbers | {"lr": lr}), Reporter(), Clock()) is not None
+    found, reason = rate_of(train={"batch": 2})
+    assert found > 1.2 * law and "by 2 finished runs of this kind" in reason and "our law" in reason
+    assert rate_of(train={"optimizer": "muon"})[1].count("finished runs") == 0
+    assert rate_of(data={"length": 8})[1].count("finished runs") == 0
+    high = RunFolder(tmp_path / "runs" / "high")
+    high.done.write_text(high.done.read_text().replace('"loss": ', '"loss": 1'))
+    assert "finished runs" not in rate_of(train={"batch": 2})[1], "a record that was edited is not read"
+
+
 def test_a_run_with_the_chosen_numbers_is_the_same_run(tmp_path: Path) -> None:
     chosen = run(recipe_in(tmp_path), Reporter(), Clock())
     assert chosen is not None

@@ -8,7 +8,7 @@ which were measured on 27 k to 6 M and are used up to there; between the two ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from shoestring.core.records import Cost
 from shoestring.core.sections import MOST_ROWS, Model, number
 from shoestring.core.units import Count
 from shoestring.core.warmup import least_steps
+from shoestring.planning.earlier import Tried, by_earlier_runs
 from shoestring.planning.make import REPORT_SECONDS, reserve_seconds
 
 STEP_LR, STEP_LR_N, STEP_LR_D = 1.79, -0.713, 0.307
@@ -95,6 +96,8 @@ class Facts:
     speed: float | None
     """FLOPs per second of whole passes on one device; None: not needed, or unknown."""
     devices: int = 1
+    tried: tuple[Tried, ...] = ()
+    """Finished runs of this kind beside it."""
 
 
 class Chosen(NamedTuple):
@@ -122,7 +125,7 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
     if "model.dropout" in wanted:  # it changes no count of parameters
         recipe = with_value(recipe, "model.dropout", 0.0)
     cost = _cost(recipe, facts)
-    n = float(cost.total_parameters - cost.parameters.get("embedding", 0))
+    n = without_embedding(cost)
     if "budget.epochs" in wanted and facts.unique is not None:
         recipe = take("budget.epochs", useful_epochs(n, facts.unique))
     d = positions(recipe, facts, cost)
@@ -139,7 +142,8 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
             )
         family = family_of(recipe.model)
         trained = family.begins_trained(recipe.model)
-        recipe = take("train.lr", best_lr(n, d, b, recipe.train.optimizer, trained, family))
+        law = best_lr(n, d, b, recipe.train.optimizer, trained, family)
+        recipe = take("train.lr", corrected_lr(law, facts.tried, n, d))
     if "train.warmup" in wanted:
         recipe = take("train.warmup", best_warmup(least_steps(recipe)))
     if "train.beta2" in wanted:
@@ -217,7 +221,7 @@ def best_size(recipe: Recipe, facts: Facts) -> tuple[Model, str]:
     dropped = 0.0 if recipe.model.dropout == "auto" else recipe.model.dropout
     for model in sizes(replace(recipe.model, dropout=dropped)):
         cost = _cost(replace(recipe, model=model), facts)
-        n = float(cost.total_parameters - cost.parameters.get("embedding", 0))
+        n = without_embedding(cost)
         budget = recipe.budget if recipe.budget.epochs != "auto" else replace(recipe.budget, epochs=None)
         d = positions(replace(recipe, budget=budget, model=model), facts, cost)
         if recipe.budget.epochs == "auto" and facts.unique is not None:
@@ -331,6 +335,14 @@ def best_lr(
 TRAINED_FACTOR = 0.1
 
 
+def corrected_lr(law: Chosen, tried: Sequence[Tried], n: float, d: float) -> Chosen:
+    """The law's rate, times what earlier runs say of it."""
+    found = by_earlier_runs(tried, n, d)
+    if found is None:
+        return law
+    return Chosen(float(f"{law.value * found.factor:.3g}"), f"{found.reason}; {law.value:g} by {law.reason}")
+
+
 def best_warmup(least: int) -> Chosen:
     """The warm-up as a share of the steps; its floor in steps is the schedule's."""
     return Chosen(WARMUP, f"{WARMUP:.0%} of the steps, and at least {least}, as the family needs")
@@ -367,6 +379,11 @@ def best_dropout(n: float, unique: float | None, epochs: float | None) -> Chosen
         return Chosen(0.0, "none: the text is not repeated so often that the network could learn it by heart")
     rule = f"{epochs:.3g} epochs over U = {_short(unique)} positions with N = {_short(n)}: more parameters than text"
     return Chosen(DROPOUT, rule)
+
+
+def without_embedding(cost: Cost) -> float:
+    """N."""
+    return float(cost.total_parameters - cost.parameters.get("embedding", 0))
 
 
 def _cost(recipe: Recipe, facts: Facts) -> Cost:

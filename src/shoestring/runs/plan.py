@@ -98,13 +98,13 @@ def past_losses(recipe: Recipe, folders: Iterable[Path]) -> list[PastLoss]:
             folder.check_records(folder.done, folder.profile, folder.recipe)
             other, outcome = folder.read_recipe(), Outcome.read(folder.done)
             overfits = any(verdict.kind == "overfitting" for verdict in outcome.verdicts)
-            if other.kind == recipe.kind and _same_rows(other, recipe) and outcome.predictions and not overfits:
+            if other.kind == recipe.kind and same_rows(other, recipe) and outcome.predictions and not overfits:
                 parameters = Profile.read(folder.profile).cost.total_parameters
                 found.append(PastLoss(parameters, outcome.predictions, outcome.loss))
     return found
 
 
-def _same_rows(one: Recipe, other: Recipe) -> bool:
+def same_rows(one: Recipe, other: Recipe) -> bool:
     """Whether two recipes score the same kind of rows."""
     names = ("source", "stream", "tokenizer", "length", "packing", "document_mask", "masked", "label", "validation")
     same = all(getattr(one.data, name) == getattr(other.data, name) for name in names)

@@ -14,6 +14,7 @@ from shoestring.core.run_folder import RunFolder, named_run
 from shoestring.core.specs import CheckpointSpec
 from shoestring.planning.auto import Facts, choose, width_share
 from shoestring.planning.corpus import Ready, available_rows
+from shoestring.runs.earlier import tried_beside
 from shoestring.runs.prepare import check_source, ready_rows, recipe_density, vocabulary_of
 from shoestring.runs.task import Task, task_of
 
@@ -100,6 +101,7 @@ def facts_of(recipe: Recipe, devices: int, density: Callable[[], Density | None]
         device=device,
         speed=flops,
         devices=devices,
+        tried=tried_beside(recipe),
     )
 
 
