@@ -91,14 +91,13 @@ def test_a_kill_at_any_write_leaves_a_whole_run(
     """Before the seal, between seal and record, and after both."""
     path, write, left = getattr(folder, written), seal.write_whole, [when]
 
-    def dying(where: Path, content: str | bytes) -> None:
+    def dying(where: Path, content: str | bytes, parents: bool) -> None:
         if not left[0]:
             raise Killed
         left[0] -= 1
-        write(where, content)
+        write(where, content, parents)
 
     monkeypatch.setattr("shoestring.core.seal.write_whole", dying)
-    monkeypatch.setattr("shoestring.core.schema.write_whole", dying)
     content = b'{"step": 0, "loss": 3.0}\n' if written == "metrics" else b'{"other": 1}\n'
     try:
         folder.write(path, content)

@@ -19,6 +19,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault, ShoestringError
 from shoestring.core.recipe_file import load
 from shoestring.probe.child import RemoteTrials
+from shoestring.runs import sample_texts
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
 
@@ -46,7 +47,6 @@ save_every = 3
 [evaluate]
 rows = 4
 every = 0.5
-prompts = []  # whether there is time for texts depends on the machine
 """
 GIVEN = NET.replace('"auto"', "0.1")
 """The same with numbers only."""
@@ -66,7 +66,6 @@ update_every = 8
 [evaluate]
 rows = 8
 every = 0.5
-prompts = []
 """
 TEXT = "\n".join(
     f"The {('dog', 'cat', 'bird')[i % 3]} {('ran', 'sat')[i % 2]} {'very ' * (i % 5 % 3)}far. A cat came home."
@@ -96,7 +95,8 @@ def inside(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quick() -> Iterator[None]:
-    """Without figures, whose library takes seconds, and without measuring, which takes a process."""
+    """Without figures, whose library takes seconds, and without measuring, which takes a process; with a text after
+    every evaluation, however slow the machine is."""
 
     def refuse(*_: object) -> NoReturn:
         raise Fault("nothing is measured here")
@@ -104,7 +104,7 @@ def _quick() -> Iterator[None]:
     before = sys.modules.get("vl_convert", refuse)
     sys.modules["vl_convert"] = None  # type: ignore[assignment]
     try:
-        with mock.patch.object(RemoteTrials, "ask", refuse):
+        with mock.patch.object(RemoteTrials, "ask", refuse), mock.patch.object(sample_texts, "LEAST_SECONDS", 1e9):
             yield
     finally:
         del sys.modules["vl_convert"]

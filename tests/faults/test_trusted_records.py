@@ -130,6 +130,7 @@ EDITS = {
     "evaluation.json": lambda text: text.replace('"uniform": 2', '"uniform": 1'),
     "DONE": lambda text: text.replace('"disk_bytes": ', '"disk_bytes": 1'),
     "metrics.jsonl": lambda text: text.replace('"grad_norm": 1', '"grad_norm": 2', 1),
+    "samples.jsonl": lambda text: text.replace('"text": "', '"text": "not ', 1),
     "machine.json": lambda text: text.replace('"cpu"', '"gpu"'),
     "tokenizer.json": lambda text: text.replace('"cat"', '"dog"', 1).replace('"dog"', '"cat"', 1).replace("cat", "cut"),
 }

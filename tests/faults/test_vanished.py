@@ -14,9 +14,10 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError, StorageError
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.seal import SEAL
-from shoestring.runs.network_trainee import NetworkTrainee
 from shoestring.runs.reporter import Reporter, TrainingProgress
 from shoestring.runs.runner import run
+from shoestring.storage.tensor_file import Arrays
+from shoestring.training import checkpoint
 
 
 class Interfering(Reporter):
@@ -31,8 +32,7 @@ class Interfering(Reporter):
 
 
 def begin(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """The folder of the run in the current folder, which has a profile; no thread writes into it."""
-    monkeypatch.setattr(NetworkTrainee, "waits_for_disk", True)
+    """The folder of the run in the current folder, which has a profile."""
     monkeypatch.chdir(tiny.parent)
     write_profile(tiny)
     return RunFolder.of(recipe_file.load(tiny))
@@ -53,7 +53,7 @@ def test_a_run_whose_folder_vanished_ends_with_one_error_and_makes_no_other(
     folder = begin(tiny, monkeypatch)
 
     def remove() -> None:
-        shutil.rmtree(folder.path)
+        shutil.rmtree(folder.path.rename("aside"))  # at once: a thread may write a checkpoint into it
         if then == "another":
             folder.path.mkdir()
 
@@ -62,6 +62,26 @@ def test_a_run_whose_folder_vanished_ends_with_one_error_and_makes_no_other(
     assert caught.value.exit_code == 2
     assert folder.path.exists() == (then == "another")
     assert not folder.path.exists() or list(folder.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("then", ["nothing", "another"])
+def test_a_checkpoint_that_is_written_meanwhile_does_not_make_the_folder_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    folder, written = begin(tiny, monkeypatch), checkpoint.write_tensors
+
+    def removed_first(path: Path, arrays: Arrays, note: str) -> None:
+        if folder.path.exists() and any(folder.checkpoints.iterdir()):  # not the first one, nor those of measuring
+            shutil.rmtree(folder.path)
+            if then == "another":
+                folder.path.mkdir()
+        written(path, arrays, note)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", removed_first)
+    with pytest.raises(StorageError, match=r"runs/tiny was removed or replaced by another folder while"):
+        train(tiny, Reporter())
+    assert list(tiny.parent.glob("runs/*/*")) == []
+    assert folder.path.exists() == (then == "another")
 
 
 @pytest.mark.parametrize("lines", [0, 1])

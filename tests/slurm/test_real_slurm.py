@@ -214,10 +214,6 @@ def test_a_cancelled_sweep_is_saved(sweep: Callable[..., SweepFolder], tmp_path:
     assert status["runs"][0]["state"] == "stopped" and status["runs"][0]["job"] is None  # type: ignore[index]
 
 
-@pytest.mark.skipif(
-    "SLURM_FAULTS" not in os.environ,
-    reason="takes a node down: set SLURM_FAULTS=1 where nothing else needs the cluster",
-)
 def test_a_sweep_goes_on_where_its_node_has_failed(sweep: Callable[..., SweepFolder], tmp_path: Path) -> None:
     folder, run = sweep(LONG, "--over", "train.lr=1e-3"), tmp_path / "runs/net-lr0.001"
     _until(lambda: _steps(run), "steps")
@@ -245,16 +241,19 @@ def _failed(node: str, task: str) -> Iterator[None]:
 
 
 def _processes_of(task: str) -> list[int]:
-    """The processes of a task of an array, by their environment: first the one that watches them, which would tell
-    Slurm of their end."""
+    """The processes of a task of an array; first those that watch the others, and would tell Slurm of their end."""
     job, index = task.split("_")
     wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
-    found = []
+    own, watching = [], set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
-                found.append(((folder / "comm").read_text().strip() != "slurmstepd", int(folder.name)))
-    return [pid for _, pid in sorted(found)]
+                own.append(int(folder.name))
+                parent = re.findall(r"PPid:\s*(\d+)", (folder / "status").read_text())[0]
+                if Path(f"/proc/{parent}/comm").read_text().strip() == "slurmstepd":  # whose environment has no task
+                    watching.add(int(parent))
+    assert watching, f"no slurmstepd of {task}"
+    return [*watching, *own]
 
 
 def test_torchrun_on_two_nodes(sweep: Callable[..., SweepFolder], tmp_path: Path) -> None:

@@ -28,9 +28,15 @@ def write(path: Path, lines: list[dict[str, Any]]) -> bytes:
 
 
 def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.jsonl"
+    path = tmp_path / "b.jsonl"
     write(path, LINES)
     assert read_lines(path) == LINES
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"a/b.jsonl: no such file or folder"):
+        LineFile(tmp_path / "a" / "b.jsonl")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:

@@ -440,8 +440,8 @@ class Half:
             time.sleep(60)
 
 @contextlib.contextmanager
-def half(path):
-    with whole_file(path) as file:
+def half(path, **how):
+    with whole_file(path, **how) as file:
         yield Half(file)
 
 checkpoints, learner = Checkpoints(Path(sys.argv[3]), 2), make()

@@ -177,6 +177,7 @@ def test_a_session_that_is_to_go_so_far_stops_there() -> None:
 def test_metrics_hold_nothing_that_depends_on_the_clock(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / name
+        folder.mkdir()
         log = hooks.Log(LineFile(folder / "m"), LineFile(folder / "t"), Clock(0), every=1, tokens_per_step=8)
         log(_state(1), _report(3.0, 4))
     assert (tmp_path / "one/m").read_bytes() == (tmp_path / "two/m").read_bytes()

@@ -42,9 +42,13 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write; it is synced to disk and renamed to `path` when the block succeeds."""
-    make_folder(path.parent)
+def whole_file(path: Path, parents: bool = True) -> Iterator[BinaryIO]:
+    """A binary file to write; it is synced to disk and renamed to `path` when the block succeeds.
+
+    Without `parents` its folder must exist: a run whose folder the user has removed does not make it again.
+    """
+    if parents:
+        make_folder(path.parent)
     if (kind := kind_of(path)) is not None:
         raise StorageError(f"cannot write {shown_path(path)}: it is {kind}, not a file")
     try:
@@ -59,16 +63,20 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise storage_error("write", path, cause) from cause
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a small file atomically."""
-    with whole_file(path) as file:
+def write_whole(path: Path, content: str | bytes, parents: bool = True) -> None:
+    """Write a small file atomically; without `parents` its folder must exist."""
+    with whole_file(path, parents) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def temporary_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, which is removed at the end, unless it was renamed with `put_folder`."""
-    make_folder(parent)
+def temporary_folder(parent: Path, parents: bool = True) -> Iterator[Path]:
+    """A new folder in `parent`, which is removed at the end, unless it was renamed with `put_folder`.
+
+    Without `parents`, `parent` must exist.
+    """
+    if parents:
+        make_folder(parent)
     try:
         with _temporary(parent) as (temporary, _):
             folder = _folder_of(temporary)
@@ -94,7 +102,7 @@ def put_folder(temporary: Path, path: Path, replace: bool = False) -> None:
 
 def discard(folder: Path) -> None:
     """Remove a folder: all of it or, if the process is killed, nothing."""
-    with temporary_folder(folder.parent) as aside:
+    with temporary_folder(folder.parent, parents=False) as aside:
         os.rename(folder, aside / folder.name)
 
 
@@ -224,10 +232,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder with its parents."""
+def make_folder(folder: Path, parents: bool = True) -> None:
+    """Create a folder with its parents; without `parents` they must exist."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as cause:
         raise StorageError(f"cannot make the folder {folder}: a file of that name is in the way") from cause
     except OSError as cause:

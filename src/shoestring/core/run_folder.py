@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shoestring.core import recipe_file
@@ -106,22 +106,23 @@ class RunFolder:
             self.evaluation,
             self.states,
         )
-        return (*written, self.scores, self.done, self.metrics, self.timings)
+        return (*written, self.scores, self.done, self.metrics, self.timings, self.samples)
 
     def write(self, path: Path, content: Record | str | bytes) -> None:
         """Write one of the records, and seal it. The seal begins with the plan: a recipe alone is no run yet."""
         self.check()
         text = content.to_text() if isinstance(content, Record) else content
+        if self._held is None:
+            make_folder(self.path)
         if path in (self.recipe, self.profile, self.choices) and not self.seal.is_file():
-            write_whole(path, text)
+            write_whole(path, text, parents=False)
             return
-        make_folder(self.path)
         adopt(self.path, self.records)
         seal_write(self.path, path, text.encode() if isinstance(text, str) else text)
 
     def seal_lines(self) -> None:
-        """Seal the lines of metrics and timings, which must be on disk."""
-        seal_lines(self.path, (self.metrics, self.timings))
+        """Seal the lines of metrics, timings and samples, which must be on disk."""
+        seal_lines(self.path, (self.metrics, self.timings, self.samples))
 
     def changes(self) -> list[str]:
         """A line for each record that is not as the run has written it."""
@@ -134,7 +135,7 @@ class RunFolder:
     @property
     def _ended(self) -> tuple[str, ...]:
         """Files of lines to which nothing is added any more."""
-        return (self.metrics.name,) if self.done.is_file() else ()
+        return (self.metrics.name, self.samples.name) if self.done.is_file() else ()
 
     @property
     def has_begun(self) -> bool:
@@ -173,8 +174,7 @@ class RunFolder:
             for path in (*old, self.checkpoints):
                 remove(path)
             unseal(self.path)
-            for copy, content in contents.items():
-                write_whole(copy, content)
+            self._write_code(contents)
             self.write(self.recipe, recipe_file.dump(recipe))
         for copy in self.code.glob("*"):  # those of the recipe before, which needed them until the new one was written
             if copy not in contents:
@@ -200,10 +200,18 @@ class RunFolder:
                 unseal(self.path)
                 remove(self.code)
             else:
-                for copy, content in copies.items():
-                    write_whole(copy, content)
+                self._write_code(copies)
                 self.write(self.recipe, before)
             raise
+
+    def _write_code(self, copies: Mapping[Path, bytes]) -> None:
+        """Write copies of the user's own files."""
+        self.check()
+        if copies and self._held is None:
+            make_folder(self.path)
+        for copy, content in copies.items():
+            make_folder(self.code, parents=False)
+            write_whole(copy, content, parents=False)
 
     @property
     def is_held(self) -> bool | None:

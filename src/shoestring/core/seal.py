@@ -2,8 +2,8 @@
 
 A record has its own form, which shows most damage; the seal shows the rest, and edits. It is written before the record,
 with the sums of the new content and of the one before, so that a run that is killed between the two is still whole.
-Lines are appended to metrics and timings: of these the seal knows a beginning, up to the last checkpoint or the end.
-The metrics of a finished run are sealed whole.
+Lines are appended to metrics, timings and samples: of these the seal knows a beginning, up to the last checkpoint or
+the end. The metrics and samples of a finished run are sealed whole.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def seal_write(folder: Path, path: Path, content: bytes) -> None:
     """Write a record of the run in `folder` atomically, and its seal before it."""
     new = Sum(bytes=len(content), crc=zlib.crc32(content))
     _update(folder, {path.name: new}, [path])
-    write_whole(path, content)
+    write_whole(path, content, parents=False)
 
 
 def seal_lines(folder: Path, paths: Iterable[Path]) -> None:
@@ -116,7 +116,7 @@ def _update(folder: Path, sums: dict[str, Sum], replaced: Sequence[Path]) -> Non
             before = [known for known in records.get(name, ()) if known != new] if folder / name in replaced else []
             records[name] = (new, *before[:1])
         made = Seal(records=records)
-        dataclasses.replace(made, check=made.expected_check()).write(folder / SEAL)
+        write_whole(folder / SEAL, dataclasses.replace(made, check=made.expected_check()).to_text(), parents=False)
 
 
 def _read(folder: Path) -> Seal | None:

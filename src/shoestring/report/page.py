@@ -128,7 +128,8 @@ def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | No
     if changed := folder.changes():
         sections.insert(0, section("Changed records", "".join(f"<p>{escape(line)}.</p>" for line in changed)))
     sections.append(section("Recipe", f"<pre>{escape(read_text(folder.recipe))}</pre>"))
-    write_whole(folder.report, whole_page(folder.path.name, _summary(evaluation, outcome), sections))
+    page = whole_page(folder.path.name, _summary(evaluation, outcome), sections)
+    write_whole(folder.report, page, parents=False)
 
 
 def skipped_line(skipped: int, steps: int) -> str:

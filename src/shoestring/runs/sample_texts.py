@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoestring.core.clock import Clock
+from shoestring.core.run_folder import RunFolder
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.training.checkpoint import State
 from shoestring.training.hooks import Label
@@ -59,10 +59,12 @@ def _beginnings(rows: Tensor, end: int | None, tokens: int) -> Tensor:
     return torch.stack([*found, *rows[: SAMPLES - len(found), :tokens]])
 
 
-def texts_of(trainee: Trainee, path: Path, state: State, clock: Clock, say: Callable[[str], None]) -> SampleTexts:
-    """The texts of a run from `state` on, in the file `path`; only the first process writes any."""
+def texts_of(
+    trainee: Trainee, folder: RunFolder, state: State, clock: Clock, say: Callable[[str], None]
+) -> SampleTexts:
+    """The texts of a run from `state` on, in its file of samples; only the first process writes any."""
     writes = trainee.group.rank == 0 and trainee.writes
-    lines = LineFile.rewound(path, trainee.label(state)) if writes else NoLines()
+    lines = LineFile.rewound(folder.samples, trainee.label(state), write=folder.write) if writes else NoLines()
     return SampleTexts(trainee.samples, lines, clock, say, trainee.label, writes)
 
 
@@ -113,6 +115,7 @@ class SampleTexts:
             self._say(f"no samples from here on ({type(cause).__name__}: {cause}); the run continues")
             return
         self._lines.add(step=label, samples=[sample._asdict() for sample in found])
+        self._lines.sync()  # what is sealed is on disk
         self._written.add(label)
 
     def _affordable(self, progress: float) -> float:

@@ -246,7 +246,7 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
     trainee, deadline, metrics, requests = session.trainee, session.deadline, session.metrics, session.requests
     logged = trainee.hooks(metrics, session.timings, session.clock)
 
-    samples = texts_of(trainee, session.folder.samples, state, session.clock, session.reporter.say)
+    samples = texts_of(trainee, session.folder, state, session.clock, session.reporter.say)
 
     def score() -> dict[str, float]:
         samples.wanted = True

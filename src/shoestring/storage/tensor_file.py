@@ -38,7 +38,7 @@ class TensorFile(NamedTuple):
 
 
 def write_tensors(path: Path, arrays: Arrays, note: str) -> None:
-    """Replace the file at `path`; it is on disk when this returns."""
+    """Replace the file at `path`, whose folder must exist; it is on disk when this returns."""
     for name, array in arrays.items():
         if array.dtype.name not in _TYPES or not array.dtype.isnative:
             raise StorageError(
@@ -52,7 +52,7 @@ def write_tensors(path: Path, arrays: Arrays, note: str) -> None:
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at multiples of eight bytes
-    with whole_file(path) as file:
+    with whole_file(path, parents=False) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shoestring.core.errors import RecordError, RunError, StorageError, storage_error
-from shoestring.core.files import make_folder, open_itself, write_whole
+from shoestring.core.files import open_itself, write_whole
 from shoestring.core.reading import check_file, parse_json, reading
 from shoestring.core.units import counted
 
@@ -58,12 +58,11 @@ def _whole_lines(path: Path) -> list[bytes]:
 class LineFile:
     """A file of JSON lines to append to. Opening it removes an incomplete last line; between lines it is closed.
 
-    It must hold what was written to it: one that was removed or changed meanwhile is an error.
+    Its folder must exist. It must hold what was written to it: one that was removed or changed meanwhile is an error.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        make_folder(path.parent)
         lines = _whole_lines(path)
         self._count = len(lines)
         self._bytes: int | None = None

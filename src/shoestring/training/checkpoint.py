@@ -119,6 +119,8 @@ class Checkpoints:
         self._copies: dict[str, Tensor] = {}
         """In host memory, that checkpoints are written from: allocated once, so that memory does not creep up."""
         self._writing: Future[None] | None = None
+        self._made = False
+        """Whether its folder was made: once, so that a run whose folder was removed does not make it again."""
         self._opened: Opened | None = None
         """The newest one, if `latest` was to keep it until it is restored."""
 
@@ -188,7 +190,9 @@ class Checkpoints:
     def _begin(self, group: ProcessGroup) -> None:
         self.wait()
         if group.rank == 0:
-            make_folder(self.folder)
+            if not self._made:
+                make_folder(self.folder, parents=False)
+            self._made = True
             sweep(self.folder, own=True)
 
     def _write(self, path: Path, write: Callable[[], None], state: State, first: bool, started: float) -> None:

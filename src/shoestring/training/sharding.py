@@ -121,7 +121,7 @@ def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: Pro
     with contextlib.ExitStack() as stack:
 
         def begin() -> Path | None:
-            return stack.enter_context(temporary_folder(folder.parent)) if group.rank == 0 else None
+            return stack.enter_context(temporary_folder(folder.parent, parents=False)) if group.rank == 0 else None
 
         temporary = _together(begin, group)
         assert temporary is not None, "the first process has made it"
