@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.baselines.ngram import PRIORS, baseline_losses, best_prior, count, unigram
+from shoestring.baselines.ngram import PRIORS, Counts, baseline_losses, best_prior, count, unigram
 
 SMALL, LARGE = 7, 3000
 
@@ -40,6 +40,10 @@ def expected_losses(rows: list[list[int]], streams: list[list[int]], vocab_size:
     }
 
 
+def losses_of(rows: np.ndarray, counts: Counts) -> dict[str, float]:
+    return baseline_losses(rows[:, :-1].ravel(), rows[:, 1:].ravel(), counts)
+
+
 def arrays(streams: list[list[int]], dtype: str = "uint16") -> list[np.ndarray]:
     return [np.array(stream, dtype=dtype) for stream in streams]
 
@@ -48,7 +52,7 @@ def arrays(streams: list[list[int]], dtype: str = "uint16") -> list[np.ndarray]:
 @given(streams_of_ids, st.lists(st.lists(st.integers(0, SMALL - 1), min_size=5, max_size=5), min_size=1, max_size=5))
 @pytest.mark.parametrize("vocab_size", [SMALL, 2048, LARGE])
 def test_losses_are_those_of_dictionaries(vocab_size: int, streams: list[list[int]], rows: list[list[int]]) -> None:
-    found = baseline_losses(np.array(rows), count(arrays(streams), vocab_size))
+    found = losses_of(np.array(rows), count(arrays(streams), vocab_size))
     assert found == pytest.approx(expected_losses(rows, streams, vocab_size), rel=1e-9)
 
 
@@ -70,7 +74,7 @@ def test_large_ids_are_counted_too() -> None:
     ids = np.random.default_rng(0).integers(0, 65_536, 500)
     streams = [ids.tolist() * 2, ids[::-1].tolist()]
     rows = [ids[:20].tolist(), ids[40:60].tolist()]
-    found = baseline_losses(np.array(rows), count(arrays(streams), 65_536))
+    found = losses_of(np.array(rows), count(arrays(streams), 65_536))
     assert found == pytest.approx(expected_losses(rows, streams, 65_536), rel=1e-9)
 
 
@@ -85,7 +89,7 @@ def test_streams_of_one_token_have_no_pairs(streams: list[list[int]], vocab_size
     counts = count(arrays(streams), vocab_size)
     assert len(counts.pair_keys) == len(counts.pair_counts) == 0
     rows = [[1, 3, 3, 0]]
-    found = baseline_losses(np.array(rows), counts)
+    found = losses_of(np.array(rows), counts)
     assert found == pytest.approx(expected_losses(rows, streams, vocab_size), rel=1e-9)
     assert found["bigram"] == pytest.approx(found["unigram"]), "with no pairs nothing is known but the tokens"
 
@@ -93,7 +97,7 @@ def test_streams_of_one_token_have_no_pairs(streams: list[list[int]], vocab_size
 @pytest.mark.parametrize("vocab_size", [SMALL, LARGE])
 def test_nothing_counted_is_uniform(vocab_size: int) -> None:
     for streams in ([], arrays([[]])):
-        found = baseline_losses(np.array([[0, 1, 2]]), count(streams, vocab_size))
+        found = losses_of(np.array([[0, 1, 2]]), count(streams, vocab_size))
         assert found == pytest.approx(dict.fromkeys(("uniform", "unigram", "bigram"), math.log(vocab_size)))
 
 
@@ -111,20 +115,20 @@ def test_the_prior_does_not_depend_on_what_is_scored() -> None:
     assert best_prior(counts) == min(PRIORS)
     rows = np.array([[5, 4, 3, 2, 1, 0]])
     chance = unigram(counts)
-    assert baseline_losses(rows, counts)["bigram"] == pytest.approx(
+    assert losses_of(rows, counts)["bigram"] == pytest.approx(
         -np.log([min(PRIORS) * chance[b] / (39 + (a < 5) + min(PRIORS)) for a, b in pairwise(rows[0])]).mean()
     )
 
 
 def test_tokens_never_seen_cost_much_but_not_everything() -> None:
-    found = baseline_losses(np.array([[5, 6, 5, 6]]), count(arrays([[0, 1] * 500]), SMALL))
+    found = losses_of(np.array([[5, 6, 5, 6]]), count(arrays([[0, 1] * 500]), SMALL))
     assert all(math.isfinite(loss) for loss in found.values())
     assert found["unigram"] > found["uniform"]
 
 
 def test_a_regular_stream_is_learned_by_pairs() -> None:
     stream = [0, 1, 2, 3, 4, 5] * 400
-    found = baseline_losses(np.array([stream[:50], stream[3:53]]), count(arrays([stream]), SMALL))
+    found = losses_of(np.array([stream[:50], stream[3:53]]), count(arrays([stream]), SMALL))
     assert found["bigram"] < 0.01 < found["unigram"] < found["uniform"]
 
 

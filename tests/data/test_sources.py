@@ -78,6 +78,8 @@ def test_every_setting_reaches_the_reader(tmp_path: Path) -> None:
 def test_no_setting_of_the_readers_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {
         "column": "body",
+        "prompt": "ask",
+        "completion": "answer",
         "delimiter": ";",
         "end_line": "<END>",
         "split": "test",

@@ -109,13 +109,8 @@ def _followers(counts: Counts) -> NDArray[np.float64]:
     return np.bincount(counts.pair_keys // size, weights=counts.pair_counts, minlength=size).astype(np.float64)
 
 
-def baseline_losses(
-    rows: NDArray[np.int64], counts: Counts, predicted: NDArray[np.bool_] | None = None
-) -> dict[str, float]:
-    """The mean loss of each baseline on all predictions of `rows`, (rows, length + 1), or on the `predicted` ones."""
-    previous, target = rows[:, :-1].ravel(), rows[:, 1:].ravel()
-    if predicted is not None:
-        previous, target = previous[predicted.ravel()], target[predicted.ravel()]
+def baseline_losses(previous: Ids, target: Ids, counts: Counts) -> dict[str, float]:
+    """The mean loss of each baseline on predictions (n,) of a token from the one before it."""
     chance = unigram(counts)
     return {
         "uniform": float(np.log(len(counts.tokens))),

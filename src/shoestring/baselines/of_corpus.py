@@ -49,7 +49,8 @@ def _of_store(corpus: StoreCorpus, batch: Batch) -> Baselines:
     counts = count(corpus.training_tokens(), corpus.vocab_size)
     if corpus.masks is not None:
         return Baselines(hidden_losses(batch, counts.tokens, corpus.masks["heldout"].special))
-    return Baselines(baseline_losses(batch.ids.numpy(), counts, batch.predicted().numpy()))
+    made = batch.predicted()
+    return Baselines(baseline_losses(batch.inputs().ids[made].numpy(), batch.targets()[made].numpy(), counts))
 
 
 def _of_stream(corpus: StreamCorpus) -> Baselines:

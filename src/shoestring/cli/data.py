@@ -41,7 +41,9 @@ def check(store: Path, terminal: options.Terminal) -> options.Result:
     ]
     terminal.table(f"{store} is whole", ("split", "documents", "tokens", "shards", "bytes per token"), rows)
     terminal.left_out(manifest.ledger)
-    terminal.say(f"{Bytes(manifest.bytes).short()}, tokenizer {manifest.tokenizer}, {manifest.vocab_size:,} ids")
+    prompts = "; prompts with completions, and only these are predicted" if manifest.prompts else ""
+    about = f"{Bytes(manifest.bytes).short()}, tokenizer {manifest.tokenizer}, {manifest.vocab_size:,} ids"
+    terminal.say(f"{about}{prompts}")
     return {"store": str(store), **manifest.to_dict()}
 
 
@@ -83,6 +85,7 @@ def show(
     from shoestring.data.pack.packed import PackedSource
     from shoestring.data.store.sentence_store import find_rows
     from shoestring.data.store.store import Store
+    from shoestring.data.tokenize.prompts import unmarked
 
     if (file := find_rows(store)) is not None:
         if length is not None or packing != "concat":
@@ -98,16 +101,22 @@ def show(
             f"--first {first}: {store} has {counted(len(source), f'{split} row')} of {length:,}, numbered from 0"
         )
     numbers = np.arange(first, min(first + rows, len(source)))
-    batch = source.rows(numbers)
-    shown = []
+    batch, ids_of_text = source.rows(numbers), opened.manifest.vocab_size
+    shown: list[dict[str, object]] = []
     for place, number in enumerate(numbers.tolist()):
         if isinstance(batch, tuple):
             ids, segments = batch.ids[place], batch.segments[place]
-            texts = [opened.tokenizer.decode(ids[segments == s]) for s in range(1, int(segments.max()) + 1)]
+            documents = [ids[segments == s] for s in range(1, int(segments.max()) + 1)]
         else:
-            texts = [opened.tokenizer.decode(batch[place])]
-        shown.append({"row": number, "documents": texts})
-        terminal.say("\n".join([f"row {number}", *(f"  {text!r}" for text in texts)]))
+            documents = [batch[place]]
+        texts = [opened.tokenizer.decode(unmarked(each, ids_of_text)) for each in documents]
+        row: dict[str, object] = {"row": number, "documents": texts}
+        lines = [repr(text) for text in texts]
+        if opened.manifest.prompts:
+            row["predicted"] = only = [opened.tokenizer.decode(each[each < ids_of_text]) for each in documents]
+            lines = [f"{line}, predicted {text!r}" for line, text in zip(lines, only, strict=True)]
+        shown.append(row)
+        terminal.say("\n".join([f"row {number}", *(f"  {line}" for line in lines)]))
     return {"store": str(store), "split": split, "length": length, "rows": shown}
 
 

@@ -155,7 +155,19 @@ _PLACES = (("run", "name"), ("run", "folder"), ("data", "folder"), ("parallel", 
 """Where a run is, and with how many workers."""
 
 
-_TEXT = ("source", "column", "delimiter", "end_line", "split", "on_error", "unique", "tokenizer", "end")
+_TEXT = (
+    "source",
+    "column",
+    "prompt",
+    "completion",
+    "delimiter",
+    "end_line",
+    "split",
+    "on_error",
+    "unique",
+    "tokenizer",
+    "end",
+)
 """Fields of `[data]` that decide which text is read, and its tokens; the others decide its rows."""
 
 

@@ -91,6 +91,8 @@ class Density(Record):
     """Special tokens around the text of each row, which hold none of it."""
     corpus: str | None = None
     """Fingerprint of what was sampled (`Recipe.corpus`); None: not recorded."""
+    prompt_tokens: int = 0
+    """Of the tokens, those of prompts, which are not predicted."""
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)

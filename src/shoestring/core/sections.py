@@ -91,6 +91,12 @@ class Data:
         "my_data.py:documents, a function of your own that yields texts",
     ] = SourceSpec("stories")
     column: Annotated[str, _NAME, "column or field of the text"] = "text"
+    prompt: Annotated[
+        str | None,
+        _NAME,
+        "column of the prompts, in place of column: they are read, and only completions are predicted",
+    ] = None
+    completion: Annotated[str | None, _NAME, "column of the completions, one for each prompt"] = None
     delimiter: Annotated[str, Text(16, allowed="\t\x1f\x1e\x01"), "delimiter of CSV fields"] = ","
     end_line: Annotated[str | None, Text(4096, allowed="\t\f"), "line that ends a document of several lines"] = None
     split: Annotated[str, _NAME, "of a hub data set"] = "train"
@@ -139,6 +145,11 @@ class Data:
             object.__setattr__(self, "validation", texts)
         else:
             as_specs(self, validation=SourceSpec)
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The columns of prompts and completions; None: a document is one text."""
+        return None if self.prompt is None or self.completion is None else (self.prompt, self.completion)
 
     @property
     def scored(self) -> dict[str, SourceSpec]:

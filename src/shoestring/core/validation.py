@@ -33,6 +33,7 @@ def _problems(recipe: Recipe) -> list[str]:
     fits_hmm = recipe.kind == "hmm"
     found = _hmm_problems(recipe) if fits_hmm else _batch_problems(recipe) + _model_problems(recipe)
     found += _stream_problems(recipe, fits_hmm) + _packing_problems(recipe.data) + _scored_problems(recipe.data)
+    found += _prompt_problems(recipe, fits_hmm)
     budget, name = recipe.budget, recipe.run.name
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
@@ -209,10 +210,37 @@ def _packing_problems(data: Data) -> list[str]:
             "data.packing, document_mask and random_offset: rows of a stream hold no documents and are read once"
         )
     if data.source.kind == "store":
-        given = [name for name in ("documents", "unique", "label") if name in given_fields(data)]
+        given = [name for name in ("documents", "unique", "label", *_PAIR) if name in given_fields(data)]
         found += [f"data.{name}: {data.source} exists already, with its own documents" for name in given]
     if data.unique and data.stream is not None:
         found.append("data.unique: the rows of a stream are never repeated")
+    return found
+
+
+_PAIR = ("prompt", "completion")
+
+
+def _prompt_problems(recipe: Recipe, fits_hmm: bool) -> list[str]:
+    """Problems of prompts and completions; a store has its own message."""
+    data = recipe.data
+    given = [name for name in _PAIR if getattr(data, name) is not None]
+    if not given or data.source.kind == "store":
+        return []
+    both = " and ".join(f"data.{name}" for name in given)
+    if len(given) == 1:
+        other = next(name for name in _PAIR if name not in given)
+        return [f"{both}: needs data.{other}: a document has a prompt, which is read, and a completion to predict"]
+    found = []
+    if fits_hmm or "label" in family_of(recipe.model).data_fields:  # of hf, only its config says it: `check_source`
+        what = "an HMM" if fits_hmm else f'model.family = "{recipe.model.family}"'
+        found.append(f"{both}: {what} does not predict the next token; leave them out, or take a causal family")
+    if data.prompt == data.completion:
+        found.append(f'{both}: both are "{data.prompt}"; name two columns')
+    if "column" in given_fields(data):
+        found.append(f'data.column = "{data.column}": {both} take its place; leave it out')
+    if data.stream is not None or not (data.source.has_columns or data.source.kind == "code"):
+        known = ", ".join(name for name, form in registry("format").items() if form.has_columns)
+        found.append(f'{both}: need a source with columns: {known}, hf, or "my_data.py:name" that yields mappings')
     return found
 
 

@@ -21,6 +21,7 @@ from shoestring.data.pack.order import Index, Pool, RowIndex, drawn_rows
 from shoestring.data.pack.packed import PackedSource
 from shoestring.data.store.prepare import given_store, planned_documents, scored_tokens, store_folder
 from shoestring.data.store.store import SplitEntry, Store, StoreRows
+from shoestring.data.tokenize.prompts import unmarked
 from shoestring.data.tokenize.special_tokens import special_tokens
 from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
 from shoestring.datasets.labelled import LabelledCorpus
@@ -73,6 +74,11 @@ class StoreCorpus:
         self.tokenizer = store.tokenizer
         self.vocab_size, self.masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
         self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
+        self._marked = store.manifest.vocab_size if store.manifest.prompts else None
+        if self.masks is not None and self._marked is not None:
+            raise DataError(
+                f"{store.paths.folder} holds prompts with completions, which are for models that predict the next token"
+            )
         if self.masks is not None:
             special = self.masks["train"].special
             self._length = special.room(recipe.data.length)
@@ -124,9 +130,10 @@ class StoreCorpus:
         rows = drawn_rows(self._rows, len(source))
         return _heldout(_predicting(source, self.masks, "heldout", self._last), rows)
 
-    def training_tokens(self) -> Iterator[NDArray[np.unsignedinteger]]:
+    def training_tokens(self) -> Iterator[NDArray[np.integer]]:
         """All tokens of the training split, for counting; (rows, tokens) in a store of fixed rows."""
-        return self._counted.stream()
+        stream, marked = self._counted.stream(), self._marked
+        return stream if marked is None else (unmarked(ids, marked) for ids in stream)
 
     @cached_property
     def _counted(self) -> StoreRows:
@@ -142,9 +149,9 @@ class StoreCorpus:
         data, entry = self._data, entry or self._read.get(split)
         if data.packing != "concat":
             packed = PackedSource(self._store, split, self._length, data.packing, entry)
-            return RowsOfStore(packed, data.document_mask)
+            return RowsOfStore(packed, data.document_mask, self._marked)
         seed = derive(self._seed, "shift") if data.random_offset and split == "train" else None
-        return RowsOfStore(self._store.split(split, self._length, seed, entry), data.document_mask)
+        return RowsOfStore(self._store.split(split, self._length, seed, entry), data.document_mask, self._marked)
 
     @property
     def keeps_bytes(self) -> bool:
@@ -157,7 +164,8 @@ class StoreCorpus:
         if not self.keeps_bytes:
             return None
         rows = self._store.split("heldout", self._length, entry=self._read["heldout"])
-        if self._rows >= len(rows) and self._data.packing == "concat" and self._last is None:
+        every = self._data.packing == "concat" and self._last is None and self._marked is None
+        if self._rows >= len(rows) and every:
             return rows.bytes_per_token
         batch, tokenizer = self.heldout(), self._store.tokenizer
         targets, scored = batch.targets().numpy(), batch.predicted().numpy()
@@ -215,8 +223,8 @@ def _heldout(source: TokenSource, rows: Index) -> Batch:
     batch = source.batch(RowIndex.first(rows))
     if not batch.predictions():
         raise DataError(
-            f"no token of the {len(rows):,} held-out rows is hidden; use more text, or raise data.masked, "
-            f"evaluate.rows or data.heldout"
+            f"nothing is predicted in the {len(rows):,} held-out rows; use more text, or raise evaluate.rows, "
+            f"data.heldout or data.masked"
         )
     return batch
 

@@ -17,10 +17,10 @@ from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
 from shoestring.data.read.corpora import texts
 from shoestring.data.read.labels import read_labelled
 from shoestring.data.read.other_text import open_other, other_data
-from shoestring.data.store.map_stage import with_ends
+from shoestring.data.tokenize.prompts import encode_documents, without_long_prompts
 from shoestring.data.tokenize.tokenizers import Tokenizer, spelled_bytes
 from shoestring.datasets.labelled import Documents, LabelledCorpus
-from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, TokenSource
+from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, TokenSource, completions
 from shoestring.models.batch import Batch
 
 if TYPE_CHECKING:
@@ -30,13 +30,24 @@ if TYPE_CHECKING:
 class TextRows:
     """Documents in memory as rows of `length + 1` tokens, packed as those of a store."""
 
-    def __init__(self, ids: NDArray[np.int64], sizes: Index, length: int, packing: str, document_mask: bool):
-        self._ids, self._length, self._document_mask = ids, length, document_mask
+    def __init__(
+        self,
+        ids: NDArray[np.int64],
+        sizes: Index,
+        length: int,
+        packing: str,
+        document_mask: bool,
+        marked: int | None = None,
+    ):
+        """`marked`: the first of the ids that mark prompts; None if there are none."""
+        self._ids, self._length, self._document_mask, self._marked = ids, length, document_mask, marked
         self._ends, self._packing = np.cumsum(sizes), None
         self._count = max(0, (len(ids) - 1) // length)
         if packing != "concat":
             from shoestring.data.pack import packing as packings  # imports Numba
 
+            if marked is not None:
+                sizes = without_long_prompts(ids, sizes, marked, length + 1)
             self._packing = {"best_fit": packings.best_fit, "pad": packings.pad}[packing](sizes, length + 1)
             self._count = self._packing.rows
 
@@ -47,6 +58,10 @@ class TextRows:
         return step_rows(seed, len(self), step, batch)
 
     def batch(self, index: RowIndex) -> Batch:
+        batch = self._whole(index)
+        return batch if self._marked is None else completions(batch, self._marked)
+
+    def _whole(self, index: RowIndex) -> Batch:
         if self._packing is not None:
             return self._packed(index.rows)
         places = index.rows[:, None] * self._length + np.arange(self._length + 1)
@@ -80,16 +95,16 @@ def text_batch(recipe: Recipe, tokenizer: Tokenizer, source: str) -> Batch:
         documents = Documents(labelled, tokenizer, data.length)
         _check(len(documents.labels), source)
         return documents.batch(drawn_rows(recipe.evaluate.rows, len(documents.labels)))
-    assert tokenizer.end is not None, "a tokenizer of text has one"
-    ids, sizes = tokenizer.encode_batch(list(texts(corpus)))
+    pairs = other_data(data, source).pair is not None
+    ids, sizes = encode_documents(tokenizer, list(texts(corpus)), pairs)
     _check(len(sizes), source)
     hides = family.predicts_hidden(recipe.model)
     masking = Masking.of(recipe, tokenizer, "heldout") if hides else None
     length = data.length if masking is None else masking.special.room(data.length)
-    stream = with_ends(ids, sizes, tokenizer.end).astype(np.int64)
-    rows = TextRows(stream, sizes + 1, length, data.packing, data.document_mask)
+    marked = tokenizer.vocab_size if pairs else None
+    rows = TextRows(ids.astype(np.int64), sizes, length, data.packing, data.document_mask, marked)
     if not len(rows):
-        raise DataError(f'"{source}", to be scored: no row of {length + 1:,} in its {counted(len(stream), "token")}')
+        raise DataError(f'"{source}", to be scored: no row of {length + 1:,} in its {counted(len(ids), "token")}')
     return _predicted(rows, masking, family.last_predictions(recipe.model), recipe.evaluate.rows, source)
 
 

@@ -37,8 +37,9 @@ class TokenSource(Protocol):
 class RowsOfStore:
     """Rows of a store, with the documents that they hold where these matter."""
 
-    def __init__(self, source: StoreRows | PackedSource, document_mask: bool):
-        self._source, self._document_mask = source, document_mask
+    def __init__(self, source: StoreRows | PackedSource, document_mask: bool, marked: int | None = None):
+        """`marked`: the first of the ids that mark prompts; None if there are none."""
+        self._source, self._document_mask, self._marked = source, document_mask, marked
         self.order = source.order
 
     def __len__(self) -> int:
@@ -55,6 +56,10 @@ class RowsOfStore:
         self._source.pools = pools
 
     def batch(self, index: RowIndex) -> Batch:
+        batch = self._whole(index)
+        return batch if self._marked is None else completions(batch, self._marked)
+
+    def _whole(self, index: RowIndex) -> Batch:
         if isinstance(self._source, PackedSource):
             packed = self._source.rows(index.rows)
             return Batch(torch.from_numpy(packed.ids), torch.from_numpy(packed.segments), self._document_mask)
@@ -63,6 +68,16 @@ class RowsOfStore:
         if not self._document_mask:
             return Batch(ids)
         return Batch(ids, torch.from_numpy(self._source.segments(starts, width)), True)
+
+
+def completions(batch: Batch, marked: int) -> Batch:
+    """Rows of `length` tokens that predict what they predicted before, except the tokens of prompts.
+
+    These have the ids from `marked` on.
+    """
+    prompts = batch.ids >= marked
+    plain = batch._replace(ids=torch.where(prompts, batch.ids - marked, batch.ids))
+    return plain.inputs()._replace(wanted=plain.targets().masked_fill(prompts[:, 1:], IGNORED))
 
 
 class RowsOfStream:
@@ -86,7 +101,10 @@ class LastPredictions:
         self.order = source.order
 
     def batch(self, index: RowIndex) -> Batch:
-        return self._source.batch(index)._replace(last=self._last)
+        batch = self._source.batch(index)
+        if batch.wanted is not None:
+            batch.wanted[:, : -self._last] = IGNORED
+        return batch._replace(last=self._last)
 
 
 class Masking(NamedTuple):

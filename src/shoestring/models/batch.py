@@ -29,7 +29,8 @@ class Batch(NamedTuple):
     document_mask: bool = False
     """Whether attention, positions and predictions stay within documents."""
     wanted: Int[Tensor, "rows predictions"] | None = None
-    """The targets, `IGNORED` where nothing is predicted: hidden tokens, or the class of a row in a single column.
+    """The targets, `IGNORED` where nothing is predicted: hidden tokens, the class of a row in a single column, or the
+    next tokens that are not of a prompt.
 
     None: the next token is predicted at every token."""
     last: int | None = None
@@ -116,12 +117,14 @@ class Batch(NamedTuple):
         return int(self.predicted().sum())
 
     def bound(self) -> int:
-        """An upper bound on the number of predictions, equal for all batches of a shape if tokens are hidden at random:
-        tensors whose size changes from step to step fragment the memory of a device."""
+        """An upper bound on the number of predictions, equal for all batches of a shape if targets are given: tensors
+        whose size changes from step to step fragment the memory of a device."""
         counted = self.predictions()
-        if self.wanted is None or self.share is None:
+        if self.wanted is None:
             return counted
         positions = self.wanted.numel()
+        if self.share is None:
+            return positions
         mean, deviation = positions * self.share, math.sqrt(positions * self.share * (1 - self.share))
         return max(counted, min(positions, math.ceil(mean + _DEVIATIONS * deviation)))
 

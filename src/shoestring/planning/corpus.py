@@ -92,6 +92,10 @@ def predictions_per_row(recipe: Recipe, density: Density | None) -> float | None
     hides, last = family.predicts_hidden(recipe.model), family.last_predictions(recipe.model)
     if data.label is not None:
         return 1.0
+    if data.pair is not None:
+        if density is None or last is not None:
+            return None
+        return (density.tokens - density.prompt_tokens) / density.documents / _rows_per_document(recipe, density)
     if data.packing == "concat" and not data.document_mask and not hides:
         return float(data.length if last is None else min(last, data.length))
     if data.stream is not None:

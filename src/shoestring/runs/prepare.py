@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoestring.core.errors import InUse, UserError
+from shoestring.core.errors import DataError, InUse, UserError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Plan, Profile
@@ -123,7 +123,7 @@ def with_own_density(recipe: Recipe, profile: Profile) -> Profile:
 
 
 def check_source(recipe: Recipe) -> None:
-    """Raise an error for a corpus, a store or a stream's model that does not exist."""
+    """Raise an error for a corpus, a store or a stream's model that does not exist, or prompts of a masked model."""
     if recipe.data.stream is not None:
         from shoestring.datasets.streams import open_stream  # imports torch
 
@@ -134,6 +134,11 @@ def check_source(recipe: Recipe) -> None:
 
     if given_store(recipe.data) is None:
         open_source(recipe.data, recipe.run.seed)
+    if recipe.data.pair is not None and family_of(recipe.model).predicts_hidden(recipe.model):
+        raise DataError(
+            f'data.prompt and data.completion: model.name = "{recipe.model.name}" predicts hidden tokens, not the next '
+            f"one; leave them out, or take a causal model"
+        )
     if recipe.data.validation is not None:
         from shoestring.data.read.other_text import check_others
 

@@ -52,7 +52,10 @@ class NetworkStep(NamedTuple):
     def _check_finite(self, loss: Sum, norm: float) -> None:
         rows = self.which.rows.tolist()
         if not loss.predictions:
-            raise Fault(f"step {self.number}: nothing is predicted. Rows: {_some(rows)}")
+            raise Fault(
+                f"step {self.number}: nothing is predicted. Rows: {_some(rows)}. A larger train.batch helps; where "
+                f'prompts fill rows, data.packing = "best_fit" puts each into one row with its completion'
+            )
         if math.isfinite(loss.nats) and math.isfinite(norm):
             return
         what = f"gradient is not finite, though the loss is {loss.mean:.4f}"

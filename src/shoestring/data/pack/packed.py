@@ -22,6 +22,7 @@ from shoestring.data.pack.order import Index, Pool, RowIndex, step_rows
 from shoestring.data.pack.pieces import Ledger, Packing
 from shoestring.data.store.shards import Shard
 from shoestring.data.store.store import SplitEntry, Store
+from shoestring.data.tokenize.prompts import without_long_prompts
 
 Pack = Callable[[NDArray[np.int64], int], Packing]
 
@@ -47,7 +48,8 @@ class PackedSource:
             raise DataError(f"{store.paths.folder} holds rows of a fixed length, which cannot be packed")
         self.length, self._shards = length, rows.shards
         folder = store.paths.folder / f"{packing}-{length + 1}"
-        self._packings = [_load(folder / shard.path.stem, shard, length + 1, packing) for shard in rows.shards]
+        marked = store.manifest.vocab_size if store.manifest.prompts else None
+        self._packings = [_load(folder / shard.path.stem, shard, length + 1, packing, marked) for shard in rows.shards]
         ledgers = [dataclasses.asdict(packing.ledger) for packing in self._packings]
         self.ledger: dict[str, int] = {name: sum(ledger[name] for ledger in ledgers) for name in ledgers[0]}
         """Tokens, and how many are used, cropped, padded and repeated."""
@@ -82,8 +84,11 @@ class PackedSource:
         return PackedRows(ids, segments)
 
 
-def _load(base: Path, shard: Shard, capacity: int, packing: str) -> Packing:
-    """The packing of a shard; made if its files are missing, damaged or of another shard."""
+def _load(base: Path, shard: Shard, capacity: int, packing: str, marked: int | None) -> Packing:
+    """The packing of a shard; made if its files are missing, damaged or of another shard.
+
+    `marked`: the first of the ids that mark prompts; None if there are none.
+    """
     paths = [base.with_name(f"{base.name}.{part}.npy") for part in ("rows", "at", "size")]
     about = base.with_name(f"{base.name}.json")
     known = _read(about, paths, shard.seal)
@@ -93,7 +98,10 @@ def _load(base: Path, shard: Shard, capacity: int, packing: str) -> Packing:
 
     pack: Pack = {"best_fit": packings.best_fit, "pad": packings.pad}[packing]
     ends = shard.document_ends().astype(np.int64)
-    made = pack(np.diff(ends, prepend=0), capacity)
+    lengths = np.diff(ends, prepend=0)
+    if marked is not None:
+        lengths = without_long_prompts(shard.ids(0, shard.tokens), lengths, marked, capacity)
+    made = pack(lengths, capacity)
     arrays: list[NDArray[Any]] = [made.row_starts, made.piece_at, made.piece_size]
     for path, values in zip(paths, arrays, strict=True):
         with whole_file(path) as file:

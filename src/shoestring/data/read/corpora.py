@@ -9,7 +9,7 @@ import io
 import itertools
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -21,28 +21,25 @@ from shoestring.core.recipe import fingerprint
 from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.core.specs import CodeSpec, SourceSpec
-from shoestring.core.user_code import code_fingerprint, load_code
+from shoestring.data.read.code import CodePart
 from shoestring.data.read.documents import (
+    COLUMNS,
     Corpus,
     Document,
     Format,
     Part,
     Reading,
-    Records,
     Skipped,
     Values,
     documents,
-    short_enough,
-    text_of,
 )
 from shoestring.data.read.formats import FORMATS
 from shoestring.data.read.formats.text import ends_group
-from shoestring.data.read.lines import COMPRESSIONS, Broken, open_file, without_end
+from shoestring.data.read.lines import COMPRESSIONS, open_file, without_end
 
 Item = TypeVar("Item")
 
 BLOCK_BYTES = 1 << 16
-BLOCK_ITEMS = 64
 
 
 def open_source(data: Data, seed: int) -> Corpus:
@@ -51,7 +48,8 @@ def open_source(data: Data, seed: int) -> Corpus:
     if data.source != "stories":
         return open_corpus(data.source, reading)
     if reading != Reading():
-        raise DataError('data.source = "stories" is read without any of column, delimiter, end_line, split, streaming')
+        names = ", ".join(field.name for field in dataclasses.fields(Reading) if field.name != "on_error")
+        raise DataError(f'data.source = "stories" is read without any of {names}')
     return Stories(seed)
 
 
@@ -91,7 +89,7 @@ def open_corpus(source: str, reading: Reading | None = None) -> Corpus:
         _check_settings(spec, SETTINGS, reading)
         parts = hub_parts(spec, reading)
     elif spec.kind == "code":
-        _check_settings(spec, {"column"}, reading)
+        _check_settings(spec, COLUMNS, reading)
         parts = [CodePart(CodeSpec(spec), reading)]
     else:
         _check_settings(spec, FORMATS[spec.kind].settings, reading)
@@ -121,7 +119,7 @@ class ReadCorpus(Corpus):
     def identity(self) -> dict[str, Any]:
         parts = fingerprint([part.identity() for part in self.parts])
         source = CodeSpec(self.spec).name if SourceSpec(self.spec).kind == "code" else self.spec
-        return {"source": source, **dataclasses.asdict(self.reading), "parts": len(self.parts), "fingerprint": parts}
+        return {"source": source, **self.reading.identity(), "parts": len(self.parts), "fingerprint": parts}
 
 
 class Stories(Corpus):
@@ -162,68 +160,6 @@ class StoriesPart:
         from shoestring.data.stories import CORPUS_VERSION
 
         return {"source": "stories", "version": CORPUS_VERSION, "seed": self.seed}
-
-
-@dataclass(frozen=True)
-class CodePart:
-    """User code, as in `data.source = "my_data.py:documents"`: a sequence, or a function that returns an iterable.
-
-    Its items are texts, or mappings with a text in `data.column`. A function takes no arguments, is called once for
-    every pass over the corpus, and must yield the same items each time. A sequence can be sampled at random and read by
-    several processes.
-    """
-
-    spec: CodeSpec
-    reading: Reading
-
-    def _items(self) -> Iterable[Any]:
-        items = load_code(self.spec, "data.source")
-        if callable(items):
-            try:
-                items = items()
-            except TypeError as cause:
-                raise DataError(f'data.source = "{self.spec}": must be callable without arguments ({cause})') from cause
-        if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
-            kind = type(items).__name__
-            raise DataError(f'data.source = "{self.spec}": must give texts, one after the other, not {kind}')
-        return items
-
-    @property
-    def size(self) -> int | None:
-        items = load_code(self.spec, "data.source")
-        return len(items) if isinstance(items, Sequence) else None
-
-    @property
-    def block(self) -> int | None:
-        return None if self.size is None else BLOCK_ITEMS
-
-    def identity(self) -> dict[str, Any]:
-        return {"name": self.spec.name, "code": code_fingerprint(self.spec)}
-
-    def documents(self, skipped: Skipped | None = None) -> Iterator[Document]:
-        return self._documents(self._items(), 0, skipped)
-
-    def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:
-        items = self._items()
-        assert isinstance(items, Sequence), "only the whole of it can be read"
-        return self._documents(items[begin:end], begin, skipped)
-
-    def values(self, column: str) -> Values:
-        for number, item in enumerate(self._items(), 1):
-            yield number, item.get(column) if isinstance(item, Mapping) else None
-
-    def _documents(self, items: Iterable[Any], first: int, skipped: Skipped | None) -> Iterator[Document]:
-        column, longest = self.reading.column, record_bytes()
-
-        def records() -> Records:
-            for number, item in enumerate(items, first + 1):
-                try:
-                    text = text_of(item.get(column) if isinstance(item, Mapping) else item, column)
-                    yield number, short_enough(text, longest)
-                except Broken as cause:
-                    yield number, cause
-
-        return documents(records(), f"{self.spec}, item", self.reading, skipped)
 
 
 def find_files(kind: str, path: str) -> list[Path]:

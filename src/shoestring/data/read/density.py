@@ -17,7 +17,7 @@ from shoestring.core.records import Density
 from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.data.read.corpora import BLOCK_BYTES, texts
-from shoestring.data.read.documents import Corpus, Document, Part, Skipped
+from shoestring.data.read.documents import Corpus, Document, Part, Prompted, Skipped
 from shoestring.data.tokenize.vocabulary import COMPILED_CHARACTERS, Count, in_batches, plain_count
 
 SAMPLE_BYTES = 1 << 26
@@ -122,6 +122,7 @@ class _Sums(NamedTuple):
     documents: int
     text_bytes: int
     tokens: int
+    prompt_tokens: int
 
 
 class _Counting(NamedTuple):
@@ -210,13 +211,14 @@ def _of_sample(drawn: Sample, counting: _Counting, seconds: float) -> Density | 
     if not columns or not any(columns[0]):
         return None
     seen = Sample(blocks, drawn.size, drawn.exact)
-    documents, text_bytes, tokens = map(seen.total, columns)
+    documents, text_bytes, tokens, prompt_tokens = map(seen.total, columns)
     # totals, scaled to the part that was read: a large block was more likely to be drawn, and must not count for more
     share = 1.0 if drawn.exact else sum(block.size for block in blocks) / drawn.size
     return Density(
         documents=max(1, round(documents.value * share)),
         text_bytes=max(1, round(text_bytes.value * share)),
         tokens=max(1, round(tokens.value * share)),
+        prompt_tokens=round(prompt_tokens.value * share),
         seconds=_steady(times, columns[1]),
         total_documents=round(documents.value),
         total_documents_error=documents.error,
@@ -236,11 +238,14 @@ def _steady(times: list[float], sizes: Sequence[int]) -> float:
 
 def _sums(counting: _Counting, documents: Iterable[str]) -> tuple[_Sums, float]:
     """The sums over documents, some megabytes of text at a time, and the seconds to read and tokenize them."""
-    number = text_bytes = tokens = 0
+    number = text_bytes = tokens = prompt_tokens = 0
     seconds, started = 0.0, time.perf_counter()
     for batch in in_batches(documents, _BATCH_CHARACTERS):
         read = time.perf_counter()
-        tokens += counting.count(batch) + len(batch)
+        pairs = [text.parts for text in batch if isinstance(text, Prompted)]
+        of_prompts = counting.count([prompt for prompt, _ in pairs]) if pairs else 0
+        tokens += of_prompts + counting.count([completion for _, completion in pairs] or batch) + len(batch)
+        prompt_tokens += of_prompts
         size = len("".join(batch).encode())
         counted = time.perf_counter()
         each = counting.byte_seconds
@@ -248,4 +253,4 @@ def _sums(counting: _Counting, documents: Iterable[str]) -> tuple[_Sums, float]:
         number += len(batch)
         text_bytes += size
         started = counted
-    return _Sums(number, text_bytes, tokens), seconds + time.perf_counter() - started
+    return _Sums(number, text_bytes, tokens, prompt_tokens), seconds + time.perf_counter() - started

@@ -13,7 +13,7 @@ import io
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from shoestring.core.environment import RECORD_BYTES
@@ -35,6 +35,29 @@ class Document(NamedTuple):
     def place(self) -> str:
         """Such as "corpus.jsonl, line 12"."""
         return f"{self.where} {self.number}"
+
+
+class Prompted(str):
+    """A prompt and its completion as one text."""
+
+    prompt: int
+    """Characters of the prompt."""
+
+    @classmethod
+    def of(cls, prompt: str, completion: str) -> Prompted:
+        both = cls(prompt + completion)
+        both.prompt = len(prompt)
+        return both
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The prompt and the completion."""
+        return self[: self.prompt], self[self.prompt :]
+
+
+def parts_of(texts: Iterable[str]) -> list[str]:
+    """The texts that a tokenizer reads one by one: of a prompt and its completion each."""
+    return [part for text in texts for part in (text.parts if isinstance(text, Prompted) else (text,))]
 
 
 Records = Iterator[tuple[int, str | Broken]]
@@ -67,6 +90,9 @@ class Reading:
 
     column: str = "text"
     """Name of the column, or of the field, that holds the text."""
+    prompt: str | None = None
+    completion: str | None = None
+    """Names of two columns, or fields, in place of `column`: a text and how it goes on."""
     delimiter: str = ","
     """Between the fields of CSV."""
     end_line: str | None = None
@@ -77,6 +103,35 @@ class Reading:
     """Read a hub data set from the network during use, instead of storing it first."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do at a broken record."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a document is made from."""
+        return (self.column,) if self.prompt is None or self.completion is None else (self.prompt, self.completion)
+
+    @property
+    def setting(self) -> str:
+        """The fields of a recipe that name them, for messages."""
+        return "data.column" if self.prompt is None else "data.prompt and data.completion"
+
+    def identity(self) -> dict[str, Any]:
+        """What tells documents that are read so from others; as before there were prompts, where there are none."""
+        return {name: value for name, value in asdict(self).items() if name not in PAIR or value is not None}
+
+
+COLUMNS = frozenset({"column", "prompt", "completion"})
+"""Fields of `Reading` that apply to all sources with columns."""
+PAIR = ("prompt", "completion")
+
+
+def joined(fields: Sequence[str], reading: Reading) -> str:
+    """The text of a record from those of its columns; raises Broken where a prompt has no completion."""
+    if len(fields) == 1:
+        return fields[0]
+    prompt, completion = fields
+    if not completion or completion.isspace():
+        raise Broken(f'the field "{reading.completion}" is empty, and a prompt needs a completion')
+    return Prompted.of(prompt, completion)
 
 
 def documents(records: Records, where: str, reading: Reading, skipped: Skipped | None) -> Iterator[Document]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from shoestring.core.errors import DataError, MissingExtra
 from shoestring.core.specs import SourceSpec
-from shoestring.data.read.documents import Document, Part, Reading, Records, Skipped, Values, documents
-from shoestring.data.read.formats.parquet import arrow_records, check_column, check_label
+from shoestring.data.read.documents import COLUMNS, Document, Part, Reading, Records, Skipped, Values, documents
+from shoestring.data.read.formats.parquet import arrow_records, check_columns, check_label
 
-SETTINGS = frozenset({"column", "split", "streaming"})
+SETTINGS = COLUMNS | {"split", "streaming"}
 """Fields of `Reading` that apply to a data set."""
 ROWS_OF_A_PART = 100_000
 BLOCK_ROWS = 64
@@ -46,7 +46,7 @@ class RowsPart:
 
     def between(self, begin: int, end: int, skipped: Skipped | None = None) -> Iterator[Document]:
         first, last = self.begin + begin, min(self.begin + end, self.end)
-        rows = self.dataset.select(range(first, last)).select_columns([self.reading.column])
+        rows = self.dataset.select(range(first, last)).select_columns(list(self.reading.columns))
         return _row_documents(rows, first, self.spec, self.reading, skipped)
 
     def values(self, column: str) -> Values:
@@ -99,8 +99,8 @@ def _row_documents(rows: Any, first: int, name: str, reading: Reading, skipped: 
                 raise DataError(f"{name}, after row {number - 1}: {_reason(cause)}") from cause
             if batch is None:
                 return
-            check_column(batch.schema, name, reading.column)
-            yield from arrow_records(batch.column(reading.column), number, reading.column)
+            check_columns(batch.schema, name, reading)
+            yield from arrow_records(batch, number, reading)
             number += batch.num_rows
 
     return documents(records(), f"{name}, row", reading, skipped)
@@ -130,7 +130,7 @@ def hub_parts(spec: SourceSpec, reading: Reading) -> list[Part]:
             "network, or download the data set's files elsewhere and name their folder: hf:FOLDER"
         ) from cause
     if dataset.features is not None:
-        check_column(dataset.features.arrow_schema, spec, reading.column)
+        check_columns(dataset.features.arrow_schema, spec, reading)
     if isinstance(dataset, datasets.IterableDataset):
         return [ShardPart(spec, dataset, version, shard, reading) for shard in range(dataset.num_shards)]
     rows = range(0, len(dataset), ROWS_OF_A_PART)

@@ -30,7 +30,7 @@ from shoestring.data.store.map_stage import (
     run_pass,
 )
 from shoestring.data.store.pool import start_pool
-from shoestring.data.store.shards import dtype_for
+from shoestring.data.store.sizes import stored_ids, token_bytes
 from shoestring.data.store.store import (
     ExtentEntry,
     Manifest,
@@ -92,8 +92,8 @@ class Maker:
     pool: ProcessPoolExecutor | None = None
 
     def __post_init__(self) -> None:
-        data = self.data
-        self.job = Job(folder=self.paths.folder, heldout=data.heldout, unique=data.unique)
+        data, prompts = self.data, self.data.pair is not None
+        self.job = Job(folder=self.paths.folder, heldout=data.heldout, unique=data.unique, prompts=prompts)
 
     def make(self) -> bool:
         """Make what is missing. Returns whether the store is complete; if not, other parts must be made first."""
@@ -253,9 +253,10 @@ class Maker:
             tokenizer=self.data.tokenizer,
             tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
             vocab_size=tokenizer.vocab_size,
-            itemsize=dtype_for(tokenizer.vocab_size).itemsize,
+            itemsize=token_bytes(stored_ids(tokenizer.vocab_size, self.job.prompts)),
             end=tokenizer.end,
             splits=splits,
+            prompts=self.job.prompts,
             ledger=merged_ledger([entry for _, entries in every[:read] for entry in entries]),
         )
         dataclasses.replace(manifest, check=manifest.expected_check()).write(self.paths.manifest)

@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 from shoestring.core.files import whole_file, write_whole
 from shoestring.core.reading import read_json, reading
 from shoestring.core.schema import Record
-from shoestring.data.read.documents import Skipped
+from shoestring.data.read.documents import Skipped, parts_of
 from shoestring.data.store.shards import dtype_for, write_shard
+from shoestring.data.store.sizes import stored_ids
 from shoestring.data.store.store import ShardEntry, SplitEntry, StorePaths
 from shoestring.data.store.work_units import Unit, unit_heldout
+from shoestring.data.tokenize.prompts import encode_documents
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer
 from shoestring.data.tokenize.word_counts import WordCounts
 
@@ -45,6 +47,8 @@ class Job:
     folder: Path
     heldout: float
     unique: bool
+    prompts: bool = False
+    """Whether every document is a prompt and its completion."""
 
     @property
     def work(self) -> Path:
@@ -99,7 +103,7 @@ def hash_pass(job: Job, unit: Unit) -> None:
 def words_pass(job: Job, unit: Unit) -> None:
     counter = WordCounts()
     for batch in batches(job, unit, Skipped()):
-        counter.add(batch.split(held_out=False))
+        counter.add(parts_of(batch.split(held_out=False)))
     words, counts = counter.counted()
     write_whole(job.result("words", unit.number), json.dumps([words, counts], ensure_ascii=False))
 
@@ -125,7 +129,7 @@ def heldout_pass(job: Job, unit: Unit) -> None:
 def _write_splits(job: Job, unit: Unit, result: str, splits: Sequence[str]) -> None:
     paths = StorePaths(job.folder)
     tokenizer = _tokenizer(paths.tokenizer)
-    writers = {name: _Writer(paths, name, unit.number, tokenizer) for name in splits}
+    writers = {name: _Writer(paths, name, unit.number, tokenizer, job.prompts) for name in splits}
     skipped, dropped = Skipped(), 0
     for batch in batches(job, unit, skipped):
         dropped += batch.dropped
@@ -156,20 +160,19 @@ def _tokenizer(path: Path) -> Tokenizer:
 class _Writer:
     """Collects the documents of a unit's split and writes a shard whenever there are enough tokens."""
 
-    def __init__(self, paths: StorePaths, split: str, unit: int, tokenizer: Tokenizer):
+    def __init__(self, paths: StorePaths, split: str, unit: int, tokenizer: Tokenizer, prompts: bool):
         self._paths, self._split, self._unit, self._tokenizer = paths, split, unit, tokenizer
-        assert tokenizer.end is not None, "a tokenizer of text has one"
-        self._end = tokenizer.end
+        self._prompts, self._dtype = prompts, dtype_for(stored_ids(tokenizer.vocab_size, prompts))
         self._parts: list[NDArray[np.unsignedinteger]] = []
         self._sizes: list[NDArray[np.int64]] = []
         self._filled = self._text_bytes = 0
         self._shards: list[ShardEntry] = []
 
     def add(self, texts: Sequence[str]) -> None:
-        ids, sizes = self._tokenizer.encode_batch(texts)
-        tokens = with_ends(ids, sizes, self._end).astype(dtype_for(self._tokenizer.vocab_size))
+        ids, sizes = encode_documents(self._tokenizer, texts, self._prompts)
+        tokens = ids.astype(self._dtype)
         self._parts.append(tokens)
-        self._sizes.append(sizes + 1)
+        self._sizes.append(sizes)
         self._filled += len(tokens)
         self._text_bytes += len("".join(texts).encode())
         if self._filled >= SHARD_TOKENS:
@@ -187,15 +190,6 @@ class _Writer:
         if self._filled:
             self._flush()
         return SplitEntry.of(self._shards, self._text_bytes)
-
-
-def with_ends(ids: NDArray[np.unsignedinteger], sizes: NDArray[np.int64], end: int) -> NDArray[np.unsignedinteger]:
-    """The ids of documents of these sizes, each followed by `end`."""
-    tokens = np.full(len(ids) + len(sizes), end, dtype=ids.dtype)
-    inside = np.ones(len(tokens), dtype=bool)
-    inside[np.cumsum(sizes + 1) - 1] = False
-    tokens[inside] = ids
-    return tokens
 
 
 def count_documents(job: Job, units: Sequence[Unit], documents: int) -> list[int]:

@@ -18,6 +18,11 @@ def token_bytes(vocab_size: int) -> int:
     return 1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4
 
 
+def stored_ids(vocab_size: int, prompts: bool) -> int:
+    """How many ids a store may hold: those of prompts have a mark (`tokenize/prompts.py`)."""
+    return vocab_size * (2 if prompts else 1)
+
+
 def shard_bytes(tokens: int, documents: int, itemsize: int) -> int:
     """The size of a shard's file."""
     payload = payload_bytes(tokens, documents, itemsize)
@@ -30,4 +35,5 @@ def payload_bytes(tokens: int, documents: int, itemsize: int) -> int:
 
 def estimate_bytes(tokens: float, documents: float, data: Data) -> int:
     """The bytes on disk of a store of about this many tokens."""
-    return shard_bytes(int(tokens), int(documents), token_bytes(vocabulary_size(data.tokenizer, data.end)))
+    ids = stored_ids(vocabulary_size(data.tokenizer, data.end), data.pair is not None)
+    return shard_bytes(int(tokens), int(documents), token_bytes(ids))

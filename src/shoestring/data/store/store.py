@@ -32,7 +32,7 @@ from shoestring.core.schema import Record, encode
 from shoestring.core.units import counted
 from shoestring.data.pack.order import Index, Pool, RowIndex, epoch_offset, step_rows
 from shoestring.data.store.shards import Shard
-from shoestring.data.store.sizes import token_bytes
+from shoestring.data.store.sizes import stored_ids, token_bytes
 from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, tokenizer_fingerprint
 
 Rows = NDArray[np.int64]
@@ -122,6 +122,8 @@ class Manifest(Record):
     splits: dict[str, SplitEntry]
     row: int | None = None
     """Tokens per row, in a store of fixed rows."""
+    prompts: bool = False
+    """Whether documents are prompts with completions, and tokens of prompts marked (`tokenize/prompts.py`)."""
     ledger: dict[str, Any] = field(default_factory=dict)
     """For text: numbers of broken records (with examples), empty records and repeated documents."""
     check: int = 0
@@ -129,8 +131,9 @@ class Manifest(Record):
 
     def contradictions(self) -> list[str]:
         lines = negatives(self, signed=("source", "ledger"))
-        if self.itemsize != (size := token_bytes(self.vocab_size)):
-            lines.append(f"itemsize = {self.itemsize!r}: ids of a vocabulary of {self.vocab_size!r} take {size} bytes")
+        ids = stored_ids(self.vocab_size, self.prompts)
+        if self.itemsize != (size := token_bytes(ids)):
+            lines.append(f"itemsize = {self.itemsize!r}: {ids:,} ids take {size} bytes")
         for name, split in self.splits.items():
             of_shards = SplitEntry.of(split.shards, split.text_bytes)
             for what in ("tokens", "documents"):
@@ -157,6 +160,8 @@ class Manifest(Record):
         values = {key: value for key, value in encode(self).items() if key != "check"}
         if not any(split.extents for split in self.splits.values()):  # as they were written before there were extents
             values["splits"] = _without_extents(values["splits"])
+        if not self.prompts:  # nor prompts
+            del values["prompts"]
         return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 

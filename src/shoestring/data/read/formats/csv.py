@@ -9,27 +9,31 @@ from dataclasses import replace
 
 from shoestring.core.environment import record_bytes
 from shoestring.core.errors import DataError
-from shoestring.data.read.documents import Format, Reading, Records, Values, some_names
+from shoestring.data.read.documents import COLUMNS, Format, Reading, Records, Values, joined, some_names
 from shoestring.data.read.lines import Broken, read_lines, without_end
 
 
 def _csv_records(file: io.BufferedIOBase, name: str, reading: Reading) -> Records:
     """One document per row; blank lines are not records."""
     rows = _csv_rows(file, name, reading.delimiter)
-    line, header = next(rows, (1, [reading.column]))
+    line, header = next(rows, (1, list(reading.columns)))
     if isinstance(header, Broken):
         raise DataError(f"{name}, line {line}: {header}")
-    if header.count(reading.column) != 1:
-        many = "more than one column" if reading.column in header else "no column"
-        raise DataError(
-            f'{name}, line {line}: {many} "{reading.column}"; the columns are {some_names(header)}; set data.column'
-        )
-    column, width = header.index(reading.column), len(header)
+    for column in reading.columns:
+        if header.count(column) != 1:
+            many = "more than one column" if column in header else "no column"
+            raise DataError(
+                f'{name}, line {line}: {many} "{column}"; the columns are {some_names(header)}; set {reading.setting}'
+            )
+    places, width = [header.index(column) for column in reading.columns], len(header)
     for line, row in rows:
         if isinstance(row, Broken):
             yield line, row
         elif len(row) == width:
-            yield line, row[column]
+            try:
+                yield line, joined([row[place] for place in places], reading)
+            except Broken as cause:
+                yield line, cause
         else:
             yield line, Broken(f"a row of {len(row)} fields, while the header has {width}")
 
@@ -69,11 +73,11 @@ def _csv_rows(file: io.BufferedIOBase, name: str, delimiter: str) -> Iterator[tu
 def _csv_values(file: io.BufferedIOBase, name: str, reading: Reading, column: str) -> Values:
     """The values of a column; broken rows are left out here, and reported when the texts are read."""
     try:
-        for number, value in _csv_records(file, name, replace(reading, column=column)):
+        for number, value in _csv_records(file, name, replace(reading, column=column, prompt=None, completion=None)):
             if not isinstance(value, Broken):
                 yield number, value
     except DataError as cause:  # an error in the header
         raise DataError(str(cause).replace("data.column", "data.label")) from cause
 
 
-CSV = Format((".csv",), _csv_records, settings=frozenset({"column", "delimiter"}), values=_csv_values)
+CSV = Format((".csv",), _csv_records, settings=COLUMNS | {"delimiter"}, values=_csv_values)
