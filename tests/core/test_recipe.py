@@ -483,6 +483,8 @@ CHANGED: dict[str, dict[str, Any]] = {
     "data": {
         "source": "text:a",
         "column": "body",
+        "prompt": "ask",
+        "completion": "answer",
         "delimiter": ";",
         "end_line": "---",
         "split": "test",
