@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
+from typing import NamedTuple
 
 from shoestring.core.errors import ShoestringError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe, fingerprint
-from shoestring.core.records import Profile
+from shoestring.core.records import Cost, Profile
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
@@ -39,34 +41,51 @@ def tried_beside(recipe: Recipe) -> tuple[Tried, ...]:
         return ()
     own, found = RunFolder.of(recipe).path, list[Tried]()
     for path in finished_runs(Path(recipe.run.folder), MOST):
-        if path == own:
-            continue
-        with contextlib.suppress(ShoestringError, UnicodeDecodeError):  # a plan tells of runs that cannot be read
-            if (run := _tried(RunFolder(path), recipe)) is not None:
+        with contextlib.suppress(OSError):  # removed meanwhile
+            ended = None if path == own else _ended(path, RunFolder(path).done.stat().st_mtime_ns)
+            if ended is not None and (run := _tried(ended, recipe)) is not None:
                 found.append(run)
     return tuple(found)
 
 
-def _tried(folder: RunFolder, recipe: Recipe) -> Tried | None:
-    """A finished run; None: it is of another kind."""
-    folder.check_records(folder.done, folder.profile, folder.recipe, folder.choices)
-    other = folder.read_recipe()
+class _Ended(NamedTuple):
+    """A finished run."""
+
+    recipe: Recipe
+    outcome: Outcome
+    cost: Cost
+
+
+@functools.lru_cache(maxsize=4 * MOST)
+def _ended(path: Path, written: int) -> _Ended | None:  # noqa: ARG001
+    """A run that was DONE at the time `written`; None: it cannot be read, of which a plan tells.
+
+    A sweep asks for the same ones for each of its runs.
+    """
+    folder = RunFolder(path)
+    try:
+        folder.check_records(folder.done, folder.profile, folder.recipe, folder.choices)
+        return _Ended(folder.read_recipe(), Outcome.read(folder.done), Profile.read(folder.profile).cost)
+    except (ShoestringError, UnicodeDecodeError):
+        return None
+
+
+def _tried(ended: _Ended, recipe: Recipe) -> Tried | None:
+    """What a finished run says about a recipe; None: it is of another kind."""
+    other, outcome, cost = ended
     if other.kind != recipe.kind or not same_rows(other, recipe) or _kind(other) != _kind(recipe):
         return None
-    outcome, cost = Outcome.read(folder.done), Profile.read(folder.profile).cost
     family = family_of(other.model)
     n, b = without_embedding(cost), float(other.batch * other.data.length)
-    law = best_lr(
-        n, float(outcome.tokens), b, other.train.optimizer, family.begins_trained(other.model), family
-    ).value  # fmt: skip
-    model, train = encode(other.model), encode(other.train)
-    setting = [model, {name: train[name] for name in train if name not in (*_WITH_RATE, *_NOT_LEARNED)}, other.batch]
+    trained, d = family.begins_trained(other.model), float(outcome.tokens)
+    train = {name: value for name, value in encode(other.train).items() if name not in (*_WITH_RATE, *_NOT_LEARNED)}
+    setting = [encode(other.model), encode(other.data), train, other.batch, other.evaluate.rows]
     return Tried(
         lr=number(other.train.lr),
-        law=law,
+        law=best_lr(n, d, b, other.train.optimizer, trained, family).value,
         loss=outcome.loss,
         n=n,
-        d=float(outcome.tokens),
+        d=d,
         setting=fingerprint(setting),
     )
 
