@@ -483,8 +483,6 @@ CHANGED: dict[str, dict[str, Any]] = {
     "data": {
         "source": "text:a",
         "column": "body",
-        "prompt": "ask",
-        "completion": "answer",
         "delimiter": ";",
         "end_line": "---",
         "split": "test",
@@ -529,7 +527,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"], "overlap": "prints.json"},
 }
 IN_COMPANY: dict[str, dict[str, Any]] = {
-    "data": {"masked": 0.3, "whole_words": True, "label": "kind"},
+    "data": {"masked": 0.3, "whole_words": True, "label": "kind", "prompt": "ask", "completion": "answer"},
     "model": {
         "family": "gpt2",
         "options": {"layers": 4},

@@ -427,7 +427,7 @@ def documents_for(case: Case, steps: int) -> int:
         assert case.recipe.budget.time is not None
         cheap = int(max(5.0, 0.03 * case.recipe.budget.time) / case.document_seconds)
         one_epoch = steps * case.recipe.batch * data.length / (per_document * (1 - data.heldout))
-        return min(max(cheap, math.ceil(1.1 * one_epoch) + 1), density.total_documents)
+        return min(max(cheap, math.ceil(1.25 * one_epoch) + 1), density.total_documents)
     heldout = math.ceil(case.recipe.evaluate.rows * data.length / (per_document * data.heldout))
     one_step = math.ceil(case.recipe.batch * data.length / (per_document * (1 - data.heldout)))
     least = max(heldout, one_step) + 1

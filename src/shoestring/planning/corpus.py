@@ -21,8 +21,9 @@ _ENOUGH = 0.5
 """Of the documents that would be prepared of an endless corpus: so many that are prepared already will do."""
 WHOLE_SECONDS, WHOLE_SHARE = 5.0, 0.03
 """At least as much is read as is prepared in so many seconds, or in this share of the time budget."""
-SPARE = 1.1
-"""Documents that are read of a larger corpus, over those that the steps need: extents are read whole."""
+SPARE = 1.25
+"""Documents that are read, over those that the steps need by the mean of a sample: lengths vary, and a stream is
+sampled at its start alone. Of the built-in stories, which are computed, no more are made than needed."""
 HELDOUT_SHARE = 0.1
 """Share of the seconds of a document that goes to reading it, where only held-out documents are tokenized."""
 
@@ -119,6 +120,12 @@ def documents_for(recipe: Recipe, density: Density, steps: int) -> float:
     return steps * recipe.batch / _rows_per_document(recipe, density) / (1 - recipe.data.heldout)
 
 
+def documents_read(recipe: Recipe, density: Density, steps: int) -> float:
+    """Documents of a corpus without a known end that are read for `steps`."""
+    spare = 1.0 if recipe.data.source == "stories" else SPARE
+    return spare * documents_for(recipe, density, steps)
+
+
 def least_documents(recipe: Recipe, density: Density) -> int:
     """Documents for one step of training, and for the held-out rows if they are scored."""
     heldout = 0.0
@@ -180,7 +187,7 @@ def corpus_to_read(
 
     `prepared`: the numbers of documents of such stores.
     """
-    needed = max(math.ceil(documents_for(recipe, density, steps)), least_documents(recipe, density))
+    needed = max(math.ceil(documents_read(recipe, density, steps)), least_documents(recipe, density))
     limit, share, extra = document_limit(recipe, density), None, 0.0
     if (drawn := drawn_documents(recipe, density, steps)) is not None:
         assert density.total_documents is not None, "it has an end"
@@ -191,7 +198,8 @@ def corpus_to_read(
         documents, reason = int(limit), "all available" if recipe.data.documents is None else "data.documents"
     elif needed <= limit:
         scored = "" if recipe.data.heldout == 0 else ", and the held-out rows"
-        documents, reason = needed, f"one epoch for the steps{scored}"
+        more = "" if recipe.data.source == "stories" else " and a quarter more"
+        documents, reason = needed, f"one epoch for the steps{more}{scored}"
     else:
         seconds = Seconds(_preparing_seconds(float(recipe.budget.time or 0.0))).short()
         documents, reason = int(limit), f"as many as can be prepared in {seconds}; then repeated"

@@ -23,6 +23,7 @@ from shoestring.planning.corpus import (
     corpus_to_read,
     document_limit,
     documents_for,
+    documents_read,
     drawn_documents,
     heldout_seconds,
     kept_checkpoints,
@@ -324,7 +325,7 @@ def _steps_of_endless(recipe: Recipe, density: Density, step: float, left: float
     """Steps in the seconds that are left, when every document of an endless corpus takes `per_document` seconds."""
     left -= per_document  # documents are read whole
     # every step reads its own text up to the limit, and a least amount is always read
-    one_epoch = left / (step + documents_for(recipe, density, 1) * per_document)
+    one_epoch = left / (step + documents_read(recipe, density, 1) * per_document)
     repeated = (left - document_limit(recipe, density) * per_document) / step
     least = (left - least_documents(recipe, density) * per_document) / step
     return int(min(max(one_epoch, repeated), least))
