@@ -287,6 +287,7 @@ def run(name: str, tiny: bool, folder: Path, budget: str) -> dict[str, Any]:
         + sum(line.get("event") == "halved" for line in timings),
         "plan": {key: plan[key] for key in ("steps", "seconds", "parts", "step_seconds", "peak_bytes", "per_device")},
         "timeline": parts_of(timings),
+        "events": [{key: line[key] for key in ("event", "step", "elapsed") if key in line} for line in timings],
         "profile": encode(profile),
         "outcome": outcome,
     }

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 from strategy_tables import starts_line, stragglers_table, strategies_table
+from tuning_tables import finetune_table, overlap_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = tuple(
@@ -429,41 +429,6 @@ def halving_table() -> str:
     return "".join(lines)
 
 
-def overlap_table() -> str:
-    """How far two bases drift when they are tuned on English, and on Japanese."""
-    head = (
-        "| base | tuned on | seeds | overlap after 10 % | 50 % | 100 % of the steps | half is left after | KL, nats | "
-    )
-    lines = [head + "held-out loss |\n", "|---|---|---|---|---|---|---|---|---|\n"]
-    for r in results("overlap"):
-        for base in (name for name in ("stories", "wikipedia") if name in r["results"]):
-            for language, curves in r["results"][base]["curves"].items():
-                lines.append(f"| {base} | {language.title()} | {len(curves)} | {_drift(curves)} |\n")
-        lines.append(
-            f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}. Mean ± standard deviation.\n"
-        )
-    return "".join(lines)
-
-
-def _drift(curves: list[list[dict[str, float]]]) -> str:
-    """The cells of one language."""
-    from shoestring.studies.drift import steps_to_half
-
-    def spread(values: list[float], form: str = ".2f") -> str:
-        error = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):{form}}{error}"
-
-    last = curves[0][-1]["step"]
-    parts = [
-        [line["overlap"] for curve in curves for line in curve if line["step"] == s]
-        for s in (last // 10, last // 2, last)
-    ]
-    halves = [steps_to_half([(line["step"], line["overlap"]) for line in curve]) for curve in curves]
-    half = "–" if None in halves else f"{spread([h for h in halves if h is not None], '.1f')} steps"
-    ends = [[curve[-1][name] for curve in curves] for name in ("overlap_kl", "heldout_loss")]
-    return " | ".join([*map(spread, parts), half, *map(spread, ends)])
-
-
 def same_table() -> str:
     """How often equal runs are taken for different."""
     lines = []
@@ -608,8 +573,9 @@ def _plans_against_runs(r: dict[str, Any]) -> str:
     for name, told in found.items():
         ended = [run for run in told["runs"] if "error" not in run]
         failed = f", {len(told['runs']) - len(ended)} failed" if len(ended) < len(told["runs"]) else ""
-        shared = ", two at a time" if all(run.get("at_once") == 2 for run in told["runs"]) else ""
-        cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}{shared}"]
+        (shared,) = {run.get("at_once") or 1 for run in told["runs"]} or {1}
+        beside = f", {shared} at a time" if shared > 1 else ""
+        cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}{beside}"]
         cells += [_range([run[key] for run in ended]) for key in ("used_share", "budget_share")]
         cells += [_worst([run[key] for run in ended]) for key in ("seconds_error", "memory_error", "step_error")]
         cells += [_most([run[key] for run in ended]) for key in ("trials", "out_of_memory")]
@@ -666,7 +632,8 @@ PARTS = {
     "sweep-table": sweep_table,
     "halving-table": halving_table,
     "same-table": same_table,
-    "overlap-table": overlap_table,
+    "overlap-table": lambda: overlap_table(results("overlap")),
+    "finetune-table": lambda: finetune_table(results("finetune")),
     "deadline-table": deadline_table,
     "rates-table": rates_table,
     "strategies-table": lambda: strategies_table(results("strategies")),

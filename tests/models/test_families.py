@@ -209,6 +209,15 @@ def test_half_precision_is_close(model: Model) -> None:
         assert loss_of(network, batch).nats.item() == pytest.approx(exact, rel=0.01)
 
 
+@every_model
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_weights_in_half_precision_are_close(model: Model) -> None:
+    """No autocast: all weights are in bf16, as one may load them to save memory."""
+    network, batch = build(model, VOCABULARY, LENGTH, 0).eval(), some_rows(model, 3, 9)
+    exact = loss_of(network, batch).nats.item()
+    assert loss_of(network.bfloat16(), batch).nats.item() == pytest.approx(exact, rel=0.01)
+
+
 @every_family
 def test_dropout_is_for_training_alone(family: str) -> None:
     model = small(family, dropout=0.5) if family != "perceiver_ar" else small(family, dropout=0.5, prefix_dropout=0.0)

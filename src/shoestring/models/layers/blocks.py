@@ -129,11 +129,12 @@ class RMSNorm(nn.RMSNorm):
     """Computed in float32 at least, returned in the type of the stream."""
 
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
-        return F.rms_norm(_wide(x), self.normalized_shape, self.weight, self.eps).to(x.dtype)
+        return F.rms_norm(_wide(x), self.normalized_shape, _wide(self.weight), self.eps).to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
     """Computed in float32 at least, returned in the type of the stream."""
 
     def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        return F.layer_norm(_wide(x), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
+        weight, bias = _wide(self.weight), None if self.bias is None else _wide(self.bias)
+        return F.layer_norm(_wide(x), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
