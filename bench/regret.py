@@ -51,7 +51,8 @@ def main() -> None:
     best = min(other["loss"] for other in others)
     values = {"auto": {"setting": asdict(chosen), "loss": loss}, "random": others, "regret": loss / best - 1}
     print(f"regret {values['regret']:+.2%}")
-    record.write("regret", values | {"flops": arguments.flops, "unique": arguments.unique}, arguments.out)
+    name = "regret" if arguments.unique is None else "regret_repeated"
+    record.write(name, values | {"flops": arguments.flops, "unique": arguments.unique}, arguments.out)
 
 
 def tokens_for(flops: float, setting: Setting) -> int:

@@ -516,6 +516,56 @@ def rates_table() -> str:
     return "".join(lines)
 
 
+def regret_table() -> str:
+    """The losses of what "auto" chooses, and of the best random setting of the same work."""
+    lines = ["| text | chosen | its loss | best random setting | its loss | regret |\n", "|---|---|---|---|---|---|\n"]
+    origins = []
+    for r in (r for name in ("regret", "regret_repeated") for r in results(name)):
+        best = min(r["random"], key=lambda run: run["loss"])
+        text = "each row read once" if r["unique"] is None else f"{r['unique']:,} positions"
+        chosen, other = (
+            f"{s['width']} × {s['layers']}, {s['tokens']:,} positions, {s['batch']:,} per step, {s['lr']:.2g}, decay "
+            f"{s['weight_decay']:.2g}"
+            for s in (r["auto"]["setting"], best["setting"])
+        )
+        lines.append(
+            f"| {text} | {chosen} | {r['auto']['loss']:.3f} | {other}, of {len(r['random'])} | {best['loss']:.3f} | "
+            f"{r['regret']:+.1%} |\n"
+        )
+        origins.append(f"\n`{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}; one seed.\n")
+    return "".join((*lines, *origins))
+
+
+def probes_table() -> str:
+    """Regret of the law, and of each way of probing."""
+    lines, origins = list[str](), list[str]()
+    for r in results("lr_probe"):
+        names = list(next(iter(r["tasks"].values()))["regret"])
+        lines.append(f"| task | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n")
+        for task, found in r["tasks"].items():
+            seeds = f"{len(found['seeds'])} seed{'s' * (len(found['seeds']) > 1)}"
+            values = " | ".join(f"{found['regret'][name]:.1%}" for name in names)
+            lines.append(f"| {task}, {found['steps']:,} steps, {seeds} | {values} |\n")
+        origins.append(f"\n`{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n")
+    return "".join((*lines, *origins))
+
+
+def means_table() -> str:
+    """What means of the weights gain."""
+    lines, origins = list[str](), list[str]()
+    for r in results("weight_average"):
+        names = list(next(iter(r["tasks"].values()))["gains"])
+        lines.append(f"| task | seeds | loss | {' | '.join(names)} |\n|---|---|---|{'---|' * len(names)}\n")
+        for task, found in r["tasks"].items():
+            plain = sum(run["losses"][-1]["plain"] for run in found["runs"]) / len(found["runs"])
+            values = " | ".join(f"{gain:+.2%} ± {error:.2%}" for gain, error in map(found["gains"].get, names))
+            lines.append(f"| {task} | {len(found['runs'])} | {plain:.3f} | {values} |\n")
+        origins.append(
+            f"\nShares are of the run's steps. `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}.\n"
+        )
+    return "".join((*lines, *origins))
+
+
 def kill_table() -> str:
     """Kills, full disks and little memory, and what came of them; problems by name."""
     lines = []
@@ -636,6 +686,9 @@ PARTS = {
     "finetune-table": lambda: finetune_table(results("finetune")),
     "deadline-table": deadline_table,
     "rates-table": rates_table,
+    "regret-table": regret_table,
+    "probes-table": probes_table,
+    "means-table": means_table,
     "strategies-table": lambda: strategies_table(results("strategies")),
     "stragglers-table": lambda: stragglers_table(results("stragglers")),
     "starts-line": lambda: starts_line(results("starts")),
