@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from shoestring.core.files import put_folder, temporary_folder, write_whole
 from shoestring.core.registry import registry
 from shoestring.core.sections import Model
 from shoestring.models.language_model import LanguageModel
+from shoestring.models.layers.adapter import adapter_of
 
 NAMED = 5
 """Weights that an error names."""
@@ -60,12 +61,19 @@ class WeightNames(NamedTuple):
         for mine, kind, theirs in self._pairs(len(model.blocks)):
             if f"{mine}.{kind}" in own:
                 value = self.turn(own[f"{mine}.{kind}"].detach(), mine)
-                if len(theirs) == 1:
-                    found[theirs[0]] = value
-                    continue
-                shared = (len(value) - width) // 2  # rows of keys, and of values
-                parts = value.split([width, shared, shared]) if len(theirs) == 3 else value.chunk(2)
-                found |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
+                found |= zip(theirs, _divided(value, len(theirs), width), strict=True)
+        return found
+
+    def write_adapters(self, model: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        """The two matrices of every adapter, (rank, inputs) and (outputs, rank), under the names of modules there.
+
+        Where our product is divided there, each part has the same first matrix, and its rows of the second one.
+        """
+        found, width = dict[str, tuple[Tensor, Tensor]](), model.embedding.embedding_dim
+        for mine, theirs in self._modules(len(model.blocks)).items():
+            if mine.startswith("blocks.") and (adapter := adapter_of(model.get_submodule(mine))) is not None:
+                a, b = adapter.a.detach(), adapter.b.detach()
+                found |= {name: (a, part) for name, part in zip(theirs, _divided(b, len(theirs), width), strict=True)}
         return found
 
     def read(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -94,13 +102,25 @@ class WeightNames(NamedTuple):
                 name = name.removesuffix(old) + new
         return name if name.startswith((self.base, *self.heads)) else self.base + name
 
+    def _modules(self, layers: int) -> dict[str, list[str]]:
+        """Each of our modules, and its names there."""
+        found = {mine: [theirs] for mine, theirs in self.modules.items()}
+        for i, (mine, parts) in itertools.product(range(layers), self.parts.items()):
+            found[f"blocks.{i}.{mine}"] = [f"{self.layer}{i}.{part}" for part in parts]
+        return found
+
     def _pairs(self, layers: int) -> Iterator[tuple[str, str, list[str]]]:
         """Each of our modules, "weight" or "bias", and the names of that there."""
-        pairs = {mine: [theirs] for mine, theirs in self.modules.items()}
-        for i, (mine, parts) in itertools.product(range(layers), self.parts.items()):
-            pairs[f"blocks.{i}.{mine}"] = [f"{self.layer}{i}.{part}" for part in parts]
-        for (mine, theirs), kind in itertools.product(pairs.items(), ("weight", "bias")):
+        for (mine, theirs), kind in itertools.product(self._modules(layers).items(), ("weight", "bias")):
             yield mine, kind, [f"{name}.{kind}" for name in theirs]
+
+
+def _divided(value: Tensor, count: int, width: int) -> Sequence[Tensor]:
+    """The rows of a product that is divided there: queries, keys and values, or two equal parts."""
+    if count == 1:
+        return [value]
+    shared = (len(value) - width) // 2  # rows of keys, and of values
+    return [part.clone() for part in (value.split([width, shared, shared]) if count == 3 else value.chunk(2))]
 
 
 class TransformersFormat(NamedTuple):
@@ -118,6 +138,7 @@ class TransformersFormat(NamedTuple):
     """Other values that a config must have for the network to be the same, one of several each."""
     write: Callable[[Any], dict[str, Tensor]]
     read: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    names: WeightNames
     classes: Callable[[str, Any], int | None] = lambda _architecture, _config: None
     """Number of classes of a stored network, from its architecture and config."""
 
@@ -180,11 +201,11 @@ def save_transformers(
                 write_whole(temporary / file, text)
             put_folder(temporary, folder)
     except (OSError, SafetensorError) as cause:
-        raise _write_error(folder, cause) from cause
+        raise write_error(folder, cause) from cause
     return name
 
 
-def _write_error(folder: Path, cause: OSError | SafetensorError) -> StorageError:
+def write_error(folder: Path, cause: OSError | SafetensorError) -> StorageError:
     """The error for a folder that could not be written; safetensors tells only in words what the system said."""
     if isinstance(cause, OSError):
         return storage_error("write", folder, cause)

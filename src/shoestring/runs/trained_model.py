@@ -143,9 +143,16 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(
-    folder: RunFolder, checkpoint: CheckpointSpec = BEST, device: torch.device | None = None, say: Say = silent
+    folder: RunFolder,
+    checkpoint: CheckpointSpec = BEST,
+    device: torch.device | None = None,
+    say: Say = silent,
+    merged: bool = True,
 ) -> LoadedRun:
-    """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one)."""
+    """The network of a run's checkpoint, without dropout, on a device (default: the GPU where there is one).
+
+    Unless `merged`, its adapters stay apart.
+    """
     folder.check_records(folder.recipe, folder.choices, folder.tokenizer)
     recipe = folder.read_recipe()
     recipe.need_network(f"{folder.path} is the run of an HMM, not of a network")
@@ -157,7 +164,7 @@ def load_run(
     if recipe.lora is not None:
         tune(model, recipe, 0)
     model.take_over(weights, str(folder.path))
-    if recipe.lora is not None:
+    if recipe.lora is not None and merged:
         merge_lora(model)
     return LoadedRun(model.to(device or pick_device()).eval(), recipe, tokenizer, state.step)
 

@@ -89,4 +89,5 @@ FORMAT = TransformersFormat(
     },
     write=NAMES.write,
     read=NAMES.read,
+    names=NAMES,
 )

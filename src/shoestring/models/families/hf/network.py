@@ -30,6 +30,7 @@ from shoestring.models.batch import Batch
 from shoestring.models.families.masked_lm.network import seen_keys
 from shoestring.models.language_model import LanguageModel, Output, Rows
 from shoestring.models.logits_model import LogitsModel, count_cost, first_line, layers_of, sees_later_tokens
+from shoestring.models.peft_format import merge_stored, stored_adapter
 
 PREFIX = "network."
 """Prefix of the names that transformers gives to weights."""
@@ -241,6 +242,8 @@ def hf_saved_bytes(model: Model, vocab_size: int, length: int, number: int) -> d
 
 def read_config(place: str) -> Any:
     """The config of a model, from a folder, a file or the hub."""
+    if (adapter := stored_adapter(place)) is not None:
+        return read_config(adapter.base)
     transformers, path = _library(), Path(place).expanduser()
     if not path.is_dir():
         check_readable(path)
@@ -311,7 +314,14 @@ def load(place: str, config: Any, kind: Any, seed: int) -> Any:
 
 
 def load_stored(place: str, kind: Any) -> Any:
-    """The network with its stored weights, on the CPU, in float32; `kind` is any class with `from_pretrained`."""
+    """The network with its stored weights, on the CPU, in float32; `kind` is any class with `from_pretrained`.
+
+    Of a folder of peft, the weights of its base, changed by its adapter.
+    """
+    if (adapter := stored_adapter(place)) is not None:
+        network = load_stored(adapter.base, kind)
+        merge_stored(network, adapter)
+        return network
     path = Path(place).expanduser()
     read_config(place)
     if path.is_dir() and not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):

@@ -104,4 +104,5 @@ FORMAT = TransformersFormat(
     fixed={"hidden_act": ("silu",)},
     write=NAMES.write,
     read=NAMES.read,
+    names=NAMES,
 )

@@ -102,5 +102,6 @@ FORMAT = TransformersFormat(
     fixed={"hidden_act": ("gelu",), "layer_norm_eps": (EPSILON,), "type_vocab_size": (TOKEN_TYPES,)},
     write=_write,
     read=NAMES.read,
+    names=NAMES,
     classes=lambda architecture, config: config.num_labels if architecture == "BertForSequenceClassification" else None,
 )

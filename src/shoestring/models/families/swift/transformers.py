@@ -32,4 +32,5 @@ FORMAT = llama.FORMAT._replace(
     fixed=dict(llama.FORMAT.fixed) | {"attention_bias": (False,), "use_sliding_window": (False,)},
     write=NAMES.write,
     read=NAMES.read,
+    names=NAMES,
 )
