@@ -1,4 +1,4 @@
-"""How long the board takes with 200 runs of 5,000 lines each, in a real Chromium.
+"""How long the board takes with 200 runs of 5,000 lines each, and a sweep of as many more, in a real Chromium.
 
 python bench/board.py [--runs 200] [--lines 5000]
 """
@@ -23,6 +23,10 @@ from typing import Any
 
 import record
 
+from shoestring.core.results import Outcome
+from shoestring.core.run_folder import RunFolder
+from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
+
 RECIPE = '[run]\nname = "{name}"\n[budget]\nsteps = {steps}\n[model]\nfamily = "llama"\nwidth = {width}\n'
 
 
@@ -43,6 +47,29 @@ def write_runs(root: Path, runs: int, lines: int) -> None:
                 if line % (lines // 10) == 0:
                     metrics.write(json.dumps({"step": step, "heldout_loss": loss, "heldout_error": 0.02}) + "\n")
                 timings.write(json.dumps({"step": step, "elapsed": 2 + line / 10, "tokens_per_second": 12800.0}) + "\n")
+
+
+def write_sweep(root: Path, runs: int) -> None:
+    """Finished runs over two fields, ten widths each; their lines are few."""
+    members = []
+    for number in range(runs):
+        lr, width = 1e-4 * (1 + number // 10), 16 * (1 + number % 10)
+        run = RunFolder(root / "grid" / f"{number:03d}")
+        run.path.mkdir(parents=True)
+        run.recipe.write_text(RECIPE.format(name=run.path.name, steps=100, width=width) + f"[train]\nlr = {lr:g}\n")
+        run.metrics.write_text(
+            json.dumps({"step": 100, "heldout_loss": 2 + number / runs, "heldout_error": 0.02}) + "\n"
+        )
+        run.timings.write_text('{"step": 0, "elapsed": 2.0, "event": "start"}\n')
+        Outcome(
+            steps=100, tokens=12_800, seconds=60.0, segments=1, tokens_per_second=128.0, disk_bytes=10, peak_bytes=None,
+            loss=2 + number / runs, shortened=None,
+        ).write(run.done)  # fmt: skip
+        values = {"train.lr": lr, "model.width": width}
+        members.append(SweepRun(name=run.path.name, folder=f"../../grid/{run.path.name}", values=values))
+    folder = SweepFolder(root / "sweeps" / "grid")
+    folder.path.mkdir(parents=True)
+    SweepIndex(name="grid", fields=("train.lr", "model.width"), runs=tuple(members)).write(folder.index)
 
 
 def until(true: Callable[[], Any]) -> None:
@@ -84,7 +111,7 @@ def measure(root: Path, runs: int) -> dict[str, float]:
             started = time.perf_counter()
             page.goto(address)
             page.wait_for_selector("#runs tbody tr")
-            note(f"the list of {runs} runs")
+            note(f"the list of {2 * runs} runs")
             page.wait_for_selector("canvas")
             note("then the curves of the first six")
             until(lambda: page.evaluate("![...rows.values()].some((row) => row.state === 'reading')"))
@@ -92,8 +119,8 @@ def measure(root: Path, runs: int) -> dict[str, float]:
             page.wait_for_timeout(1500)
             started = time.perf_counter()
             page.click("#all")
-            until(lambda: page.evaluate(f"!busy && plot.data.length === {2 * runs + 1}"))
-            note(f"the curves of all {runs}")
+            until(lambda: page.evaluate(f"!busy && plot.data.length === {2 * 2 * runs + 1}"))
+            note(f"the curves of all {2 * runs}")
             page.select_option("#by", "seconds")
             until(lambda: page.evaluate("!busy && plot.axes[0].label.startsWith('seconds')"))
             note("the same by seconds")
@@ -101,6 +128,9 @@ def measure(root: Path, runs: int) -> dict[str, float]:
                 file.write('{"step": 99999999, "tokens": 1, "loss": 2.0}\n')
             until(lambda: page.evaluate("rows.get('run-000').step === 99999999"))
             note("a new line, until it is in the list")
+            page.click("tr[data-sweep]")
+            until(lambda: page.evaluate(f"document.querySelectorAll('#heat rect').length === {runs}"))
+            note(f"the figures and the table of a sweep of {runs} runs")
             browser.close()
     finally:
         board.terminate()
@@ -115,6 +145,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder), given.runs, given.lines)
+        write_sweep(Path(folder), given.runs)
         load, cores = os.getloadavg()[0], os.cpu_count()
         seconds = measure(Path(folder), given.runs)
     values = {"runs": given.runs, "lines": given.lines, "load": load, "cores": cores, "seconds": seconds}

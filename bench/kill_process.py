@@ -140,8 +140,9 @@ def _hook_steps() -> None:
     from shoestring.hmm.fit import Fit
     from shoestring.runs.hmm_trainee import HmmTrainee
     from shoestring.runs.network_trainee import NetworkTrainee
-    from shoestring.training.learner import Learner, half
+    from shoestring.training.learner import Learner
     from shoestring.training.loop import Loop
+    from shoestring.training.passes import half
 
     rows, taken = _Rows(), dict[int, int]()
     finish, loss, passes, update = Loop._finish_step, Learner._loss, Learner._passes, Fit.update

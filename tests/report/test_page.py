@@ -320,6 +320,15 @@ def test_an_evaluation_without_baselines_is_shown(tmp_path: Path) -> None:
     assert "counting pairs" not in page.plain
 
 
+def test_a_classifier_has_a_loss_per_row_and_no_positions(tmp_path: Path) -> None:
+    folder = finished(tmp_path)
+    scores = {"accuracy": 0.7, "macro_f1": 0.6, "majority_accuracy": 0.5, "majority_macro_f1": 0.3}
+    replace(EVALUATION, loss_by_position=(1.0,), **scores).write(folder.evaluation)
+    found = draw(folder)
+    assert "nats per row" in found["Loss"] and "nats per token" not in found["Loss"]
+    assert "Loss by position" not in found
+
+
 def test_the_page_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path) -> None:
     folder = finished(tmp_path)
     page_of(folder, None)

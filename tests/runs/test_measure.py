@@ -30,14 +30,11 @@ from shoestring.probe.measure import Timings
 from shoestring.probe.meter import Meter
 from shoestring.probe.trials import Overheads, Trial, Usage
 from shoestring.runs import measure
+from shoestring.runs.as_in_a_run import as_in_a_run, bytes_beside, law_with, overlap_of
 from shoestring.runs.measure import (
     Measuring,
-    _as_in_a_run,
-    _beside,
     _busy,
-    _law_with,
     _measured,
-    _overlap,
     ensure_profile,
     measure_together,
     measuring_of,
@@ -337,22 +334,22 @@ def test_what_a_run_does_beside_its_passes_is_in_its_memory() -> None:
     usage = Usage(asked=400, reserved=400, outside=0, rest=100)
     trial = Trial(batch=30, times=(1.0,), seconds=1.0, compile_seconds=0.0, warmup_seconds=0.0, usage=usage)
     around = Overheads(0.1, 0.9, 0.1, 0.1, 10, 0.1, 0.0, peak_bytes=450)
-    assert _beside(Timings((trial,), "", 0), 30, around) == 50
-    assert _beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
+    assert bytes_beside(Timings((trial,), "", 0), 30, around) == 50
+    assert bytes_beside(Timings((trial,), "", 0), 30, around._replace(peak_bytes=None)) == 0
     timings = Timings((trial,), "", 0)
-    assert _overlap(timings, 30, around, 1) == pytest.approx(0.9 / 1.1), "nobody waits between the parts"
-    assert _overlap(timings, 30, around, 2) == pytest.approx(0.9 / 2.1), "of two passes"
-    assert _overlap(timings, 30, around._replace(step_seconds=5.0), 1) == 1
-    mine, other = (_as_in_a_run(replace(trial.point(), batch=batch), 50, 0.5, {30: 430}) for batch in (30, 10))
+    assert overlap_of(timings, 30, around, 1) == pytest.approx(0.9 / 1.1), "nobody waits between the parts"
+    assert overlap_of(timings, 30, around, 2) == pytest.approx(0.9 / 2.1), "of two passes"
+    assert overlap_of(timings, 30, around._replace(step_seconds=5.0), 1) == 1
+    mine, other = (as_in_a_run(replace(trial.point(), batch=batch), 50, 0.5, {30: 430}) for batch in (30, 10))
     assert (mine.peak_bytes, other.peak_bytes, mine.seconds, mine.slowest_seconds) == (430, 450, 0.5, 0.5)
-    assert _as_in_a_run(trial.point(), 50, 1.0, {30: None}).peak_bytes == 450
+    assert as_in_a_run(trial.point(), 50, 1.0, {30: None}).peak_bytes == 450
     law = MemoryModel(
         fixed_bytes=100, row_bytes=10.0, limit_bytes=1010, margin_bytes=10, largest=90, verified=90, trials=3,
         out_of_memory=0, trial_seconds=1.0,
     )  # fmt: skip
-    found = _law_with(law, 50)
+    found = law_with(law, 50)
     assert (found.fixed_bytes, found.largest, found.predict(85)) == (150, 85, 1000)
-    assert _law_with(law, 0) == law
+    assert law_with(law, 0) == law
 
 
 class Children:

@@ -12,7 +12,8 @@ from group_jobs import VOCABULARY
 from shoestring.core.host import STATUS, give_back, proc_table
 from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
-from shoestring.training.learner import Learner, Tally
+from shoestring.training.learner import Learner
+from shoestring.training.passes import Tally
 
 ROWS, LENGTH, MB = 64, 128, 1 << 20
 

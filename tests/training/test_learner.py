@@ -11,8 +11,9 @@ from losses import loss_of
 from shoestring.core.sections import Model, Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
-from shoestring.training.learner import Learner, Tally
+from shoestring.training.learner import Learner
 from shoestring.training.loop import Sum
+from shoestring.training.passes import Tally
 
 VOCABULARY = 29
 CPU = torch.device("cpu")

@@ -48,7 +48,7 @@ class Cluster(NamedTuple):
         """From "workers=64,slow=0.1:3x,bandwidth=1Gb"; raises UserError with what is wrong."""
         given = dict(part.partition("=")[::2] for part in text.split(",") if part)
         if unknown := [name for name in given if name not in ("workers", "slow", "bandwidth", "step")]:
-            raise UserError(f"--simulate {text}: {unknown[0]!r} is none of workers, slow, bandwidth and step")
+            raise UserError(f"--simulate {text}: unknown {unknown[0]!r}; give workers, slow, bandwidth or step")
         workers = given.get("workers", "")
         if not (workers.isascii() and workers.isdecimal() and len(workers) < 9 and 1 <= int(workers) <= MOST_WORKERS):
             raise UserError(f"--simulate {text}: workers must be a whole number from 1 to {MOST_WORKERS:,}")

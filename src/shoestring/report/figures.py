@@ -66,7 +66,9 @@ def svg(specification: Mapping[str, Any]) -> str:
     return str(vl_convert.vegalite_to_svg(json.dumps(specification)))
 
 
-def loss_curve(metrics: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> dict[str, Any]:
+def loss_curve(
+    metrics: Sequence[Mapping[str, Any]], baselines: Mapping[str, float], predicted: str = "token"
+) -> dict[str, Any]:
     """Training and held-out loss by tokens, with a curve per named text, and a line per baseline."""
     tokens = _tokens_by_step(metrics)
     training = [{"tokens": m["tokens"], "loss": m["loss"], "what": "training"} for m in metrics if "loss" in m]
@@ -82,7 +84,7 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], baselines: Mapping[str, flo
     last = max((v["tokens"] for v in values), default=1)
     ends = [max(curve, key=lambda v: v["tokens"]) for curve in (training, *curves.values()) if curve]
     labels = _labelled([*ends, *({**rule, "tokens": last} for rule in rules)])
-    x, y, colour = _token_axis(last), _loss_axis(), _colour(["training", *curves, *baselines])
+    x, y, colour = _token_axis(last), _loss_axis(predicted), _colour(["training", *curves, *baselines])
     points = {
         "data": {"values": heldout},
         "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
@@ -195,8 +197,8 @@ def _token_axis(last: float) -> dict[str, Any]:
     return axis("tokens", "positions of training", axis=ticks, scale=scale)
 
 
-def _loss_axis() -> dict[str, Any]:
-    return axis("loss", "loss, nats per token", scale={"zero": False})
+def _loss_axis(predicted: str = "token") -> dict[str, Any]:
+    return axis("loss", f"loss, nats per {predicted}", scale={"zero": False})
 
 
 def _colour(names: Sequence[str]) -> dict[str, Any]:

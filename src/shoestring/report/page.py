@@ -44,8 +44,9 @@ def draw(folder: RunFolder) -> dict[str, str]:
     specifications = {}
     metrics = read_lines(folder.metrics)
     if metrics:
-        specifications["Loss"] = loss_curve(metrics, baselines)
-    if evaluation:
+        labelled = evaluation is not None and evaluation.macro_f1 is not None
+        specifications["Loss"] = loss_curve(metrics, baselines, "row" if labelled else "token")
+    if evaluation and len(evaluation.loss_by_position) > 1:
         specifications["Loss by position"] = position_curve(
             evaluation.loss_by_position, baselines, evaluation.baselines_by_position, evaluation.entropy_rate
         )

@@ -29,7 +29,7 @@ from shoestring.parallel.shared_weights import SharedWeights
 from shoestring.runs.launch import THREADS, threads_each
 from shoestring.runs.network_workload import make_learner
 from shoestring.training.asynchronous import Share
-from shoestring.training.learner import half
+from shoestring.training.passes import half
 from shoestring.training.stepper import slow_down
 
 

@@ -33,8 +33,8 @@ from shoestring.runs.sample_texts import SAMPLES, Sample
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training.checkpoint import State
-from shoestring.training.learner import half
 from shoestring.training.loop import AnyHook, Consensus, Report, Requests, Sum
+from shoestring.training.passes import half
 from shoestring.training.schedule import Schedule
 
 

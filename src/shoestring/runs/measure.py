@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from shoestring.core import recipe_file
 from shoestring.core.errors import Fault, RecordError
 from shoestring.core.files import sweep
 from shoestring.core.recipe import Recipe
-from shoestring.core.records import Density, Machine, MemoryModel, Point, Profile
+from shoestring.core.records import Density, Machine, Profile
 from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
@@ -35,8 +34,9 @@ from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, OutOfTime, RemoteTrials
 from shoestring.probe.load import crowded
 from shoestring.probe.measure import Timings, beyond, law_of, time_batches
-from shoestring.probe.search import FRAGMENTATION, Found, find_largest, largest_within
-from shoestring.probe.trials import Overheads, Trial
+from shoestring.probe.search import FRAGMENTATION, Found, find_largest
+from shoestring.probe.trials import Trial
+from shoestring.runs.as_in_a_run import as_in_a_run, below, bytes_beside, law_with, overlap_of, undisturbed
 from shoestring.runs.assumptions import assumed_overheads, assumed_profile, ended, first_steps
 from shoestring.runs.measure_sums import with_sum_of
 from shoestring.runs.prepare import recipe_density, with_own_density
@@ -315,16 +315,16 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
             ready = trials.begin(best, passes)
             around = trials.around(best, task.scored_rows(best), passes)
             setup = ready["setup_seconds"] + around.score_late_seconds if again else setup
-            around = _undisturbed(around, timings, best) if disturbed else around
+            around = undisturbed(around, timings, best) if disturbed else around
         except OutOfTime:
             if math.isinf(how.most):
                 raise
             around, assumed = assumed_overheads(task, compiles, points, best, passes), True
             disturbed = disturbed or f"{ended(how.most)} before evaluations and checkpoints were timed"
         except MemoryError as cause:
-            timings, fitted = _below(timings, best, cause), False
-    beside = _beside(timings, best, around)
-    overlap = _overlap(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
+            timings, fitted = below(timings, best, cause), False
+    beside = bytes_beside(timings, best, around)
+    overlap = overlap_of(timings, best, around, passes) if compiles["machine"]["device"] == "cuda" else 1.0
     law = law_of(timings, limit, margin)
     if found is not None:  # the trials of the search, and the line through the largest batches that ran
         wider = law is not None and found.law.verified is not None and (law.verified or 0) > found.law.verified
@@ -339,11 +339,11 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
         "setup_seconds": setup,
         "workload": task.workload,
         "length": recipe.data.length,
-        "points": [encode(_as_in_a_run(point, beside, overlap, {best: around.peak_bytes})) for point in points],
+        "points": [encode(as_in_a_run(point, beside, overlap, {best: around.peak_bytes})) for point in points],
         "update_seconds": overlap * around.update_seconds,
         **{name: getattr(around, name) for name in _AS_MEASURED},
         "stopped": stopped,
-        "memory": None if law is None else encode(_law_with(law, beside)),
+        "memory": None if law is None else encode(law_with(law, beside)),
         "validation_memory": None if scoring is None else encode(scoring.law),
         "date": datetime.date.today().isoformat(),
         "real": how.real,
@@ -352,15 +352,6 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
         "estimated": assumed,
     }
     return Profile.from_dict(values, "the measurement")
-
-
-def _below(timings: Timings, batch: int, cause: MemoryError) -> Timings:
-    """The timings of smaller batches, after steps, evaluation or a checkpoint did not fit; raises `cause` if none."""
-    smaller = tuple(trial for trial in timings.trials if trial.batch < batch)
-    if not smaller:
-        raise cause
-    stopped = f"steps and evaluation at batch {batch:,} ran out of memory ({cause})"
-    return timings._replace(trials=smaller, stopped=stopped, out_of_memory=timings.out_of_memory + 1)
 
 
 def _busy(timings: Timings, machine: dict[str, Any]) -> str | None:
@@ -374,44 +365,6 @@ def _busy(timings: Timings, machine: dict[str, Any]) -> str | None:
         fastest, slowest = (Seconds(seconds).short() for seconds in (min(odd.times), max(odd.times)))
         why = f"passes at batch {odd.batch:,} took {fastest} to {slowest}"
     return why and f"the machine is busy: {why}; the plan takes the fastest passes"
-
-
-def _undisturbed(around: Overheads, timings: Timings, batch: int) -> Overheads:
-    """What a run does besides passes, as much faster as the fastest pass of the batch is than the median one."""
-    times = next(trial for trial in timings.trials if trial.batch == batch).times
-    faster = min(times) / max(1e-9, statistics.median(times))
-    names = ("update_seconds", "step_seconds", "validate_seconds_per_row")
-    return around._replace(**{name: faster * getattr(around, name) for name in names})
-
-
-def _beside(timings: Timings, batch: int, around: Overheads) -> int:
-    """Bytes that scoring, saving and several passes per update take beyond one pass over `batch` rows."""
-    one = next(trial for trial in timings.trials if trial.batch == batch).usage
-    return 0 if one is None or around.peak_bytes is None else max(0, around.peak_bytes - one.reserved)
-
-
-def _overlap(timings: Timings, batch: int, around: Overheads, passes: int) -> float:
-    """The share of a step's timed parts that it takes in a run, which does not wait for the device after each part."""
-    one = next(trial for trial in timings.trials if trial.batch == batch).point().seconds
-    return min(1.0, around.step_seconds / (passes * one + around.update_seconds))
-
-
-def _as_in_a_run(point: Point, beside: int, overlap: float, known: dict[int, int | None]) -> Point:
-    """A point with the memory of a whole run, `known` for some batches, and the seconds of uninterrupted steps."""
-    times = {name: getattr(point, name) for name in ("seconds", "slowest_seconds", "fastest_seconds")}
-    point = replace(point, **{name: value and overlap * value for name, value in times.items()})
-    if point.peak_bytes is None:
-        return point
-    return replace(point, peak_bytes=known.get(point.batch) or point.peak_bytes + beside)
-
-
-def _law_with(law: MemoryModel, beside: int) -> MemoryModel:
-    """The memory model with the other bytes of a run, and the largest batch that still fits."""
-    whole = replace(law, fixed_bytes=law.fixed_bytes + beside)
-    if law.largest is None or law.limit_bytes is None or not beside:
-        return whole
-    fits = largest_within(whole.predict, law.limit_bytes - law.margin_bytes, 0)
-    return replace(whole, largest=min(fits, law.largest) or None)
 
 
 def memory_limit(recipe: Recipe, facts: dict[str, Any]) -> tuple[int | None, int]:

@@ -29,7 +29,8 @@ from shoestring.probe.meter import Meter, memory_errors
 from shoestring.runs.trained_model import start_from
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.compiling import start_compiler
-from shoestring.training.learner import Learner, Tally
+from shoestring.training.learner import Learner
+from shoestring.training.passes import Tally
 from shoestring.training.schedule import Schedule
 
 MEASURED_DOCUMENT = 128

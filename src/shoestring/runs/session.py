@@ -34,7 +34,7 @@ from shoestring.track.trackers import Tracked, open_trackers
 from shoestring.training import hooks, loop
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.deadline import Deadline
-from shoestring.training.learner import OutOfMemory
+from shoestring.training.passes import OutOfMemory
 
 LOOKS = 1000
 """About how often a run looks at its memory."""

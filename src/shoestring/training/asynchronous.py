@@ -24,8 +24,9 @@ from torch import Tensor
 from shoestring.core.errors import Fault
 from shoestring.core.sections import Train
 from shoestring.parallel.shared_weights import UNREAD, SharedWeights
-from shoestring.training.learner import Learner, Tally
+from shoestring.training.learner import Learner
 from shoestring.training.loop import Report, Requests, Sum
+from shoestring.training.passes import Tally
 from shoestring.training.schedule import Schedule, learning_rate
 
 

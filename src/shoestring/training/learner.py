@@ -10,7 +10,6 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from shoestring.core.compiled_code import leave_if_full
-from shoestring.core.errors import Fault
 from shoestring.core.host import give_back, is_out_of_memory
 from shoestring.core.sections import Train
 from shoestring.models.batch import Batch
@@ -30,54 +28,13 @@ from shoestring.training.compiling import CompilingBeside, compile_layers
 from shoestring.training.graphs import Recordings
 from shoestring.training.loss_scale import LossScale
 from shoestring.training.optimizer import Optimizer, squared_norm
+from shoestring.training.passes import OutOfMemory, Tally, Update, half
 from shoestring.training.precision import ATTENTION, DTYPES, has_bf16, passing, settle_products
 from shoestring.training.sharding import forget_whole, local_part, shard_model, sum_gradients
 from shoestring.training.triton_kernels import load_kernels
 
 SomeRows = Batch | Tensor | NDArray[np.int64]
 """A batch, or the ids of rows that are one stream, (rows, length + 1)."""
-
-
-class Tally(NamedTuple):
-    """The loss of some rows, on the device, not divided yet."""
-
-    nats: Tensor
-    predictions: int
-    fitted: bool = True
-    """Whether the memory sufficed; if not, there is no gradient."""
-
-
-class Update(NamedTuple):
-    """The result of a step, on the device, over all processes."""
-
-    nats: Tensor
-    predictions: Tensor
-    norm: Tensor
-    """Of the gradient, before clipping."""
-    unfitted: Tensor
-    """Processes that ran out of memory; if there are any, the update was not made."""
-    skipped: Tensor
-    """1 if the gradient overflowed in fp16, and the update was not made."""
-    others: Tensor
-    """The sums of the other numbers."""
-
-
-class OutOfMemory(Fault):
-    """A sharded model ran out of memory, and its processes must start again."""
-
-    def __init__(self, rows: int, scored: bool = False):
-        self.half, self.scored = half(rows), scored
-        use = "scoring" if scored else "training"
-        super().__init__(
-            f"{use} with a micro-batch of {rows} does not fit the memory; the same command continues with {self.half}"
-        )
-
-
-def half(rows: int) -> int:
-    """Half of a micro-batch, rounded up; raises a Fault if it has only one row."""
-    if rows == 1:
-        raise Fault("a single row does not fit the memory; take a smaller model or data.length")
-    return -(-rows // 2)
 
 
 class Learner:

@@ -15,8 +15,9 @@ from shoestring.core.seeds import derive
 from shoestring.data.pack.order import RowIndex
 from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch
-from shoestring.training.learner import Learner, Update, half
+from shoestring.training.learner import Learner
 from shoestring.training.loop import Consensus, Report, Requests, Sum
+from shoestring.training.passes import Update, half
 from shoestring.training.schedule import Schedule, learning_rate
 
 

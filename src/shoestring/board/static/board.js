@@ -177,7 +177,7 @@ function options(series, by, logx, logy) {
   return {
     width: $("plot").clientWidth, height: 380, series, legend: { show: series.length < 26 },
     scales: { x: { time: false, distr: logx ? 3 : 1 }, y: { distr: logy ? 3 : 1 } },
-    axes: [{ ...axis, label: title, values: shortened }, { ...axis, label: "loss, nats per token", size: 62,
+    axes: [{ ...axis, label: title, values: shortened }, { ...axis, label: "loss, nats", size: 62,
       values: (_, values) => values.map((v) => (v === null ? "" : `${+v.toPrecision(4)}`)) }],
     cursor: { drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => { setZoom(null); } } },
     hooks: {
@@ -246,7 +246,7 @@ async function drawDetail() {
   }
   if (found.against.length) columns.append(part("Plan against actual", table([heading("", "planned", "actual", "difference"), ...found.against])));
   const baselines = Object.entries(found.baselines).map(([known, loss]) => [known, loss.toFixed(3)]);
-  if (baselines.length) columns.append(part("Baselines, nats per token", table(baselines)));
+  if (baselines.length) columns.append(part("Baselines, nats", table(baselines)));
   if (found.timeline.length) columns.append(part("Where the time went", table(found.timeline)));
   if (found.machine) {
     const m = found.machine, versions = Object.entries(m.versions).map(([what, which]) => `${what} ${which}`).join(", ");
