@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP    := .venv/bin/python -m pip --disable-pip-version-check --quiet
 READY  := .venv/.ready
 
-.PHONY: demo test check docs format clean
+.PHONY: demo test check docs format lock clean
 
 demo: $(READY)  ## a whole experiment in two minutes
 	.venv/bin/shoestring demo
@@ -24,14 +24,23 @@ format: $(READY)
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-# torch first, so that nothing else pulls another; every call is held to constraints.txt
-$(READY): pyproject.toml constraints.txt
+# torch first, so that nothing else pulls another, with what its build needs; then all else in the versions of lock.txt,
+# which pip need not resolve: that took longer than the installation
+$(READY): pyproject.toml constraints.txt lock.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	$(PIP) install -c constraints.txt -c lock.txt torch numpy
+	$(PIP) install --no-deps -r lock.txt -e .
+	touch $(READY)
+
+lock:  ## resolve all versions anew, and write lock.txt
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch numpy
 	$(PIP) install -c constraints.txt -e '.[report,board,track,docs,dev]'
-	$(PIP) install -c constraints.txt --no-deps pomegranate==1.1.2  # an oracle; what else it asks for is not needed
-	$(PIP) install -c constraints.txt --no-deps lm_eval==0.4.13  # half of what it asks for is for single tasks
+	$(PIP) install --no-deps pomegranate==1.1.2  # an oracle; what else it asks for is not needed
+	$(PIP) install --no-deps lm_eval==0.4.13  # half of what it asks for is for single tasks
+	.venv/bin/python .ci/lock.py
 	touch $(READY)
 
 clean:

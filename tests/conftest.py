@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import json
@@ -80,6 +81,22 @@ lr = 3e-3
 rows = 8
 every = 0.25
 """
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of several processes that run all tests, each first loads a share of the files, and the others load its bytecode.
+
+    Without this each of them would compile all files at the same time.
+    """
+    count, here = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), Path(__file__).parent
+    if count == 1 or sys.dont_write_bytecode or [Path(each).resolve() for each in session.config.args] != [here]:
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for file in sorted(here.rglob("test_*.py"))[number::count]:
+        sys.path.insert(0, str(file.parent))
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # what goes wrong is told when it is collected
+            importlib.import_module(file.stem)
+        sys.path.remove(str(file.parent))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
