@@ -243,7 +243,8 @@ class Train:
     optimizer: Annotated[
         str,
         Registered("optimizer"),
-        "update rule: adamw, or muon for the matrices of the blocks with adamw for the others",
+        "update rule: adamw; muon for the matrices of the blocks with adamw for the others; or adamw8bit, whose state "
+        "takes a quarter of the memory (bitsandbytes)",
     ] = "adamw"
     lr: Annotated[float | Auto, Between(1e-12, 1e3), "peak learning rate; default: auto"] = "auto"
     schedule: Annotated[

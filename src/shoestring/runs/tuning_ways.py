@@ -54,12 +54,18 @@ def ways_of(recipe: Recipe) -> dict[str, tuple[str, Recipe]]:
     """Recipes by the name of the way, with what to set; the nearest to learning everything first."""
     lora = recipe.lora or Lora()
     found = {}
-    for name, adapters in (("full", None), (f"LoRA, rank {lora.rank}", lora)):
+    rule = recipe.train.optimizer
+    kinds: list[tuple[str, Lora | None, str]] = [("full", None, rule), (f"LoRA, rank {lora.rank}", lora, rule)]
+    if rule == "adamw":
+        kinds.insert(1, ("full, 8-bit AdamW", None, "adamw8bit"))
+    for name, adapters, optimizer in kinds:
         for recompute in ("none", "full"):
             if recompute in family_of(recipe.model).recompute:
                 again = recompute == "full"
-                train = replace(recipe.train, recompute=recompute, freeze=None if adapters else recipe.train.freeze)
+                frozen = None if adapters else recipe.train.freeze
+                train = replace(recipe.train, recompute=recompute, freeze=frozen, optimizer=optimizer)
                 fields = [f"lora.rank={lora.rank}"] if adapters else []
+                fields += [f"train.optimizer={optimizer}"] if optimizer != rule else []
                 fields += ["train.recompute=full"] if again else []
                 made = replace(recipe, train=train, lora=adapters)
                 found[f"{name}, recompute" if again else name] = (" --set ".join(fields) or "as it is", made)

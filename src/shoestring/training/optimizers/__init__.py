@@ -16,7 +16,7 @@ class OptimizerSpec:
     make: str | Callable[..., list[Any]]
     """A function from `Weights` and the recipe's `[train]` to optimizers of torch, or its place, "module:name"."""
     state_numbers: Callable[[int, int], int]
-    """Numbers in its state, from the number of all weights and of those in matrices of blocks."""
+    """Numbers of four bytes in its state, from the number of all weights and of those in matrices of blocks."""
     shards: bool = True
     """Whether a weight may be divided over processes."""
 
@@ -33,6 +33,11 @@ OPTIMIZERS: Registry[OptimizerSpec] = Registry(
         "muon": OptimizerSpec(
             make="shoestring.training.optimizers.muon:make_muon",
             state_numbers=lambda weights, matrices: 2 * weights - matrices,
+            shards=False,
+        ),
+        "adamw8bit": OptimizerSpec(
+            make="shoestring.training.optimizers.adamw8bit:make_adamw8bit",
+            state_numbers=lambda weights, _: -(-weights * (2 * 256 + 2 * 4) // (4 * 256)),  # a scale for each 256
             shards=False,
         ),
     }
