@@ -24,11 +24,11 @@ from shoestring.data.store.map_stage import (
     read_json,
     resolve_duplicates,
     run_pass,
-    with_ends,
 )
 from shoestring.data.store.shards import Shard, dtype_for
 from shoestring.data.store.store import SplitEntry, StorePaths, write_tokenizer
 from shoestring.data.store.work_units import Piece, Unit, unit_heldout
+from shoestring.data.tokenize.prompts import with_ends
 from shoestring.data.tokenize.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
 
 TEXTS = [f"Some text, number {i} é {'la ' * (i % 5)}.".strip() for i in range(50)]
