@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,15 @@ def test_auto_where_it_makes_no_sense_is_refused(sections: dict[str, dict[str, A
 def test_epochs_of_an_hmm_are_given() -> None:
     with pytest.raises(RecipeError, match=r'budget.epochs = "auto": is for networks'):
         build({"budget": {"epochs": "auto"}, "data": {"tokenizer": "words:9", "documents": 9}, "hmm": {}}, "test")
+
+
+def test_little_text_has_the_smaller_network_that_was_measured_to_be_better() -> None:
+    """As in results/regret-cpu.json and results/regret_repeated-cpu.json: 64 × 2 with new text, 32 × 2 with little."""
+    written = recipe(budget={"time": None, "flops": 4e11})
+    fresh = replace(written, budget=replace(written.budget, epochs=None))
+    facts = Facts(vocabulary=257, unique=65536, device="cpu", speed=None)
+    little, new = choose(written, facts), choose(fresh, replace(facts, unique=None))
+    assert (values_of(little)["model.width"], values_of(new)["model.width"]) == (32, 64)
 
 
 def test_choices_for_other_fields_are_refused() -> None:

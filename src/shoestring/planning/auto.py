@@ -75,7 +75,9 @@ REPEAT_D, REPEAT_N = 15.4, 5.3
 parameters beyond what the text supports lose their value."""
 ASPECT, CHANNELS = 64, 64
 """Width per layer and channels per head of a network whose size is chosen, as in nanochat."""
-LEAST_WIDTH, MOST_WIDTH = 64, 4096
+LEAST_WIDTH, MOST_WIDTH = 32, 4096
+"""With little text a network of 32 × 2 beats one of 64 × 2: 1.57 and 1.71 with 65,536 positions and 4e11 FLOPs, where
+with new text 64 × 2 has 1.52 and 32 × 2 1.54 (results/regret-cpu.json, results/log.md)."""
 STEP_OVERHEAD = {"cpu": 0.0, "cuda": 0.003}
 """Seconds of a step that a larger batch does not lengthen: launches, the update."""
 SETUP_SECONDS = {("cpu", False): 4.0, ("cpu", True): 40.0, ("cuda", False): 6.0, ("cuda", True): 15.0}
