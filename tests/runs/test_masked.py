@@ -323,7 +323,7 @@ def test_every_evaluation_has_the_same_rows(make: Make) -> None:
 
 def test_held_out_rows_in_which_nothing_is_hidden_are_refused(make: Make) -> None:
     corpus, _ = corpus_of(make(MASKED, masked=1e-6))
-    with pytest.raises(DataError, match=r"no token of the 8 held-out rows is hidden; .* data\.masked"):
+    with pytest.raises(DataError, match=r"nothing is predicted in the 8 held-out rows; .* data\.masked"):
         corpus.heldout()
 
 
