@@ -186,6 +186,7 @@ def test_the_loss_is_that_of_the_completions_in_float64(
     assert targets.numel() > batch.predictions() > 0
     torch.testing.assert_close(summed, alone, rtol=1e-12, atol=0)
     assert batch.predictions() == int((targets != IGNORED).sum())
+    assert batch.bound() == batch.wanted.numel(), "the same for every batch of a shape"
 
 
 def test_the_loss_is_that_of_transformers(write: Write, tmp_path: Path) -> None:

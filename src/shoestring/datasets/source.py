@@ -77,7 +77,8 @@ def completions(batch: Batch, marked: int) -> Batch:
     """
     prompts = batch.ids >= marked
     plain = batch._replace(ids=torch.where(prompts, batch.ids - marked, batch.ids))
-    return plain.inputs()._replace(wanted=plain.targets().masked_fill(prompts[:, 1:], IGNORED))
+    # completions differ from step to step, and all positions are their bound
+    return plain.inputs()._replace(wanted=plain.targets().masked_fill(prompts[:, 1:], IGNORED), share=1.0)
 
 
 class RowsOfStream:

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     most: int | None = None
     """Upper bound on the number of predictions, known on the host; None: not counted."""
     share: float | None = None
-    """The share of positions that are hidden at random and predicted; None: not at random."""
+    """The share of positions that are hidden at random and predicted, or may be predicted at most; None: counted."""
 
     @classmethod
     def of(cls, rows: Batch | Tensor | NDArray[np.integer]) -> Batch:
@@ -117,14 +117,12 @@ class Batch(NamedTuple):
         return int(self.predicted().sum())
 
     def bound(self) -> int:
-        """An upper bound on the number of predictions, equal for all batches of a shape if targets are given: tensors
+        """An upper bound on the number of predictions, equal for all batches of a shape if their share is known: tensors
         whose size changes from step to step fragment the memory of a device."""
         counted = self.predictions()
-        if self.wanted is None:
+        if self.wanted is None or self.share is None:
             return counted
         positions = self.wanted.numel()
-        if self.share is None:
-            return positions
         mean, deviation = positions * self.share, math.sqrt(positions * self.share * (1 - self.share))
         return max(counted, min(positions, math.ceil(mean + _DEVIATIONS * deviation)))
 
