@@ -117,8 +117,8 @@ class Batch(NamedTuple):
         return int(self.predicted().sum())
 
     def bound(self) -> int:
-        """An upper bound on the number of predictions, equal for all batches of a shape if their share is known: tensors
-        whose size changes from step to step fragment the memory of a device."""
+        """An upper bound on the number of predictions, equal for all batches of a shape if their share is known:
+        tensors whose size changes from step to step fragment the memory of a device."""
         counted = self.predictions()
         if self.wanted is None or self.share is None:
             return counted
