@@ -29,6 +29,8 @@ EXTRAS = {
     "hf": ("tokenizers", "transformers", "datasets"),
     "harness": ("lm_eval",),
     "optuna": ("optuna", "scipy"),
+    "adamw8bit": ("bitsandbytes",),
+    "peft": ("peft",),
     "kernels": ("triton",),
 }
 """Modules of each extra."""
@@ -40,6 +42,8 @@ _USES = {
     "hf": "tokenizers, models and data sets of the hub",
     "harness": "evaluate --harness",
     "optuna": "sweep --sampler optuna:…",
+    "adamw8bit": 'train.optimizer = "adamw8bit"',
+    "peft": "adapters of export --adapter, in transformers",
     "kernels": "fused kernels on a GPU",
 }
 _TORCH = "pip install 'torch>=2.11,<2.14'"
