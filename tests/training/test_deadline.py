@@ -339,3 +339,20 @@ def test_a_first_evaluation_that_compiles_says_little_about_others(
     for one in seconds:
         deadline.took_overhead(one, "evaluation")
     assert deadline.evaluation_seen(0.1) == (None if seen is None else pytest.approx(seen))
+
+
+def test_an_evaluation_right_after_compiling_is_not_taken_for_another() -> None:
+    """It uses memory that the first steps left, which is not there once their passes are recorded."""
+    deadline = Deadline(Turned(), 100.0, settling=True)
+    for _ in range(20):
+        deadline.took_step(0.1)
+    deadline.took_overhead(1.0, "evaluation")
+    assert deadline.evaluation_seen(1.0) is not None
+    deadline.begin_again()
+    deadline.took_step(0.1)
+    deadline.took_overhead(1.0, "evaluation")
+    assert deadline.evaluation_seen(1.0) is None
+    for _ in range(4):
+        deadline.took_step(0.1)
+    deadline.took_overhead(0.5, "evaluation")
+    assert deadline.evaluation_seen(1.0) == (0.5, 0.0)

@@ -147,6 +147,8 @@ class Deadline:
         self._started: float | None = None
         self._half, self._short = _Window(1), _Window(_FIRST_STEPS)
         self._stops = {"evaluation": _Stops(self.evaluation_seconds), "checkpoint": _Stops(self.checkpoint_seconds)}
+        self._early = 0
+        """Steps before which an evaluation shows neither its seconds nor its memory."""
         self._changed: tuple[float, float] | None = None
         """Clock and progress at the last change."""
 
@@ -171,9 +173,10 @@ class Deadline:
     def begin_again(self) -> None:
         """Forget the seconds of the steps and evaluations so far: those that follow are faster, but for the very next.
 
-        The memory of an evaluation is another, too, so one more is awaited before a plan is final.
+        The memory of an evaluation is another, too, so one more is awaited before a plan is final, and not right away:
+        the first steps leave memory that it would use, which is no longer there when their passes are recorded.
         """
-        self.settling = False
+        self.settling, self._early = False, _FIRST_STEPS
         self._stops["evaluation"] = _Stops(self.evaluation_seconds)
         self._steps, self._first_seconds, self.step_seconds = 0, 0.0, 0.0
         self._half.clear()
@@ -181,7 +184,8 @@ class Deadline:
 
     def took_overhead(self, seconds: float, kind: str) -> None:
         """Count one "evaluation" or "checkpoint"."""
-        self._stops[kind].took(seconds)
+        if kind != "evaluation" or self._steps >= self._early:
+            self._stops[kind].took(seconds)
 
     @property
     def seconds_per_step(self) -> float | None:
