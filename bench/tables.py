@@ -65,6 +65,11 @@ def summary_table() -> str:
             if others:
                 work = f"training {name}, {shape['rows']} × {shape['length']:,} tokens"
                 line(work, rates["ours"], others, " tokens/s")
+    for r in results("finetune"):
+        for kind, name in (("full", "all weights"), ("lora", "LoRA")):
+            ours, theirs = (16 * 512 / r["results"][f"{who} {kind}"]["seconds"] for who in ("ours", "trainer"))
+            peer = "Trainer" if kind == "full" else "Trainer with peft"
+            line(f"fine-tuning Qwen2.5-0.5B's shape, {name}, 16 × 512 tokens", ours, {peer: theirs}, " tokens/s")
     for r in results("hmm_em"):
         for s in r["shapes"] if r["machine"]["device"] != "cpu" else ():
             rates = {peer: s[f"{peer}_tokens_per_second"] for peer in ("pomegranate", "pyjuice")}
