@@ -153,9 +153,16 @@ class Saved(NamedTuple):
 
 
 def save(
-    path: Path, parameters: Parameters, alphabet: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None
+    path: Path,
+    parameters: Parameters,
+    alphabet: Sequence[str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    parents: bool = True,
 ) -> None:
-    """Write a model as one safetensors file in float64, atomically. `extra` must be plain JSON values."""
+    """Write a model as one safetensors file in float64, atomically. `extra` must be plain JSON values.
+
+    Without `parents`, its folder must exist.
+    """
     check(parameters)
     if alphabet is not None and len(alphabet) != parameters.symbols:
         raise HmmError(
@@ -165,7 +172,7 @@ def save(
     tensors = {name: table.numpy() for name, table in exact._asdict().items() if table is not None}
     words = None if alphabet is None else list(alphabet)
     about = {"schema": SCHEMA, "alphabet": words, "extra": dict(extra or {})}
-    write_tensors(path, tensors, json.dumps(about, sort_keys=True, allow_nan=False))
+    write_tensors(path, tensors, json.dumps(about, sort_keys=True, allow_nan=False), parents)
 
 
 def load(path: Path, alphabet: Sequence[str] | None = None) -> Saved:

@@ -58,7 +58,8 @@ class Drift:
 
     def write(self, path: Path) -> None:
         _, k = self._base.bottom.shape
-        write_tensors(path, {"prompts": self._ids.numpy(), "log_p": self._base.log_p.numpy()}, str(k))
+        tensors = {"prompts": self._ids.numpy(), "log_p": self._base.log_p.numpy()}
+        write_tensors(path, tensors, str(k), parents=False)
 
     def scores(self, learner: Learner) -> dict[str, float]:
         """Both overlaps and the divergence; all prompts in one pass."""

@@ -213,7 +213,7 @@ class HmmTrainee(Trainee):
 
     def write_results(self, folder: RunFolder) -> int:
         assert self._scores is not None, "it was evaluated"
-        save(folder.model, self.fit.parameters, self.rows.alphabet)
+        save(folder.model, self.fit.parameters, self.rows.alphabet, parents=False)
         folder.write(folder.states, state_table(self.fit.parameters, self.rows.alphabet))
         folder.write(folder.scores, self._scores)
         return folder.model.stat().st_size

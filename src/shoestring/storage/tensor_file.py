@@ -40,8 +40,8 @@ class TensorFile(NamedTuple):
     note: str
 
 
-def write_tensors(path: Path, arrays: Arrays, note: str) -> None:
-    """Replace the file at `path`, whose folder must exist; it is on disk when this returns."""
+def write_tensors(path: Path, arrays: Arrays, note: str, parents: bool = True) -> None:
+    """Replace the file at `path`; it is on disk when this returns. Without `parents`, its folder must exist."""
     for name, array in arrays.items():
         if array.dtype.name not in _TYPES or not array.dtype.isnative:
             raise StorageError(
@@ -55,7 +55,7 @@ def write_tensors(path: Path, arrays: Arrays, note: str) -> None:
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at multiples of eight bytes
-    with whole_file(path, parents=False) as file:
+    with whole_file(path, parents=parents) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(_bytes(array))

@@ -156,7 +156,8 @@ class Checkpoints:
                 write = partial(sharding.write_folder, path, parts, note, group)
             else:
                 path = self.path(state.step)
-                write = partial(write_tensors, path, {name: tensor.numpy() for name, tensor in tensors.items()}, note)
+                arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+                write = partial(write_tensors, path, arrays, note, parents=False)
             self._writing = _THREAD.submit(self._write, path, write, state, group.rank == 0, started)
         if wait:
             group.on_all(self.wait)

@@ -130,7 +130,7 @@ def write_folder(folder: Path, parts: Mapping[str, Part], state: str, group: Pro
             where = {name: [list(part.shape), part.first] for name, part in parts.items()}
             note = json.dumps({"files": group.world, "state": state, "parts": where})
             tensors = {name: part.tensor.numpy() for name, part in parts.items()}
-            write_tensors(_file(temporary, group.rank), tensors, note)
+            write_tensors(_file(temporary, group.rank), tensors, note, parents=False)
 
         _together(write_own, group)
         if group.rank == 0:
