@@ -70,12 +70,12 @@ def test_a_checkpoint_that_is_written_meanwhile_does_not_make_the_folder_again(
 ) -> None:
     folder, written = begin(tiny, monkeypatch), checkpoint.write_tensors
 
-    def removed_first(path: Path, arrays: Arrays, note: str) -> None:
+    def removed_first(path: Path, arrays: Arrays, note: str, parents: bool) -> None:
         if folder.path.exists() and any(folder.checkpoints.iterdir()):  # not the first one, nor those of measuring
             shutil.rmtree(folder.path)
             if then == "another":
                 folder.path.mkdir()
-        written(path, arrays, note)
+        written(path, arrays, note, parents)
 
     monkeypatch.setattr(checkpoint, "write_tensors", removed_first)
     with pytest.raises(StorageError, match=r"runs/tiny was removed or replaced by another folder while"):

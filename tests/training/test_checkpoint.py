@@ -376,10 +376,10 @@ def test_the_run_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeyp
     """What is written is what was there when it was begun, and it has no name before it is whole."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(*arguments: Any) -> None:
+    def slowly(*arguments: Any, **options: Any) -> None:
         begun.set()
         assert go_on.wait(60)
-        write_tensors(*arguments)
+        write_tensors(*arguments, **options)
 
     learner, checkpoints = make(ema=0.5), Checkpoints(tmp_path, 2)
     step(learner, 0)
