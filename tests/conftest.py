@@ -100,7 +100,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What torch's compiler warns of on a GPU is no error of ours: it differs from version to version."""
+    """What torch's compiler warns of on a GPU is no error of ours: it differs from version to version.
+
+    Tests of a real Slurm, which mostly wait, come first: others run meanwhile.
+    """
+    items.sort(key=lambda item: item.path.parent.name != "slurm")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
