@@ -77,10 +77,10 @@ def test_the_last_checkpoint_is_written_while_the_run_is_finished(tiny: Path, mo
     drawn, write, draw, waited = threading.Event(), checkpoint.write_tensors, session.draw, []
     last = load(tiny).budget.steps
 
-    def slow(path: Path, arrays: Any, note: str) -> None:
+    def slow(path: Path, *rest: Any, **options: Any) -> None:
         if f"{last:09d}" in path.name:
             waited.append(drawn.wait(20))
-        write(path, arrays, note)
+        write(path, *rest, **options)
 
     def tell(folder: RunFolder) -> dict[str, str]:
         drawn.set()
@@ -102,10 +102,10 @@ def test_a_finish_that_fails_leaves_the_last_checkpoint_whole(tiny: Path, monkey
     begun, write = threading.Event(), checkpoint.write_tensors
     last = load(tiny).budget.steps
 
-    def slow(path: Path, arrays: Any, note: str) -> None:
+    def slow(path: Path, *rest: Any, **options: Any) -> None:
         if f"{last:09d}" in path.name:
             begun.wait(20)
-        write(path, arrays, note)
+        write(path, *rest, **options)
 
     def fail(*_: Any) -> None:
         threading.Timer(0.3, begun.set).start()
