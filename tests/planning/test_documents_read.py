@@ -28,7 +28,7 @@ from shoestring.runs.reporter import Reporter
 
 WORDS, DOCUMENTS, STEPS, BATCH, LENGTH, HELDOUT = 10, 40_000, 300, 4, 20, 0.1
 NEEDED = STEPS * BATCH * LENGTH / (WORDS + 1) / (1 - HELDOUT)
-"""Documents of ten words and an end, of which one epoch of the steps is made."""
+"""Documents of ten words and an end; one epoch of them is what the steps read."""
 TEXT = " ".join(["word"] * WORDS)
 SOURCE = f"""
 from pathlib import Path

@@ -87,7 +87,7 @@ class StoredAdapter(NamedTuple):
 
 
 def stored_adapter(place: str) -> StoredAdapter | None:
-    """The adapter of a folder; None if it is none. Raises UserError for other kinds than plain LoRA."""
+    """The adapter in a folder; None if it has none. Raises UserError for kinds other than plain LoRA."""
     folder = Path(place).expanduser()
     file = folder / CONFIG
     if not file.is_file():

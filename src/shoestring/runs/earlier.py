@@ -58,7 +58,7 @@ class _Ended(NamedTuple):
 
 @functools.lru_cache(maxsize=4 * MOST)
 def _ended(path: Path, written: int) -> _Ended | None:  # noqa: ARG001
-    """A run that was DONE at the time `written`; None: it cannot be read, of which a plan tells.
+    """A run that was DONE at the time `written`; None if it cannot be read.
 
     A sweep asks for the same ones for each of its runs.
     """
