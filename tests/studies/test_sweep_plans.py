@@ -77,6 +77,7 @@ def test_a_plan_that_is_refused_is_told_of_and_the_others_are_made(
 
 def test_of_hmms_a_few_are_measured_and_the_others_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOESTRING_CACHE", str(tmp_path / "cache"))  # others may have measured the same HMMs
     file = tmp_path / "hmm.toml"
     file.write_text(
         '[run]\nname = "grid"\n[budget]\nepochs = 2\n[data]\nsource = "stories"\ndocuments = 60\n'
