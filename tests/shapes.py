@@ -1,25 +1,21 @@
 """Shapes in signatures, checked in every test once for the same function, shapes and objects.
 
 A run calls the same functions with the same shapes in every step; to check them each time took a third of its time.
-Functions whose signatures have no shapes are left as they are: their types are checked by mypy.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from types import CodeType
-from typing import Any, get_args
+from typing import Any
 
 import jaxtyping
 import torch
 from torch import Tensor
 
 _checked: set[tuple[object, ...]] = set()
-_shaped: dict[CodeType, bool] = {}
 _always = jaxtyping.jaxtyped
 
 
@@ -38,26 +34,9 @@ def _jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
     """In place of jaxtyping's own decorator, which the hook puts before each function and class."""
 
     def decorate(made: Any) -> Any:
-        if not inspect.isfunction(made):
-            return _always(made, typechecker=typechecker)
-        code = made.__code__
-        if code not in _shaped:
-            _shaped[code] = _has_shapes(made)
-        return _once(made, typechecker) if _shaped[code] else made
+        return _once(made, typechecker) if inspect.isfunction(made) else _always(made, typechecker=typechecker)
 
     return decorate
-
-
-def _has_shapes(function: Callable[..., Any]) -> bool:
-    """Whether a name in its annotations, which are texts, is a shape or made of shapes."""
-    names = re.findall(r"[A-Za-z_]\w*", " ".join(map(str, inspect.get_annotations(function).values())))
-    return any(_is_shape(function.__globals__.get(name)) for name in names)
-
-
-def _is_shape(kind: object) -> bool:
-    if isinstance(kind, list):
-        return any(map(_is_shape, kind))
-    return getattr(kind, "__module__", "").startswith("jaxtyping") or any(map(_is_shape, get_args(kind)))
 
 
 def _once(function: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
