@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from written_tables import write_table
 
 from shoestring.baselines.of_corpus import baselines_of
 from shoestring.core.clock import Clock
@@ -62,22 +62,10 @@ def write(tmp_path: Path) -> Write:
     def written(kind: str = "jsonl", pairs: list[tuple[Any, Any]] = PAIRS, name: str = "pairs") -> str:
         path = tmp_path / f"{name}.{kind}"
         rows = [{"id": str(n), "ask": ask, "answer": answer} for n, (ask, answer) in enumerate(pairs)]
-        if kind == "csv":
-            with open(path, "w", newline="") as file:
-                table = csv.DictWriter(file, ["id", "ask", "answer"])
-                table.writeheader()
-                table.writerows(rows)
-        elif kind == "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        elif kind == "parquet":
-            arrow = pytest.importorskip("pyarrow")
-            pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), path)
-        elif kind == "py":
+        if kind == "py":
             path.write_text(f"rows = {rows!r}\n")
             return f"{path}:rows"
-        else:
-            pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(str(path))
-        return f"{kind}:{path}"
+        return write_table(path, kind, rows)
 
     return written
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from written_tables import write_table
 
 from shoestring.baselines.of_corpus import baselines_of, predictions_of
 from shoestring.core.errors import DataError
@@ -65,19 +65,7 @@ def write(tmp_path: Path) -> Write:
     def written(kind: str, records: list[tuple[Any, Any]] = RECORDS) -> str:
         path = tmp_path / f"records.{kind}"
         rows = [{"id": n, "text": text, "class": label} for n, (text, label) in enumerate(records)]
-        if kind == "csv":
-            with open(path, "w", newline="") as file:
-                table = csv.DictWriter(file, ["id", "text", "class"])
-                table.writeheader()
-                table.writerows(rows)
-        elif kind == "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        elif kind == "parquet":
-            arrow = pytest.importorskip("pyarrow")
-            pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), path)
-        else:
-            pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(str(path))
-        return f"{kind}:{path}"
+        return write_table(path, kind, rows)
 
     return written
 

@@ -44,7 +44,7 @@ class Correction(NamedTuple):
 
 
 def by_earlier_runs(tried: Sequence[Tried], n: float, d: float) -> Correction | None:
-    """What the nearest comparison of learning rates says about the law's; None: there is none, or it does not tell.
+    """By how much the nearest comparison of learning rates corrects the law's; None if no comparison decides it.
 
     The best rate is the vertex of a parabola in the logarithm of the rate, through the best and its neighbours. The
     lowest or highest rate of all is taken only where the law's is on the side where losses were higher: beyond it
