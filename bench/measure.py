@@ -287,7 +287,11 @@ def run(name: str, tiny: bool, folder: Path, budget: str) -> dict[str, Any]:
         + sum(line.get("event") == "halved" for line in timings),
         "plan": {key: plan[key] for key in ("steps", "seconds", "parts", "step_seconds", "peak_bytes", "per_device")},
         "timeline": parts_of(timings),
-        "events": [{key: line[key] for key in ("event", "step", "elapsed") if key in line} for line in timings],
+        "events": [
+            {key: line[key] for key in ("event", "step", "elapsed") if key in line}
+            for line in timings
+            if "event" in line
+        ],
         "profile": encode(profile),
         "outcome": outcome,
     }

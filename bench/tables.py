@@ -628,8 +628,8 @@ def _plans_against_runs(r: dict[str, Any]) -> str:
     for name, told in found.items():
         ended = [run for run in told["runs"] if "error" not in run]
         failed = f", {len(told['runs']) - len(ended)} failed" if len(ended) < len(told["runs"]) else ""
-        (shared,) = {run.get("at_once") or 1 for run in told["runs"]} or {1}
-        beside = f", {shared} at a time" if shared > 1 else ""
+        shared = sorted({run.get("at_once") or 1 for run in told["runs"]}) or [1]
+        beside = f", {' and '.join(map(str, shared))} at a time" if shared != [1] else ""
         cells = [f"{name.removeprefix('runs:')}, {told['budget']}", f"{len(told['runs'])}{failed}{beside}"]
         cells += [_range([run[key] for run in ended]) for key in ("used_share", "budget_share")]
         cells += [_worst([run[key] for run in ended]) for key in ("seconds_error", "memory_error", "step_error")]

@@ -148,6 +148,9 @@ def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
     slow = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts | {"train": 20.0}, 30, None, 7.0))
     assert slow.parts["set-up"] == final.parts["set-up"] + 7.0, "what the first evaluation compiled"
     assert slow.seconds == pytest.approx(again.seconds + 7.0)
+    seen = final_plan(final, recipe, 50, Took(0.5, 2.0, 23456, parts, 30, checkpoints=1.5, baselines=0.25))
+    assert (seen.parts["checkpoints"], seen.parts["baselines"]) == (1.5, 0.25), "as this machine writes and counts"
+    assert seen.seconds == pytest.approx(sum(seen.parts.values()))
     lines = {line.quantity: line for line in again.lines}
     assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
 

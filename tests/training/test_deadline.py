@@ -129,6 +129,9 @@ def test_evaluations_count_by_progress_and_checkpoints_by_time() -> None:
     """Ten evaluations of a second, each with a checkpoint of half a second, and one more every ten seconds."""
     deadline = watched(evaluations=10, evaluation_seconds=1.0, checkpoint_seconds=0.5, checkpoint_every=10.0)
     assert deadline.seconds_left(10, 0.5) == pytest.approx((20 + 5 * 1.0 + 4 * 0.5) / 0.95), "as planned at first"
+    assert deadline.saving_left(10, 0.5) == pytest.approx(27 / 0.95 * 0.05 + 4 * 0.5), (
+        "regular ones, and of evaluations"
+    )
     for _ in range(3):
         deadline.took_overhead(4.0, "evaluation")
         deadline.took_overhead(1.5, "checkpoint")

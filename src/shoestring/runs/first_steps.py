@@ -50,6 +50,8 @@ class FirstSteps:
     copied: Callable[[], int] = lambda: 0
     """Bytes of the copy that a checkpoint is written from, beside further steps; 0: no checkpoint was written yet, or
     the copy is not in the memory of the device."""
+    baseline_seconds: float | None = None
+    """About how long the baselines take at the end; None: as planned."""
     _asked: bool = field(default=False, init=False)
     """Whether the schedule was changed once more, by the speed that is known now."""
     _paced: bool = field(default=False, init=False)
@@ -82,7 +84,8 @@ class FirstSteps:
             peak += _CREEP_BYTES
         page = None if evaluation is None else self._page_seconds()
         once, slow = evaluation or (None, 0.0)
-        took = Took(seconds, once, peak, self.clock.parts(), state.step, page, slow)
+        saving = self._saving(state)
+        took = Took(seconds, once, peak, self.clock.parts(), state.step, page, slow, saving, self.baseline_seconds)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
         self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
         self.keep.planned = total
@@ -99,6 +102,11 @@ class FirstSteps:
         schedule, left = state.schedule, self.deadline.time_left()
         needed = self.deadline.seconds_left(schedule.total - state.step, schedule.progress(state.step))
         return left / needed if needed and 0 < left < needed else 1.0
+
+    def _saving(self, state: State) -> float:
+        """Seconds of the checkpoints of the whole run: those so far, and those that follow."""
+        left = self.deadline.saving_left(state.schedule.total - state.step, state.schedule.progress(state.step))
+        return self.clock.parts().get("checkpoints", 0.0) + left
 
     def _page_seconds(self) -> float | None:
         if self.rehearse_page is None:
@@ -134,6 +142,10 @@ class Took(NamedTuple):
     """Seconds of the page; None: as planned."""
     slow: float = 0.0
     """Seconds by which the first evaluation took longer than another."""
+    checkpoints: float | None = None
+    """Seconds of all checkpoints but the last, by those so far; None: as planned."""
+    baselines: float | None = None
+    """Seconds of the baselines; None: as planned."""
 
 
 def evaluation_seconds(plan: Plan, recipe: Recipe, step: float) -> float:
@@ -163,6 +175,8 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
         "evaluations": (plan.evaluations or 0) * evaluation,
         "finish": evaluation + (REPORT_SECONDS if took.page is None else min(took.page, REPORT_SECONDS)),
     }
+    known = {"checkpoints": took.checkpoints, "baselines": took.baselines}
+    parts |= {name: seconds for name, seconds in known.items() if seconds is not None}
     during = sum(parts.get(name, 0.0) for name in ("train", "evaluations", "checkpoints"))
     seconds, tokens = sum(parts.values()), steps * rows * length
     time_binds = steps < plan.steps and plan.binding != "time" and recipe.budget.time is not None

@@ -359,7 +359,11 @@ def _first_steps(session: _Session, keep: hooks.KeepDeadline) -> list[loop.AnyHo
     session.deadline.estimated = on_gpu = trainee.group.device.type == "cuda"
     page = partial(draw, session.folder) if on_gpu and first else None  # a CPU may be slow at any time
     parts = trainee.plan, trainee, session.deadline, keep, session.meter, session.clock
-    return [FirstSteps(*parts, write, page, lambda: 0 if on_gpu else session.checkpoints.copied)]
+
+    def copied() -> int:
+        return 0 if on_gpu else session.checkpoints.copied
+
+    return [FirstSteps(*parts, write, page, copied, session.baseline_seconds)]
 
 
 def _progress(session: _Session, state: State, report: loop.Report, forecast: Forecast | None) -> TrainingProgress:

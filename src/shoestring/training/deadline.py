@@ -206,16 +206,25 @@ class Deadline:
     def _needed(self, left: int, progress: float, step: float) -> float:
         return (left * step + self._evaluating(progress)) / (1 - self._saving_share)
 
+    def saving_left(self, left: int, progress: float) -> float:
+        """How long the checkpoints during `left` more steps will take, by those so far; the last one not."""
+        regular = self._saving_share * (self.seconds_left(left, progress) or 0.0)
+        return regular + max(0, self._due(progress) - 1) * self._stops["checkpoint"].each
+
     def _fitting(self, seconds: float, progress: float, step: float) -> float:
         """The steps that fit: the inverse of `_needed`."""
         return max(0.0, seconds * (1 - self._saving_share) - self._evaluating(progress)) / max(1e-9, step)
 
     def _evaluating(self, progress: float) -> float:
         """Seconds of the evaluations that are due, with their checkpoints; that of the last one is in the finish."""
-        due = math.ceil(self.evaluations * (1 - progress) - 1e-9)
+        due = self._due(progress)
         evaluation, checkpoint = self._stops["evaluation"].each, self._stops["checkpoint"].each
         seconds = due * evaluation + max(0, due - 1) * checkpoint
         return min(seconds, max(evaluation, self.most_evaluating * self.time_left())) if self._long_stops else seconds
+
+    def _due(self, progress: float) -> int:
+        """Evaluations that are due."""
+        return math.ceil(self.evaluations * (1 - progress) - 1e-9)
 
     @property
     def _long_stops(self) -> bool:
