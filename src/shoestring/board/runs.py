@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -233,8 +234,9 @@ def _finished(outcome: Outcome, unit: str) -> dict[str, Any]:
 class Board:
     """All runs and sweeps below a folder, and the sweeps beside it that have runs there."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, give_way: Callable[[], None] = lambda: None):
+        """`give_way` is called before the lines of each run are read, and may wait."""
+        self.folder, self._give_way = folder, give_way
         self.runs: dict[str, WatchedRun] = {}
         self.sweeps: dict[str, WatchedSweep] = {}
         self.version = 0
@@ -254,6 +256,8 @@ class Board:
                 self.version += 1
             for name, path in found.items():
                 run = self.runs.get(name) or WatchedRun(name, RunFolder(path))
+                if not light:
+                    self._give_way()
                 changed = run.refresh(self.version + 1, light)
                 self.runs[name] = run
                 self.version += changed

@@ -7,6 +7,7 @@ import hmac
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -29,6 +30,8 @@ from shoestring.board.sweeps import RESULTS
 
 EVERY = 1.0
 """Seconds between two looks at the run folders."""
+QUIET, LONGEST_WAIT = 0.15, 1.0
+"""Lines are read when for so many seconds nothing was asked, or after so many; one core answers faster alone."""
 MOST_RUNS, MOST_BUCKETS = 500, 4000
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -53,13 +56,15 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def make_app(folder: Path, token: str, every: float = EVERY) -> Starlette:
     """The board of a folder, for requests that have the token: once in the address, then in a cookie."""
-    board, machine, stop = Board(folder), MachineNow(), threading.Event()
+    asked = LastAsked()
+    board, machine, stop = Board(folder, asked.wait), MachineNow(), threading.Event()
 
     def watch() -> None:
         board.refresh()
         while not stop.is_set():
             board.refresh()
             for run in list(board.runs.values()):  # those that are finished have no lines read for their rows
+                asked.wait()
                 run.read_curves()
             stop.wait(every)
 
@@ -159,13 +164,28 @@ def make_app(folder: Path, token: str, every: float = EVERY) -> Starlette:
         "/api/sweep": sweep,
         "/api/machine": now,
     }
-    routes = [Route(address, _guarded(endpoint, token)) for address, endpoint in addresses.items()]
+    routes = [Route(address, _guarded(endpoint, token, asked)) for address, endpoint in addresses.items()]
     return Starlette(
         routes=routes, lifespan=lifespan, middleware=[Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1)]
     )
 
 
-def _guarded(endpoint: Endpoint, token: str) -> Endpoint:
+class LastAsked:
+    """When a page last asked for something: reading lines gives way to it."""
+
+    def __init__(self) -> None:
+        self._when = -QUIET
+
+    def now(self) -> None:
+        self._when = time.monotonic()
+
+    def wait(self) -> None:
+        begun = time.monotonic()
+        while time.monotonic() < min(self._when + QUIET, begun + LONGEST_WAIT):
+            time.sleep(QUIET / 10)
+
+
+def _guarded(endpoint: Endpoint, token: str, asked: LastAsked) -> Endpoint:
     """The endpoint for those who have the token; one that comes in the address moves to a cookie."""
 
     async def guarded(request: Request) -> Response:
@@ -177,7 +197,10 @@ def _guarded(endpoint: Endpoint, token: str) -> Endpoint:
             return moved
         if not hmac.compare_digest(request.cookies.get(cookie, "").encode(), token.encode()):
             return PlainTextResponse("open the address that `shoestring board` printed, with its token\n", 403)
-        return await endpoint(request)
+        asked.now()
+        answer = await endpoint(request)
+        asked.now()
+        return answer
 
     return guarded
 
