@@ -1,10 +1,12 @@
 """Fine-tuning a model of Qwen2.5-0.5B's shape with random weights: ours beside transformers.Trainer (and peft).
 
-    python bench/finetune.py [--steps 1000] [--tiny]
+    python bench/finetune.py [--steps 1000] [--peer-steps 1000] [--tiny]
 
 The same rows of random ids, 16 × 512 tokens a step, all weights and LoRA of rank 8 on all layers, each in a process of
-its own: seconds of a step, peak memory of the device, and what one comparison with the fingerprints costs. `--tiny`
-tries the flow with a small network, as on a CPU. Needs transformers, and accelerate and peft for the peer.
+its own: seconds of a step, peak memory of the device, and what one comparison with the fingerprints costs. Then the
+largest batch by `shoestring measure`, with its trials. The peer may take fewer steps of the same rows: its seconds are
+those of a step. `--tiny` tries the flow with a small network, as on a CPU. Needs transformers, and accelerate and peft
+for the peer.
 """
 
 from __future__ import annotations
@@ -32,6 +34,21 @@ TINY = {
 RANK, RATE, WARM = 8, 1e-5, 3
 """WARM: first steps, which are not timed: they compile and load."""
 WAYS = ("ours full", "ours lora", "trainer full", "trainer lora")
+LARGEST = """[run]
+name = "{name}"
+[budget]
+time = "10m"
+[data]
+source = "stories"
+tokenizer = "{tokenizer}"
+length = {length}
+[model]
+family = "hf"
+name = "{folder}"
+[train]
+batch = 16
+lr = {rate}
+"""
 
 
 def rows_of(shape: dict[str, Any], rows: int, length: int, steps: int) -> Any:
@@ -155,9 +172,26 @@ def in_process(way: str, folder: Path, steps: int, tiny: bool) -> dict[str, Any]
     return found
 
 
+def largest(folder: Path, lora: bool, tiny: bool) -> dict[str, Any]:
+    """The largest batch, as a user finds it, on random tokens."""
+    name, words, length = ("lora" if lora else "full"), ("bytes" if tiny else "words:8000"), (64 if tiny else 512)
+    file = folder / f"{name}.toml"
+    recipe = LARGEST.format(name=name, tokenizer=words, length=length, folder=folder, rate=RATE)
+    file.write_text(recipe + (f"[lora]\nrank = {RANK}\n" if lora else ""))
+    command = [sys.executable, "-m", "shoestring", "measure", str(file), "--fresh", "--json"]
+    begun = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+    law = json.loads(done.stdout)["memory"]
+    names = ("largest", "verified", "trials", "out_of_memory", "trial_seconds", "limit_bytes")
+    return {key: law[key] for key in names} | {"seconds": time.perf_counter() - begun}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--peer-steps", type=int, help="of transformers.Trainer; default: as many")
     parser.add_argument("--tiny", action="store_true", help="a small network, to try the flow")
     parser.add_argument("--way", choices=WAYS, help="one of them, in this process")
     parser.add_argument("--folder", type=Path)
@@ -170,8 +204,12 @@ def main() -> None:
         make_folder(Path(temporary), given.tiny)
         results = {}
         for way in WAYS:
-            results[way] = in_process(way, Path(temporary), given.steps, given.tiny)
+            steps = given.steps if way.startswith("ours") else given.peer_steps or given.steps
+            results[way] = in_process(way, Path(temporary), steps, given.tiny) | {"steps": steps}
             print(way, results[way], flush=True)
+        for way in ("full", "lora"):
+            results[f"largest {way}"] = largest(Path(temporary), way == "lora", given.tiny)
+            print("largest", way, results[f"largest {way}"], flush=True)
     if given.tiny and given.out is None:
         print("nothing is recorded of a small network; --out writes it elsewhere")
         return

@@ -21,6 +21,7 @@ from shoestring.core.tuning import FreezeSpec, Lora
 from shoestring.cost.memory import estimate_memory
 from shoestring.cost.seconds import training_flops
 from shoestring.models.language_model import LanguageModel, build
+from shoestring.models.layers import adapter as adapter_module
 from shoestring.models.layers.adapter import adapter_of
 from shoestring.models.tuning import add_lora, freeze, layers_of, merge_lora, tune
 from shoestring.runs.export import export_run
@@ -116,6 +117,21 @@ def test_adapters_change_nothing_at_first_and_are_merged(family: str) -> None:
         merge_lora(model)
         assert torch.allclose(model.logits(ids), changed, atol=1e-4)
     assert dict(model.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("most", [0, 1024])
+def test_the_product_of_an_adapted_layer_is_that_of_float64(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the changed matrix is rounded as one, and gradients come from it or from small products."""
+    monkeypatch.setattr(adapter_module, "MOST_CHANNELS", most)
+    x, weight, a, b = (torch.randn(shape, requires_grad=True) for shape in ((7, 12), (10, 12), (3, 12), (10, 3)))
+    product = torch.ops.shoestring.adapted_linear(x, weight, a, b, 0.5)[0]
+    outer = torch.randn(7, 10)
+    found = torch.autograd.grad(product, (x, a, b), outer)
+    wide = [each.detach().double().requires_grad_() for each in (x, weight, a, b)]
+    exact = wide[0] @ (wide[1] + 0.5 * wide[3] @ wide[2]).T
+    expected = torch.autograd.grad(exact, (wide[0], wide[2], wide[3]), outer.double())
+    assert torch.allclose(product.double(), exact, atol=1e-5)
+    assert all(torch.allclose(mine.double(), theirs, atol=1e-5) for mine, theirs in zip(found, expected))
 
 
 def test_an_adapter_is_what_the_definition_says() -> None:

@@ -194,10 +194,13 @@ def _kept(recipe: Recipe, tuned: Learned, state: int) -> dict[str, int]:
 
 def adapter_bytes(recipe: Recipe, setting: Setting) -> int:
     """Bytes per row that the adapters of all layers save: the small product of each, its input where another operation
-    does not save it, and the unfused gate of a SwiGLU."""
+    does not save it, and the unfused gate of a SwiGLU, which is all where the matrix is changed instead."""
     assert recipe.lora is not None, "there are adapters"
     family, model, n = transformer_of(recipe.model), recipe.model, recipe.data.length
     products = [pair for part in family.block_products(model).values() for pair in part]
+    if setting.fused:
+        gate = products[-2][0] - products[-1][1]
+        return setting.number * n * model.layers * gate
     small = len(products) * recipe.lora.rank + sum(out_of for _, out_of in products)
     return setting.number * n * model.layers * small
 

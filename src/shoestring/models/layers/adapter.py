@@ -1,11 +1,13 @@
 """Adapters of low rank: a product of two small matrices, added to the product of a layer.
 
-Shapes: N positions, A channels in, B channels out, K rank.
+On a GPU in half precision the two are added to the layer's matrix once in a pass, when it is rounded anyway: products
+of 8 columns take longer to launch than to compute. Shapes: N positions, A channels in, B channels out, K rank.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,8 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from shoestring.models.layers.operators import HALF, Operator, register, wide_product
+
 NAME = "lora"
 """The module of a layer that holds its adapter."""
+MOST_CHANNELS = 1024
+"""AB / (A + B) up to which the gradient of the whole matrix takes no longer than four products of K columns, which read
+the inputs and the gradients of outputs twice."""
 
 
 class Adapter(nn.Module):
@@ -56,8 +63,38 @@ def adapter_of(layer: nn.Module) -> Adapter | None:
 def add_adapter(layer: nn.Module, adapter: Adapter) -> None:
     """Give a layer an adapter, which is added to its output wherever it is called."""
     setattr(layer, NAME, adapter)
-    handle = layer.register_forward_hook(lambda _, inputs, output: output + adapter(inputs[0]))
-    layer.__dict__["_adapter_hook"] = handle
+    kind: Any = type(layer)
+    layer.__class__ = _adapted(kind)
+
+
+@cache
+def _adapted(kind: Any) -> type[nn.Module]:
+    """The class of layers with an adapter: one for all of them, so that they share compiled code."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if (half := _half(x)) is not None and self.weight.dtype == torch.float32:
+            return adapted_linear(x.to(half), self)
+        found: Tensor = kind.forward(self, x) + self.lora(x)
+        return found
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+def _half(x: Tensor) -> torch.dtype | None:
+    """The precision of products of x on a GPU, if it is half."""
+    if not x.is_cuda:
+        return None
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return dtype if dtype in HALF else None
+
+
+def adapted_linear(x: Float[Tensor, "*N A"], layer: Any) -> Float[Tensor, "*N B"]:
+    """The output of a layer with an adapter, for x in half precision."""
+    adapter: Adapter = layer.lora
+    weight = layer.weight.T if adapter.turned else layer.weight
+    parts = weight, adapter.a, adapter.b, adapter.scale
+    product: Tensor = torch.ops.shoestring.adapted_linear(x.flatten(0, -2), *parts)[0].view(*x.shape[:-1], -1)
+    return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
 
 @torch.no_grad()
@@ -67,5 +104,55 @@ def merge_adapter(layer: nn.Module) -> None:
     assert adapter is not None, "the layer has one"
     weight = getattr(layer, "weight")  # noqa: B009
     weight.copy_(weight.double() + adapter.change())
-    layer.__dict__.pop("_adapter_hook").remove()
+    layer.__class__ = type(layer).__mro__[1]
     delattr(layer, NAME)
+
+
+def _product(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    changed = torch.addmm(weight, b, a, alpha=scale).to(x.dtype)
+    return x @ changed.T, changed
+
+
+def _product_backward(
+    outer: Tensor, x: Tensor, changed: Tensor, a: Tensor, b: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, a and b. The matrix itself is frozen."""
+    back, (rows, columns) = outer @ changed, changed.shape
+    if rows * columns <= MOST_CHANNELS * (rows + columns):
+        whole = wide_product(outer.T, x)
+        return back, scale * (b.T @ whole), scale * (whole @ a.T)
+    into, out_of = x @ a.to(x.dtype).T, outer @ b.to(x.dtype)
+    return back, scale * wide_product(out_of.T, x), scale * wide_product(outer.T, into)
+
+
+def _register() -> None:
+    def keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        x, _, a, b, ctx.scale = inputs
+        ctx.save_for_backward(x, output[1], a, b)
+        ctx.mark_non_differentiable(output[1])
+
+    def gradient(ctx: Any, outer: Tensor, _: Tensor) -> Any:
+        found = torch.ops.shoestring.adapted_linear_backward(outer.contiguous(), *ctx.saved_tensors, ctx.scale)
+        return found[0], None, found[1], found[2], None
+
+    def outputs(x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return x.new_empty(len(x), len(weight)), x.new_empty(weight.shape)
+
+    def gradients(_: Tensor, x: Tensor, __: Tensor, a: Tensor, b: Tensor, ___: float) -> tuple[Tensor, ...]:
+        return torch.empty_like(x), torch.empty_like(a), torch.empty_like(b)
+
+    some = "Tensor a, Tensor b, float scale"
+    register(
+        "adapted_linear",
+        Operator(f"(Tensor x, Tensor weight, {some}) -> (Tensor, Tensor)", _product, outputs),
+        Operator(
+            f"(Tensor outer, Tensor x, Tensor changed, {some}) -> (Tensor, Tensor, Tensor)",
+            _product_backward,
+            gradients,
+        ),
+        keep,
+        gradient,
+    )
+
+
+_register()

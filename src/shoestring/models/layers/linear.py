@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shoestring.models.layers.adapter import adapter_of
-from shoestring.models.layers.operators import HALF, HAS_TRITON, Operator, register
+from shoestring.models.layers.adapter import adapted_linear, adapter_of
+from shoestring.models.layers.operators import HALF, HAS_TRITON, Operator, register, wide_product
 
 Product = tuple[Tensor, Tensor]
 """A product, and a copy of the weight in its type; backward, the gradients of input and weight."""
@@ -27,10 +27,10 @@ def linear(x: Float[Tensor, "*N A"], layer: nn.Linear) -> Float[Tensor, "*N B"]:
     if not _has_operator(x, layer.weight):
         plain: Tensor = layer(x)
         return plain
+    if adapter_of(layer) is not None:
+        return adapted_linear(x, layer)
     product = torch.ops.shoestring.linear(x.flatten(0, -2), layer.weight)[0]
-    found = _add_bias(product.view(*x.shape[:-1], -1), layer.bias)
-    adapter = adapter_of(layer)
-    return found if adapter is None else found + adapter(x)
+    return _add_bias(product.view(*x.shape[:-1], -1), layer.bias)
 
 
 def swiglu_layer(pairs: Float[Tensor, "*N FF"], layer: nn.Linear) -> Float[Tensor, "*N B"]:
@@ -66,7 +66,7 @@ def _linear(x: Tensor, weight: Tensor) -> Product:
 
 
 def _linear_backward(outer: Tensor, x: Tensor, weight: Tensor) -> Product:
-    return outer @ weight, _weight_gradient(outer, x)
+    return outer @ weight, wide_product(outer.T, x)
 
 
 def _swiglu(pairs: Tensor, weight: Tensor) -> Product:
@@ -87,7 +87,7 @@ def _swiglu_backward(outer: Tensor, pairs: Tensor, weight: Tensor) -> Product:
     back = outer @ weight  # N F; the kernel replaces it by the output of the gate
     changes = torch.empty_like(pairs)
     _launch(gated_backward_kernel, n, f, back, pairs, changes)
-    return changes, _weight_gradient(outer, back)
+    return changes, wide_product(outer.T, back)
 
 
 def _launch(kernel: Any, n: int, f: int, *tensors: Tensor) -> None:
@@ -96,10 +96,6 @@ def _launch(kernel: Any, n: int, f: int, *tensors: Tensor) -> None:
 
     block = min(COLUMNS, max(128, 1 << (f - 1).bit_length()))
     kernel[(n, -(-f // block))](*tensors, f, BLOCK=block, num_warps=max(1, block // 512))
-
-
-def _weight_gradient(outer: Float[Tensor, "N B"], x: Float[Tensor, "N A"]) -> Float[Tensor, "B A"]:
-    return torch.mm(outer.T, x, out_dtype=torch.float32) if x.is_cuda else (outer.T @ x).float()
 
 
 def _register(name: str, forward: Callable[..., Product], backward: Callable[..., Product]) -> None:

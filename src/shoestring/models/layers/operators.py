@@ -19,6 +19,11 @@ def is_fused(x: Tensor) -> bool:
     return HAS_TRITON and x.is_cuda and x.dtype in HALF
 
 
+def wide_product(first: Tensor, second: Tensor) -> Tensor:
+    """A product of two matrices in half precision, in float32."""
+    return torch.mm(first, second, out_dtype=torch.float32) if first.is_cuda else (first @ second).float()
+
+
 class Operator(NamedTuple):
     schema: str
     compute: Callable[..., Any]
