@@ -8,6 +8,7 @@ import pytest
 import resumed_runs
 import torch
 
+from shoestring.core.registry import registry
 from shoestring.core.sections import Train
 from shoestring.models.language_model import build
 from shoestring.training.checkpoint import Checkpoints, State
@@ -16,8 +17,14 @@ from shoestring.training.local import Average, LocalModel, LocalSettings, LocalS
 from shoestring.training.loop import Loop, Report
 from shoestring.training.schedule import Schedule
 
+CASES = [
+    resumed_runs.Case(*family, optimizer, "fp32")
+    for family in resumed_runs.families()
+    for optimizer in registry("optimizer")
+]
 
-@pytest.mark.parametrize("case", [case for case in resumed_runs.cases() if case.precision == "fp32"], ids=str)
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_family_and_optimizer_takes_local_steps(case: resumed_runs.Case, tmp_path: Path) -> None:
     """One worker whose average is its weights takes the steps of a run without averages, and resumes them."""
     plain_mean, spec = LocalSettings(2, 1.0, 0.0, 32, 1), resumed_runs.model_of(case, tmp_path)
