@@ -1,23 +1,33 @@
 """What torch really keeps for the backward pass of a network.
 
-python tests/cost/kept.py     of compiled blocks, by family, as JSON: bytes of a row
+python tests/cost/kept.py FAMILY …     of compiled blocks, by family, as JSON: bytes of a row
+python tests/cost/kept.py --record     the same of all families, into tests/golden/compiled_rows.json
+
+To compile takes half a minute, so what came of it is kept in that file, with a hash of what it depends on.
 """
 
+import ast
+import hashlib
 import json
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from shoestring import models
+from shoestring.core import sections
 from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.cross_entropy import IGNORED
 
 VOCABULARY, LENGTH, LATENTS = 31, 20, 12
+COMPILED = ("llama", "swift", "gpt2", "perceiver_ar", "masked_lm")
+RECORD = Path(__file__).parents[1] / "golden" / "compiled_rows.json"
 
 
 def small(family: Any) -> Model:
@@ -74,6 +84,38 @@ def of_a_compiled_row(model: Model) -> float:
     return (found[1] - found[0]) / 2
 
 
+def key_of_sources() -> str:
+    """Of torch, this file and all code of the models, without comments and docstrings."""
+    package = Path(models.__file__).parent
+    files = [Path(__file__), Path(sections.__file__), *sorted(package.rglob("*.py"))]
+    told = [torch.__version__, *(f"{file.name} {_code(file)}" for file in files)]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _code(file: Path) -> str:
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(line: ast.AST) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+
+
+def recorded_rows() -> dict[str, float] | None:
+    """What was found in a process of its own; None where the code is another now."""
+    record: dict[str, Any] = json.loads(RECORD.read_text())
+    found: dict[str, float] | None = record["bytes"] if record["key"] == key_of_sources() else None
+    return found
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps({family: of_a_compiled_row(small(family)) for family in sys.argv[1:]}))
+    record = sys.argv[1:] == ["--record"]
+    rows = {family: of_a_compiled_row(small(family)) for family in (COMPILED if record else sys.argv[1:])}
+    if record:
+        RECORD.write_text(json.dumps({"key": key_of_sources(), "bytes": rows}) + "\n")
+    print(json.dumps(rows))
