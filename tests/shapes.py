@@ -40,7 +40,7 @@ def _jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
 
 
 def _once(function: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
-    code, checking = function.__code__, None  # of one code: a function within another is made in each of its calls
+    code, checking = id(function.__code__), None  # of its code: one within another is made in each call of that
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -60,12 +60,27 @@ def _once(function: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
 
 def _kind(value: Any) -> object:
     """What a check may depend on."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype
-    if value is None or isinstance(value, bool | int | float | str):
-        return type(value), value
-    if isinstance(value, tuple | list):
-        return type(value), *map(_kind, value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(_kind(getattr(value, field.name, None)) for field in fields(value))
-    return id(value), getattr(value, "training", None)  # of a module
+    kind = type(value)
+    tell = _TELL.get(kind)
+    if tell is None:
+        tell = _TELL[kind] = _tell(kind)
+    return tell(value)
+
+
+_TELL: dict[type, Callable[[Any], object]] = {}
+"""Found once for each type: this is asked in every call."""
+
+
+def _tell(kind: type) -> Callable[[Any], object]:
+    if issubclass(kind, Tensor):
+        return lambda value: (value.shape, value.dtype)
+    if kind is float:
+        return lambda _: kind  # no shape is named by one
+    if kind is type(None) or issubclass(kind, bool | int | float | str | torch.device):
+        return lambda value: (kind, value)
+    if issubclass(kind, tuple | list):
+        return lambda value: (kind, *map(_kind, value))
+    if is_dataclass(kind):
+        names = [field.name for field in fields(kind)]
+        return lambda value: (kind, *(_kind(getattr(value, name, None)) for name in names))
+    return lambda value: (id(value), getattr(value, "training", None))  # of a module

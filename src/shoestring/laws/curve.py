@@ -205,11 +205,9 @@ def _fit(steps: Floats, losses: Floats, sums: Floats, path: Path) -> Fit | None:
 def _quantile(weights: Floats, centers: Floats, deviations: Floats, share: float) -> float:
     """Of a mixture of normals, by bisection."""
     low, high = float((centers - 8 * deviations).min()), float((centers + 8 * deviations).max())
+    parts = list(zip((0.5 * weights).tolist(), centers.tolist(), (deviations * math.sqrt(2)).tolist()))
     for _ in range(40):
         middle = (low + high) / 2
-        below = sum(
-            weight * 0.5 * math.erfc((center - middle) / (deviation * math.sqrt(2)))
-            for weight, center, deviation in zip(weights, centers, deviations)
-        )
+        below = sum(half * math.erfc((center - middle) / width) for half, center, width in parts)
         low, high = (middle, high) if below < share else (low, middle)
     return (low + high) / 2
