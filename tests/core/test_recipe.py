@@ -16,7 +16,8 @@ from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.recipe_file import build, dump, load
 from shoestring.core.schema import hints
-from shoestring.core.sections import USUAL, Budget, Data, Evaluate, Model, Run, Train
+from shoestring.core.scoring_sections import Evaluate
+from shoestring.core.sections import USUAL, Budget, Data, Model, Run, Train
 from shoestring.core.text import control_in
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
@@ -523,6 +524,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "save_steps": "1,2,...",
         "freeze": "embedding",
         "layer_decay": 0.5,
+        "embedding_lr": 2.0,
+        "scalar_lr": 2.0,
     },
     "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"], "overlap": "prints.json"},
 }
@@ -543,7 +546,17 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
         "latents": 8,
         "prefix_dropout": 0.1,
     },
-    "train": {"optimizer": "muon", "compile": True, "recompute": "full", "ema": 0.9},
+    "train": {
+        "optimizer": "muon",
+        "compile": True,
+        "recompute": "full",
+        "ema": 0.9,
+        "head_lr": 2.0,
+        "polar_express": True,
+        "normalize_neurons": True,
+        "cautious_decay": True,
+        "momentum_warmup": 9,
+    },
     "evaluate": {"per_device": 3},
 }
 """Fields of which some need others beside them, and would be refused alone."""
@@ -612,7 +625,7 @@ def test_the_workload_depends_on_what_a_step_costs_and_on_nothing_else(section: 
         ("train", "per_device"),
     }
     costs |= {("train", name) for name in ("precision", "optimizer", "compile", "recompute", "ema", "freeze")}
-    costs |= {("train", "layer_decay")}
+    costs |= {("train", name) for name in ("layer_decay", "normalize_neurons", "cautious_decay")}
     costs |= {*(("model", field) for field in CHANGED["model"])}
     assert (changed(section, name).workload != build(BASE, "").workload) is ((section, name) in costs)
 

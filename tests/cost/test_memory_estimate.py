@@ -107,12 +107,19 @@ def test_every_measured_step_on_a_known_gpu_is_published() -> None:
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(
-    ("family", "optimizer", "ema"), [("llama", "adamw", None), ("gpt2", "muon", 0.9), ("masked_lm", "muon", None)]
+    ("family", "optimizer", "more"),
+    [
+        ("llama", "adamw", {}),
+        ("gpt2", "muon", {"ema": 0.9}),
+        ("masked_lm", "muon", {}),
+        *((family, "muon", {"normalize_neurons": True}) for family in ("llama", "swift", "gpt2", "masked_lm")),
+        ("perceiver_ar", "muon", {"normalize_neurons": True, "momentum_warmup": 5}),
+    ],
 )
-def test_weights_and_optimizer_take_what_they_take(family: Any, optimizer: Any, ema: float | None) -> None:
-    recipe = replace(
-        SMALL, model=replace(SMALL.model, family=family), train=Train(batch=8, lr=1e-3, optimizer=optimizer, ema=ema)
-    )
+def test_weights_and_optimizer_take_what_they_take(family: Any, optimizer: Any, more: dict[str, Any]) -> None:
+    latents = 8 if family == "perceiver_ar" else None
+    model = replace(SMALL.model, family=family, latents=latents)
+    recipe = replace(SMALL, model=model, train=Train(batch=8, lr=1e-3, optimizer=optimizer, **more))
     network = build(recipe.model, 50, 32, 0)
     made = Optimizer(network, recipe.train)
     for parameter in network.parameters():

@@ -18,7 +18,8 @@ def grouped(kind: type[torch.optim.AdamW], tensors: list[Tensor]) -> torch.optim
 
 
 @pytest.mark.parametrize("moving", [False, True], ids=["in place", "elsewhere every time"])
-def test_updates_are_those_of_float64(moving: bool) -> None:
+@pytest.mark.parametrize("factor", [1.0, 3.0], ids=["one rate", "two rates"])
+def test_updates_are_those_of_float64(moving: bool, factor: float) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     ours = [torch.randn(shape, device="cuda", generator=generator) for shape in SHAPES]
     wide = [tensor.double() for tensor in ours]
@@ -40,6 +41,8 @@ def test_updates_are_those_of_float64(moving: bool) -> None:
                 one.grad.copy_(gradient)
         for group in (*optimizer.param_groups, *exact.param_groups):
             group["lr"] = 1e-2 / (step + 1)
+        for each in (optimizer, exact):
+            each.param_groups[1]["lr"] *= factor
         optimizer.grad_scale = torch.tensor(3.0, device="cuda")
         optimizer.found_inf = torch.tensor(float(refused), device="cuda")
         before = [tensor.clone() for tensor in ours]

@@ -28,7 +28,13 @@ def batches(masked: bool) -> list[Batch]:
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, {"ema": 0.9}, {"precision": "fp16"}])
+MUON = {
+    "optimizer": "muon", "polar_express": True, "normalize_neurons": True, "cautious_decay": True,
+    "momentum_warmup": 5, "embedding_lr": 3.0, "scalar_lr": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, MUON, {"ema": 0.9}, {"precision": "fp16"}])
 @pytest.mark.parametrize("model", [LLAMA, MASKED], ids=lambda model: model.family)
 @pytest.mark.parametrize("passes", [1, 2])
 def test_recorded_steps_are_those_that_are_not(model: Model, settings: dict[str, object], passes: int) -> None:

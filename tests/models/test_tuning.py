@@ -58,10 +58,10 @@ def network(recipe: Recipe) -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("rule", [{}, {"optimizer": "muon"}, {"optimizer": "muon", "normalize_neurons": True}])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_counted_is_what_there_is(way: str, optimizer: str) -> None:
-    recipe = tuned(way, optimizer=optimizer)
+def test_what_is_counted_is_what_there_is(way: str, rule: dict[str, Any]) -> None:
+    recipe = tuned(way, **rule)
     model = network(recipe)
     made = Optimizer(model, recipe.train)
     for parameter in model.parameters():

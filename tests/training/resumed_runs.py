@@ -40,6 +40,13 @@ NEOX = {
 }  # fmt: skip
 
 
+MUON: dict[str, Any] = {
+    "polar_express": True, "normalize_neurons": True, "cautious_decay": True, "momentum_warmup": CUT + 1,
+    "embedding_lr": 2.0, "scalar_lr": 0.5,
+}  # fmt: skip
+"""Parts of Muon; those runs of a Llama have none."""
+
+
 class Case(NamedTuple):
     family: str
     bias: bool | None
@@ -80,7 +87,8 @@ def model_of(case: Case, folder: Path) -> Model:
 
 def make(case: Case, folder: Path, seed: int) -> Learner:
     model = model_of(case, folder)
-    settings = Train(batch=BATCH, lr=1e-2, optimizer=case.optimizer, precision=case.precision, ema=0.9)  # type: ignore[arg-type]
+    more = MUON if case.optimizer == "muon" and case.family != "llama" else {}
+    settings = Train(batch=BATCH, lr=1e-2, optimizer=case.optimizer, precision=case.precision, ema=0.9, **more)  # type: ignore[arg-type]
     return Learner(build(model, VOCABULARY, LENGTH, seed), settings, torch.device("cpu"))
 
 

@@ -17,7 +17,7 @@ from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.optimizer import Optimizer, squared_norm
 from shoestring.training.optimizers import muon
-from shoestring.training.optimizers.muon import Muon, newton_schulz
+from shoestring.training.optimizers.muon import Muon, orthogonalized
 
 LR, DECAY, BETA1, BETA2, EPS = 0.01, 0.3, 0.8, 0.9, 1e-8
 
@@ -119,7 +119,7 @@ def turned(x: Tensor) -> Tensor:
 def turn(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """One matrix of any shape through ours."""
     tall = matrix.size(0) > matrix.size(1)
-    found = newton_schulz((matrix.T if tall else matrix).unsqueeze(0), coefficients, steps, eps)[0]
+    found = orthogonalized((matrix.T if tall else matrix).unsqueeze(0), (coefficients,) * steps, eps)[0]
     return found.T if tall else found
 
 
@@ -244,7 +244,7 @@ def test_matrices_at_once_are_updated_as_each_for_itself(monkeypatch: pytest.Mon
                 p.grad = gradient.clone()
         ours[0].step()
         with monkeypatch.context() as patch:
-            patch.setattr(muon, "_batches", lambda same: [[same[0], same[1], same[3]], [same[2]]])
+            patch.setattr(muon, "_batches", lambda same, _: [[same[0], same[1], same[3]], [same[2]]])
             ours[1].step()
         for p, q in zip(alone, together, strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)

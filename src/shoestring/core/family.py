@@ -116,9 +116,9 @@ def is_compiled(recipe: Recipe, device: str) -> bool:
     return device == "cuda" and (sharded or not family_of(recipe.model).has_kernels(recipe))
 
 
-def learned_of(recipe: Recipe, vocabulary: int) -> Learned | None:
-    """What a recipe learns of its network; None: all of it."""
-    if recipe.lora is None and recipe.train.freeze is None:
+def learned_of(recipe: Recipe, vocabulary: int, counted: bool = False) -> Learned | None:
+    """What a recipe learns of its network; None: all of it, unless that is to be `counted` too."""
+    if recipe.lora is None and recipe.train.freeze is None and not counted:
         return None
     parts = [encode(recipe.model), encode(recipe.lora), recipe.train.freeze, recipe.data.length, vocabulary]
     key = fingerprint(parts)

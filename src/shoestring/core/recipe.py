@@ -11,7 +11,8 @@ from shoestring.core.errors import UserError
 from shoestring.core.hmm_sections import Hmm, Stream
 from shoestring.core.parallel import Parallel, Strategy
 from shoestring.core.schema import encode
-from shoestring.core.sections import Budget, Data, Evaluate, Model, Run, Track, Train
+from shoestring.core.scoring_sections import Evaluate, Track
+from shoestring.core.sections import Budget, Data, Model, Run, Train
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.tuning import Lora
 from shoestring.core.user_code import code_fingerprint
@@ -124,7 +125,8 @@ class Recipe:
         shared = None if self.parallel is None else {n: v for n, v in encode(self.parallel).items() if v is not None}
         passes = [train.precision, train.optimizer, self.batch, train.per_device, train.compile, train.recompute]
         tuned = [encode(self.lora), train.freeze, train.layer_decay is not None] if self.is_tuned else []
-        return fingerprint([model, symbols, *rows, *passes, train.ema is not None, shared, *tuned])
+        update = [name for name in ("normalize_neurons", "cautious_decay") if getattr(train, name)]
+        return fingerprint([model, symbols, *rows, *passes, train.ema is not None, shared, *tuned, *update])
 
     @property
     def is_tuned(self) -> bool:

@@ -33,6 +33,7 @@ _STEPS = Between(1, MOST_STEPS)
 _BYTES = Between(1, 10**18)
 _TIME = Between(1e-3, 36500 * 86400)
 _SHARE = Between(1e-6, 1)
+_FACTOR = Between(1e-6, 1e6)
 _NAME, _PATH = Text(255), Text(4096)
 
 
@@ -231,6 +232,10 @@ USUAL = {"warmup": 0.05, "weight_decay": 0.1, "beta2": 0.95}
 """Fields that are left out, where the learning rate is given: as in many published recipes."""
 COOLDOWN = 0.4
 """The share of the steps in which a learning rate cools down, where the recipe names none."""
+OF_RATES = ("embedding_lr", "head_lr", "scalar_lr")
+"""Fields with factors of the learning rate."""
+OF_MUON = ("polar_express", "normalize_neurons", "cautious_decay", "momentum_warmup")
+"""Fields that only Muon reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,6 +310,25 @@ class Train:
         "factor of the learning rate from a block to the one before it, and to the embedding: the last block and what "
         "follows it have the whole rate",
     ] = None
+    embedding_lr: Annotated[
+        float | None, _FACTOR, "factor of the learning rate for embeddings, and a head that is tied to them; default: 1"
+    ] = None
+    head_lr: Annotated[float | None, _FACTOR, "for the output matrix, where it is not tied; default: 1"] = None
+    scalar_lr: Annotated[float | None, _FACTOR, "for gains, biases and other vectors and scalars; default: 1"] = None
+    polar_express: Annotated[
+        bool | None, "muon: five optimal quintics make updates more orthogonal than Newton–Schulz's; default: no"
+    ] = None
+    normalize_neurons: Annotated[
+        bool | None,
+        "muon: divide each output neuron's update by its running root mean square, and keep the norm of the whole "
+        "(NorMuon); default: no",
+    ] = None
+    cautious_decay: Annotated[
+        bool | None, "muon: weights decay only where their update has their sign; default: no"
+    ] = None
+    momentum_warmup: Annotated[
+        int | None, Between(0, 10**9), "muon: updates in which the momentum rises from 0.85 to 0.95; default: 0"
+    ] = None
     ema: Annotated[
         float | None,
         Between(0, 1, open_low=True, open_high=True),
@@ -354,32 +378,3 @@ class Train:
         if self.precision != "auto":
             return self.precision
         return "fp32" if device != "cuda" else "bf16" if has_bf16 else "fp16"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluate:
-    """The evaluation on held-out rows."""
-
-    rows: Annotated[int, SIZE, "most held-out rows to score"] = 256
-    per_device: Annotated[int | None, _ROWS, "micro-batch; default: that of training"] = None
-    every: Annotated[float, _SHARE, "fraction of the planned steps between evaluations"] = 0.1
-    prompts: Annotated[
-        tuple[str, ...] | None,
-        Each({str: Text(4096, "\n\t")}),
-        "beginnings of the texts that the model writes at evaluations; default: three of held-out rows. []: no texts",
-    ] = None
-    overlap: Annotated[
-        str | None,
-        _PATH,
-        "file of `shoestring fingerprints`: after step 1 and at evaluations, compare the least and most likely tokens "
-        "after its prompts with those of the first weights",
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Track:
-    """Trackers of metrics, besides the run folder."""
-
-    to: Annotated[
-        tuple[str, ...], Each({str: Registered("tracker")}), "tensorboard, wandb, trackio: any number of them"
-    ] = ()

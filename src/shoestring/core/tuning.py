@@ -84,6 +84,8 @@ class Learned(NamedTuple):
     """That have gradients and optimizer state."""
     matrices: int
     """Of these, in two-dimensional tensors of the blocks."""
+    neurons: int
+    """Rows of those tensors."""
     blocks: int
     """In two-dimensional tensors of the blocks and in the output matrix, learned or not."""
     weighed: int

@@ -11,7 +11,7 @@ from shoestring.core.family import family_of
 from shoestring.core.parallel import Parallel
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
-from shoestring.core.sections import MOST_ROWS, Data, Model, Train
+from shoestring.core.sections import MOST_ROWS, OF_MUON, Data, Model, Train
 from shoestring.core.units import counted
 
 _MASKED = ("masked", "whole_words", "label")
@@ -81,6 +81,13 @@ def _model_problems(recipe: Recipe) -> list[str]:
     found = [f"model.{name}: {foreign(name)}" for name in others]
     found += [] if recipe.parallel is None else _parallel_problems(recipe.parallel, train, recipe.is_tuned)
     found += _size_problems(recipe) or family.problems(recipe)
+    if train.optimizer != "muon":
+        given = [name for name in OF_MUON if getattr(train, name) is not None]
+        found += [f'train.{name}: train.optimizer = "{train.optimizer}" has none; it is for "muon"' for name in given]
+    if train.head_lr is not None and {"size", "tied"} <= family.fields and recipe.model.tied:
+        found.append(
+            f"train.head_lr = {train.head_lr}: the head is the embedding; give model.tied = false, or embedding_lr"
+        )
     if recipe.lora is not None and not family.adapts:
         found.append(f"lora: {is_family} has no adapters; freeze parts of it with train.freeze instead")
     if data.document_mask and not family.document_mask:

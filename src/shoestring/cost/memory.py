@@ -145,9 +145,9 @@ def _estimate_by_passes(
         raise UserError('train.recompute = "full": the memory of this network is measured; run shoestring measure')
     groups = family_of(model).cost(model, vocabulary, length, recipe.data.masked).parameters
     count, layers = sum(groups.values()), groups["attention"] + groups["mlp"]
-    tuned = learned_of(recipe, vocabulary) or Learned(count, count, layers, count, count, True, 0)
-    state = registry("optimizer")[recipe.train.optimizer].state_numbers(tuned.learned, tuned.matrices)
-    always = _kept(recipe, tuned, state) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
+    by_neurons = registry("optimizer")[recipe.train.optimizer].neuron_numbers(recipe.train) > 0
+    tuned = learned_of(recipe, vocabulary, by_neurons) or Learned(count, count, layers, 0, count, count, True, 0)
+    always = _kept(recipe, tuned) | {"libraries": PROCESS_BYTES if device == "cpu" else WORKSPACE_BYTES}
     gradients = {"gradients": 4 * tuned.learned}
     copies = {"copies of weights": 2 * count if setting.number == 2 else 0}
     chunk = {} if "logits" in saved else {"logits": CHUNK_BYTES[device]}
@@ -180,13 +180,15 @@ def _weights(recipe: Recipe, vocabulary: int, tuned: Learned | None) -> dict[str
     family = transformer_of(recipe.model)
     if tuned is None:
         count = sum(family.parameters(recipe.model, vocabulary, recipe.data.length).values())
-        tuned = Learned(count, count, sum(family.matrices(recipe.model).values()), count, count, True, 0)
-    state = registry("optimizer")[recipe.train.optimizer].state_numbers(tuned.learned, tuned.matrices)
-    return _kept(recipe, tuned, state)
+        matrices, neurons = (sum(of(recipe.model).values()) for of in (family.matrices, family.biases))
+        tuned = Learned(count, count, matrices, neurons, count, count, True, 0)
+    return _kept(recipe, tuned)
 
 
-def _kept(recipe: Recipe, tuned: Learned, state: int) -> dict[str, int]:
-    """Bytes of all weights, of numbers of optimizer state, and of what is kept beside those that are learned."""
+def _kept(recipe: Recipe, tuned: Learned) -> dict[str, int]:
+    """Bytes of all weights, of the optimizer's state, and of what is kept beside weights that are learned."""
+    rule = registry("optimizer")[recipe.train.optimizer]
+    state = rule.count_state(tuned.learned, tuned.matrices, tuned.neurons, recipe.train)
     found = {"weights": 4 * tuned.all, "optimizer": 4 * state}
     found |= {"running mean": 4 * tuned.learned} if recipe.train.ema else {}
     return found | ({"average and its momentum": 8 * tuned.learned} if recipe.strategy == "local" else {})

@@ -84,10 +84,12 @@ def count_learned(recipe: Recipe, vocabulary: int) -> Learned:
     outer = [p for group in ("embedding", "head") for p in model.parameter_groups().get(group, [])]
     output = max(outer, key=Tensor.numel, default=None)
     weighed = [*matrices, *([] if output is None else [output])]
+    turned = [p for p in [*matrices, *adapters] if p.requires_grad and p.ndim == 2]
     return Learned(
         all=sum(p.numel() for p in model.parameters()),
         learned=sum(p.numel() for p in learned),
-        matrices=sum(p.numel() for p in [*matrices, *adapters] if p.requires_grad and p.ndim == 2),
+        matrices=sum(p.numel() for p in turned),
+        neurons=sum(p.size(0) for p in turned),
         blocks=sum(p.numel() for p in weighed),
         weighed=sum(p.numel() for p in weighed if p.requires_grad),
         head=output is not None and output.requires_grad,

@@ -78,8 +78,8 @@ def least_need(recipe: Recipe, device: Device | None) -> Need | None:
     weights, part = sum(groups.values()), max(groups, key=lambda name: groups[name])
     if device is None or _is_sharded(recipe):
         return Need(_NUMBER * weights, "the weights take", part)
-    matrices = sum(family.matrices(recipe.model).values())
-    state = registry("optimizer")[recipe.train.optimizer].state_numbers(weights, matrices)
+    matrices, neurons = (sum(of(recipe.model).values()) for of in (family.matrices, family.biases))
+    state = registry("optimizer")[recipe.train.optimizer].count_state(weights, matrices, neurons, recipe.train)
     kept = _NUMBER * (2 * weights + state)
     passing = int(_SURE * estimate_memory(recipe, vocabulary, device).at(recipe.train.per_device or 1))
     if passing > kept:

@@ -14,7 +14,7 @@ from shoestring.core.records import Cost, Profile
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
-from shoestring.core.sections import number
+from shoestring.core.sections import OF_MUON, OF_RATES, number
 from shoestring.planning.auto import WITH_LAW, best_lr, without_embedding
 from shoestring.planning.earlier import Tried
 from shoestring.runs.plan import finished_runs, same_rows
@@ -94,4 +94,5 @@ def _kind(recipe: Recipe) -> list[object]:
     """What two runs must have in common whose learning rates are compared, besides rows and family."""
     model, train = recipe.model, recipe.train
     tuned = encode(recipe.lora), train.freeze, train.layer_decay, model.init
-    return [train.optimizer, train.schedule, train.cooling, train.final_lr, recipe.strategy, *tuned]
+    update = [getattr(train, name) for name in (*OF_RATES, *OF_MUON)]
+    return [train.optimizer, train.schedule, train.cooling, train.final_lr, recipe.strategy, *tuned, *update]

@@ -59,8 +59,9 @@ class Optimizer:
             group.append(self.masters[name])
         made = registry("optimizer")[settings.optimizer].build(weights, settings)
         self.optimizers = [each if hasattr(each, "prepare") else Waiting(each) for each in made]
-        if settings.layer_decay is not None:
-            _divide_by_rate(self.optimizers, self._factors(model, settings.layer_decay))
+        factors = self._factors(model, settings)
+        if any(factor != 1 for factor in factors.values()):
+            _divide_by_rate(self.optimizers, factors)
         self.waits = any(isinstance(each, Waiting) for each in self.optimizers)
         """Whether the host waits for the device at each update."""
         self._owner = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
@@ -68,12 +69,18 @@ class Optimizer:
         self.updates = torch.zeros((), device=device)
         """Updates so far; the running mean of the weights decays faster at first."""
 
-    def _factors(self, model: LanguageModel, decay: float) -> dict[int, float]:
+    def _factors(self, model: LanguageModel, settings: Train) -> dict[int, float]:
         """The factor of the learning rate of each master, by its Python id."""
-        count = len(model.blocks)
+        count, decay, groups = len(model.blocks), settings.layer_decay or 1.0, model.parameter_groups()
         factors = {id(p): decay ** (count - 1 - i) for i, block in enumerate(model.blocks) for p in block.parameters()}
-        factors |= {id(p): decay**count for p in model.parameter_groups().get("embedding", [])}
-        return {id(self.masters[name]): factors.get(id(p), 1.0) for name, p in self._parameters.items()}
+        factors |= {id(p): decay**count for p in groups.get("embedding", [])}
+        own = {id(p): settings.scalar_lr for p in self._parameters.values() if p.ndim < 2}
+        for name, factor in (("embedding", settings.embedding_lr), ("head", settings.head_lr)):
+            own |= {id(p): factor for p in groups.get(name, []) if p.ndim >= 2}
+        return {
+            id(self.masters[name]): factors.get(id(p), 1.0) * (own.get(id(p)) or 1.0)
+            for name, p in self._parameters.items()
+        }
 
     @torch.no_grad()
     def prepare(self) -> None:

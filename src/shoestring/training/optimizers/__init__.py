@@ -17,8 +17,14 @@ class OptimizerSpec:
     """A function from `Weights` and the recipe's `[train]` to optimizers of torch, or its place, "module:name"."""
     state_numbers: Callable[[int, int], int]
     """Numbers of four bytes in its state, from the number of all weights and of those in matrices of blocks."""
+    neuron_numbers: Callable[[Any], int] = lambda _: 0
+    """More numbers for each row of those matrices, from the recipe's `[train]`."""
     shards: bool = True
     """Whether a weight may be divided over processes."""
+
+    def count_state(self, weights: int, matrices: int, neurons: int, settings: Any) -> int:
+        """All numbers of its state, for matrices of blocks with `neurons` rows in all."""
+        return self.state_numbers(weights, matrices) + self.neuron_numbers(settings) * neurons
 
     def build(self, weights: Any, settings: Any) -> list[Any]:
         make = load_entry(self.make) if isinstance(self.make, str) else self.make
@@ -33,6 +39,7 @@ OPTIMIZERS: Registry[OptimizerSpec] = Registry(
         "muon": OptimizerSpec(
             make="shoestring.training.optimizers.muon:make_muon",
             state_numbers=lambda weights, matrices: 2 * weights - matrices,
+            neuron_numbers=lambda settings: int(bool(settings.normalize_neurons)),
             shards=False,
         ),
         "adamw8bit": OptimizerSpec(

@@ -30,7 +30,7 @@ _step = uncompiled(torch.optim.AdamW.step)
 class AdamW(torch.optim.AdamW):
     """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
 
-    The groups may differ only in their decay; where their rates differ, torch's own kernel updates them.
+    The groups may differ in their rates and their decay.
     """
 
     add_param_group = uncompiled(torch.optim.AdamW.add_param_group)
@@ -62,12 +62,14 @@ class AdamW(torch.optim.AdamW):
         pieces, group = self._pieces, self.param_groups[0]
         beta1, beta2 = group["betas"]
         shares = -torch.expm1((places.counts + 1).double() * pieces.logs)
-        lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=shares.device)
+        lr = [torch.as_tensor(each["lr"], dtype=torch.float32, device=shares.device) for each in self.param_groups]
+        one = all(each["lr"] is group["lr"] for each in self.param_groups)
+        rates = lr[0] if one else torch.stack(lr)[pieces.groups]
         with torch.cuda.device_of(places.table):
             kernel.adamw_kernel[(len(pieces.owners),)](
                 places.table, len(parameters), pieces.sizes, pieces.owners, pieces.firsts, pieces.decays,
-                shares.float(), self.grad_scale, self.found_inf, lr, 1 - beta1, 1 - beta2, group["eps"],
-                PIECE=kernel.PIECE, num_warps=kernel.WARPS,
+                shares.float(), self.grad_scale, self.found_inf, rates, int(not one), 1 - beta1, 1 - beta2,
+                group["eps"], PIECE=kernel.PIECE, num_warps=kernel.WARPS,
             )  # fmt: skip
         places.counts.add_(1 - self.found_inf)
 
@@ -77,8 +79,6 @@ class AdamW(torch.optim.AdamW):
         Addresses change when a state is restored, and with gradients that are not recorded.
         """
         if not parameters or not _has_kernel(parameters[0]) or any(p not in self.state for p in parameters):
-            return None
-        if any("lr_factor" in group for group in self.param_groups):
             return None
         state = [self.state[p] for p in parameters]
         means, squares = ([each[key] for each in state] for key in ("exp_avg", "exp_avg_sq"))
@@ -113,6 +113,8 @@ class _Pieces(NamedTuple):
     owners: Tensor
     firsts: Tensor
     decays: Tensor
+    groups: Tensor
+    """The group of each tensor."""
     logs: Tensor
     """Logarithms of the betas, (2, 1), float64."""
 
@@ -138,7 +140,8 @@ def _together(state: list[dict[str, Any]], counts: Tensor | None) -> Tensor:
 
 def _cut(parameters: list[Tensor], groups: list[dict[str, Any]], piece: int) -> _Pieces:
     device = parameters[0].device
-    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    numbers = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+    owners = [numbers[id(p)] for p in parameters]
     pieces = [-(-p.numel() // piece) for p in parameters]
     firsts = torch.cat([torch.arange(count) * piece for count in pieces])
     return _Pieces(
@@ -146,7 +149,8 @@ def _cut(parameters: list[Tensor], groups: list[dict[str, Any]], piece: int) -> 
         torch.tensor([p.numel() for p in parameters]).to(device),
         torch.arange(len(parameters), dtype=torch.int32).repeat_interleave(torch.tensor(pieces)).to(device),
         firsts.to(device),
-        torch.tensor([decays[id(p)] for p in parameters], dtype=torch.float32).to(device),
+        torch.tensor([groups[i]["weight_decay"] for i in owners], dtype=torch.float32).to(device),
+        torch.tensor(owners).to(device),
         torch.tensor([[math.log(beta)] for beta in groups[0]["betas"]], dtype=torch.float64).to(device),
     )
 

@@ -37,19 +37,20 @@ def put(places, x, i, size, WHOLE: tl.constexpr):
 
 @triton.jit
 def adamw_kernel(
-    table, tensors, sizes, owners, firsts, decays, shares, scale, refused, rates, mean_part, square_part, eps,
+    table, tensors, sizes, owners, firsts, decays, shares, scale, refused, rates, apart, mean_part, square_part, eps,
     PIECE: tl.constexpr,
 ):  # fmt: skip
     """`owners` and `firsts` hold the tensor and the first element of every program.
 
     `shares`, (2, tensors), are the bias corrections of means and squares; `mean_part` and `square_part` are the weights
-    of a new gradient. `scale`, `refused` and `rates` are one number each.
+    of a new gradient. `rates` has a number for every tensor, or one for all if `apart` is 0. `scale` and `refused` are
+    one number each.
     """
     program = tl.program_id(0)
     if tl.load(refused) > 0:
         return
     tensor, first = tl.load(owners + program), tl.load(firsts + program)
-    divisor, lr = tl.load(scale), tl.load(rates)
+    divisor, lr = tl.load(scale), tl.load(rates + apart * tensor)
     decay = lr * tl.load(decays + tensor)
     rate, root = lr / tl.load(shares + tensor), tl.sqrt(tl.load(shares + tensors + tensor))
     size = tl.load(sizes + tensor) - first

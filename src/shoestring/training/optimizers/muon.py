@@ -17,34 +17,76 @@ if TYPE_CHECKING:
 AT_ONCE = 1 << 22
 """Elements of the matrices that a GPU updates at once: small ones do not fill it, and would take as many launches."""
 
+Quintics = tuple[tuple[float, float, float], ...]
+"""Coefficients of x, x³ and x⁵ of each iteration, for every singular value x."""
+SAFETY = 1.01
+"""By which singular values are divided before each iteration of Polar Express, as rounding may raise them."""
+POLAR_EXPRESS: Quintics = tuple(
+    (a / SAFETY, b / SAFETY**3, c / SAFETY**5)
+    for a, b, c in (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    )
+)
+"""Quintics that bring singular values of 0.001 to 1 nearest to 1 (Amsel et al. 2025): to 0.84 to 1.13, and from 0.003
+on to 0.87 to 1.13. Five steps of Newton–Schulz bring them to 0.47 to 1.21, and 0.68 to 1.21."""
+NEURON_BETA = 0.95
+"""Decay of the mean square of a neuron's updates (Li et al. 2025, NorMuon)."""
+FIRST_MOMENTUM = 0.85
+"""Before a warm-up of the momentum."""
+TINY = 1e-20
+
 
 class Muon(torch.optim.Muon):
     """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
 
     The state is that of torch's Muon, with Nesterov's momentum. A matrix and its transpose have the same rate, as
-    "match_rms_adamw" gives them.
+    "match_rms_adamw" gives them. Rows of a matrix are its output neurons.
     """
 
     add_param_group = uncompiled(torch.optim.Muon.add_param_group)
     grad_scale: Tensor
     found_inf: Tensor
 
+    def __init__(
+        self,
+        params: Any,
+        *,
+        polar_express: bool = False,
+        normalize_neurons: bool = False,
+        cautious_decay: bool = False,
+        momentum_warmup: int = 0,
+        **options: Any,
+    ):
+        """`options` are torch's; the others are the fields of `[train]`."""
+        super().__init__(params, **options)
+        self.polar_express, self.normalize_neurons = polar_express, normalize_neurons
+        self.cautious_decay, self.momentum_warmup = cautious_decay, momentum_warmup
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         for group in self.param_groups:
-            for matrices in _batches([p for p in group["params"] if p.grad is not None]):
+            for matrices in _batches([p for p in group["params"] if p.grad is not None], self.normalize_neurons):
                 self._update(matrices, group)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        lr, momentum, refused = group["lr"], group["momentum"], self.found_inf > 0
-        places, means = [_wide(p) for p in matrices], [_wide(self._mean(p)) for p in matrices]
+        lr, refused = group["lr"], self.found_inf > 0
+        momentum = self._momentum(matrices, group["momentum"])
+        places, means = [_wide(p) for p in matrices], [_wide(mean) for mean in self._of(matrices, "momentum_buffer")]
         weights, mean = _stacked(places), _stacked(means)
         gradient = _stacked([_wide(p.grad) for p in matrices if p.grad is not None]) / self.grad_scale
         moved = mean.lerp(gradient, 1 - momentum)
         wanted = gradient.lerp(moved, momentum)
-        update = newton_schulz(wanted, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        quintics = POLAR_EXPRESS if self.polar_express else (group["ns_coefficients"],) * group["ns_steps"]
+        update = orthogonalized(wanted, quintics, group["eps"], SAFETY if self.polar_express else 1.0)
+        if self.normalize_neurons:
+            update = self._normalized(update, matrices, refused)
         adjusted = _adjust_lr(lr, group["adjust_lr_fn"], matrices[0].shape)
-        updated = weights * (1 - lr * group["weight_decay"])
+        decay = lr * group["weight_decay"]
+        updated = weights * (1 - (decay * (update * weights > 0) if self.cautious_decay else decay))
         if isinstance(lr, Tensor):
             updated.addcmul_(update.float(), adjusted, value=-1)
         else:
@@ -52,17 +94,40 @@ class Muon(torch.optim.Muon):
         torch._foreach_copy_(means, torch.where(refused, mean, moved).unbind())
         torch._foreach_copy_(places, torch.where(refused, weights, updated).unbind())
 
+    def _momentum(self, matrices: list[Tensor], full: float) -> float | Tensor:
+        """The momentum of this update, (count, 1, 1) during and after a warm-up, which counts updates in the state."""
+        if not self.momentum_warmup:
+            return full
+        counts = self._of(matrices, "step")
+        share = (torch.stack(counts) / self.momentum_warmup).clamp(max=1.0).view(-1, 1, 1)
+        torch._foreach_add_(counts, 1 - self.found_inf)
+        return FIRST_MOMENTUM + (full - FIRST_MOMENTUM) * share
+
+    def _normalized(self, update: Tensor, matrices: list[Tensor], refused: Tensor) -> Tensor:
+        """The updates with the rows of each divided by their running root mean squares, at the norm that each had."""
+        across = -2 if matrices[0].size(0) > matrices[0].size(1) else -1
+        kept = self._of(matrices, "neuron_square")
+        before, update = torch.stack(kept), update.float()
+        squares = before.lerp(update.square().mean(across), 1 - NEURON_BETA)
+        torch._foreach_copy_(kept, torch.where(refused, before, squares).unbind())
+        scaled = update / (squares.sqrt().unsqueeze(across) + TINY)
+        whole, now = (torch.linalg.matrix_norm(each, keepdim=True) for each in (update, scaled))
+        return scaled.mul_(whole / (now + TINY))
+
     def prepare(self) -> None:
         """Allocate missing state."""
+        keys = ["momentum_buffer"] + ["neuron_square"] * self.normalize_neurons + ["step"] * bool(self.momentum_warmup)
         for group in self.param_groups:
-            for p in group["params"]:
-                self._mean(p)
+            for key in keys:
+                self._of(group["params"], key)
 
-    def _mean(self, p: Tensor) -> Tensor:
-        if "momentum_buffer" not in self.state[p]:
-            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        mean: Tensor = self.state[p]["momentum_buffer"]
-        return mean
+    def _of(self, matrices: list[Tensor], key: str) -> list[Tensor]:
+        """A part of the state of each, which is 0 at first."""
+        for p in matrices:
+            if key not in self.state[p]:
+                shape = {"momentum_buffer": p.shape, "neuron_square": p.shape[:1], "step": ()}[key]
+                self.state[p][key] = torch.zeros(shape, dtype=p.dtype, device=p.device)
+        return [self.state[p][key] for p in matrices]
 
 
 def _wide(matrix: Tensor) -> Tensor:
@@ -70,11 +135,12 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.size(0) > matrix.size(1) else matrix
 
 
-def _batches(matrices: list[Tensor]) -> list[list[Tensor]]:
-    """Matrices of one shape up to transposition, which are updated at once; on a CPU each for itself."""
+def _batches(matrices: list[Tensor], by_neurons: bool = False) -> list[list[Tensor]]:
+    """Matrices of one shape, up to transposition unless `by_neurons`, which are updated at once; on a CPU each for
+    itself."""
     alike: dict[torch.Size, list[Tensor]] = {}
     for p in matrices:
-        alike.setdefault(_wide(p).shape, []).append(p)
+        alike.setdefault(p.shape if by_neurons else _wide(p).shape, []).append(p)
     found = []
     for shape, same in alike.items():
         count = 1 if same[0].device.type == "cpu" else max(1, AT_ONCE // shape.numel())
@@ -86,18 +152,17 @@ def _stacked(matrices: list[Tensor]) -> Tensor:
     return torch.stack(matrices) if len(matrices) > 1 else matrices[0].unsqueeze(0)
 
 
-def newton_schulz(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Steps of the Newton–Schulz iteration from wide matrices, (count, rows, columns), towards the nearest orthogonal
-    ones.
+def orthogonalized(matrices: Tensor, quintics: Quintics, eps: float, room: float = 1.0) -> Tensor:
+    """Wide matrices, (count, rows, columns), with singular values near 1: one iteration for each quintic. They begin
+    with singular values of at most 1 / `room`.
 
     In bf16 on a GPU, as torch's Muon does; on a CPU in the precision of `matrices`. A CPU without bf16 emulates it,
     which takes 2 to 20 times as long as fp32, and the first such product may switch oneDNN off for the rest of the
     process: products of a run that resumes would differ in their last bits from those of one that did not stop.
     """
-    a, b, c = coefficients
     found = matrices.to(matrices.dtype if matrices.device.type == "cpu" else torch.bfloat16, copy=True)
-    found.div_(found.norm(dim=(-2, -1), keepdim=True).clamp(min=eps))  # the spectral norm is at most 1
-    for _ in range(steps):
+    found.div_((room * found.norm(dim=(-2, -1), keepdim=True)).clamp(min=eps))
+    for a, b, c in quintics:
         gram = found @ found.mT
         found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
     return found
@@ -109,6 +174,16 @@ def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
     if weights.plain or weights.decayed:  # adapters are all matrices
         found.append(adamw_of(weights.plain, weights.decayed, settings))
     if weights.matrices:
-        decay = number(settings.weight_decay)
-        found.append(Muon(weights.matrices, lr=0.0, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        found.append(
+            Muon(
+                weights.matrices,
+                lr=0.0,
+                weight_decay=number(settings.weight_decay),
+                adjust_lr_fn="match_rms_adamw",
+                polar_express=bool(settings.polar_express),
+                normalize_neurons=bool(settings.normalize_neurons),
+                cautious_decay=bool(settings.cautious_decay),
+                momentum_warmup=settings.momentum_warmup or 0,
+            )
+        )
     return found

@@ -1,0 +1,38 @@
+"""The sections of a recipe about what a run tells of itself: its evaluation, and its trackers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from shoestring.core.schema import Between, Each, Registered, Text
+from shoestring.core.sections import MOST_ROWS, SIZE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluate:
+    """The evaluation on held-out rows."""
+
+    rows: Annotated[int, SIZE, "most held-out rows to score"] = 256
+    per_device: Annotated[int | None, Between(1, MOST_ROWS), "micro-batch; default: that of training"] = None
+    every: Annotated[float, Between(1e-6, 1), "fraction of the planned steps between evaluations"] = 0.1
+    prompts: Annotated[
+        tuple[str, ...] | None,
+        Each({str: Text(4096, "\n\t")}),
+        "beginnings of the texts that the model writes at evaluations; default: three of held-out rows. []: no texts",
+    ] = None
+    overlap: Annotated[
+        str | None,
+        Text(4096),
+        "file of `shoestring fingerprints`: after step 1 and at evaluations, compare the least and most likely tokens "
+        "after its prompts with those of the first weights",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Track:
+    """Trackers of metrics, besides the run folder."""
+
+    to: Annotated[
+        tuple[str, ...], Each({str: Registered("tracker")}), "tensorboard, wandb, trackio: any number of them"
+    ] = ()
