@@ -27,7 +27,7 @@ GRIDS: dict[bool, dict[str, Any]] = {
     False: {
         "hmm": {"states": [50, 100, 200], "words": [100, 200], "lengths": [50, 100], "documents": 50_000, "epochs": 6},
         "update": [256, 1024, 4096],
-        "llama": {"time": "60s", "width": 256, "layers": 4, "batch": 256},
+        "llama": {"time": "40s", "width": 256, "layers": 4, "batch": 256},
     },
     True: {
         "hmm": {"states": [2, 4], "words": [300], "lengths": [10, 20], "documents": 100, "epochs": 2},
