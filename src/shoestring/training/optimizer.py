@@ -32,6 +32,8 @@ class Weights(NamedTuple):
     """Matrices outside the blocks."""
     matrices: list[Tensor]
     """Matrices of the blocks, which decay too."""
+    wholes: Mapping[int, Tensor]
+    """Sharded parameters by the Python ids of their parts in this process, which are among the above; else empty."""
 
 
 class Optimizer:
@@ -52,7 +54,9 @@ class Optimizer:
         self.skipped = torch.zeros((), device=device)
         """1 if the last update was left out because its gradient overflowed at this loss scale."""
         decayed, inside = ({id(p) for p in group} for group in (model.decayed(), model.blocks.parameters()))
-        weights = Weights([], [], [])
+        sharded = [name for name, p in self._parameters.items() if self.masters[name] is not p]
+        wholes = {id(self.masters[name]): self._parameters[name] for name in sharded}
+        weights = Weights([], [], [], wholes)
         for name, p in self._parameters.items():
             matrix = p.ndim == 2 and id(p) in inside
             group = weights.plain if id(p) not in decayed else weights.matrices if matrix else weights.decayed

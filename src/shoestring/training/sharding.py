@@ -83,6 +83,17 @@ def local_part(tensor: Tensor) -> Tensor:
         return tensor.to_local() if _is_divided(tensor) else tensor
 
 
+def whole_of(part: Tensor, like: Tensor) -> Tensor:
+    """The tensor of which every process has a part, divided as `like`: a collective call."""
+    from torch.distributed.tensor import DTensor
+
+    assert _is_divided(like), "parts are of something"
+    made = DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return made.full_tensor()
+
+
 class Part(NamedTuple):
     """A process' part of a tensor, on the CPU."""
 

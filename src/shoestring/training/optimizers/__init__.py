@@ -40,7 +40,6 @@ OPTIMIZERS: Registry[OptimizerSpec] = Registry(
             make="shoestring.training.optimizers.muon:make_muon",
             state_numbers=lambda weights, matrices: 2 * weights - matrices,
             neuron_numbers=lambda settings: int(bool(settings.normalize_neurons)),
-            shards=False,
         ),
         "adamw8bit": OptimizerSpec(
             make="shoestring.training.optimizers.adamw8bit:make_adamw8bit",

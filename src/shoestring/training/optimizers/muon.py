@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim._muon import _adjust_lr
 
 from shoestring.core.sections import Train, number
 from shoestring.training.optimizers.adamw import adamw_of, uncompiled
+from shoestring.training.sharding import own_part, whole_of
 
 if TYPE_CHECKING:
     from shoestring.training.optimizer import Weights
@@ -69,22 +71,21 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         for group in self.param_groups:
-            for matrices in _batches([p for p in group["params"] if p.grad is not None], self.normalize_neurons):
+            for matrices in self._batches([p for p in group["params"] if p.grad is not None]):
                 self._update(matrices, group)
+
+    def _batches(self, matrices: list[Tensor]) -> list[list[Tensor]]:
+        return _batches(matrices, self.normalize_neurons)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         lr, refused = group["lr"], self.found_inf > 0
-        momentum = self._momentum(matrices, group["momentum"])
-        places, means = [_wide(p) for p in matrices], [_wide(mean) for mean in self._of(matrices, "momentum_buffer")]
+        momentum, turn = self._momentum(matrices, group["momentum"]), self._turn
+        places, means = [turn(p) for p in matrices], [turn(mean) for mean in self._of(matrices, "momentum_buffer")]
         weights, mean = _stacked(places), _stacked(means)
-        gradient = _stacked([_wide(p.grad) for p in matrices if p.grad is not None]) / self.grad_scale
+        gradient = _stacked([turn(p.grad) for p in matrices if p.grad is not None]) / self.grad_scale
         moved = mean.lerp(gradient, 1 - momentum)
-        wanted = gradient.lerp(moved, momentum)
-        quintics = POLAR_EXPRESS if self.polar_express else (group["ns_coefficients"],) * group["ns_steps"]
-        update = orthogonalized(wanted, quintics, group["eps"], SAFETY if self.polar_express else 1.0)
-        if self.normalize_neurons:
-            update = self._normalized(update, matrices, refused)
-        adjusted = _adjust_lr(lr, group["adjust_lr_fn"], matrices[0].shape)
+        update = self._direction(gradient.lerp(moved, momentum), matrices, group, refused)
+        adjusted = _adjust_lr(lr, group["adjust_lr_fn"], self._shape(matrices[0]))
         decay = lr * group["weight_decay"]
         updated = weights * (1 - (decay * (update * weights > 0) if self.cautious_decay else decay))
         if isinstance(lr, Tensor):
@@ -93,6 +94,19 @@ class Muon(torch.optim.Muon):
             updated.add_(update, alpha=-adjusted)
         torch._foreach_copy_(means, torch.where(refused, mean, moved).unbind())
         torch._foreach_copy_(places, torch.where(refused, weights, updated).unbind())
+
+    def _turn(self, matrix: Tensor) -> Tensor:
+        """A matrix as it is updated."""
+        return _wide(matrix)
+
+    def _shape(self, p: Tensor) -> torch.Size:
+        return p.shape
+
+    def _direction(self, wanted: Tensor, matrices: list[Tensor], group: dict[str, Any], refused: Tensor) -> Tensor:
+        """The updates of unit size for gradients with momentum, (count, rows, columns), wide."""
+        quintics = POLAR_EXPRESS if self.polar_express else (group["ns_coefficients"],) * group["ns_steps"]
+        update = orthogonalized(wanted, quintics, group["eps"], SAFETY if self.polar_express else 1.0)
+        return self._normalized(update, matrices, refused) if self.normalize_neurons else update
 
     def _momentum(self, matrices: list[Tensor], full: float) -> float | Tensor:
         """The momentum of this update, (count, 1, 1) during and after a warm-up, which counts updates in the state."""
@@ -105,7 +119,8 @@ class Muon(torch.optim.Muon):
 
     def _normalized(self, update: Tensor, matrices: list[Tensor], refused: Tensor) -> Tensor:
         """The updates with the rows of each divided by their running root mean squares, at the norm that each had."""
-        across = -2 if matrices[0].size(0) > matrices[0].size(1) else -1
+        rows, columns = self._shape(matrices[0])
+        across = -2 if rows > columns else -1
         kept = self._of(matrices, "neuron_square")
         before, update = torch.stack(kept), update.float()
         squares = before.lerp(update.square().mean(across), 1 - NEURON_BETA)
@@ -125,9 +140,37 @@ class Muon(torch.optim.Muon):
         """A part of the state of each, which is 0 at first."""
         for p in matrices:
             if key not in self.state[p]:
-                shape = {"momentum_buffer": p.shape, "neuron_square": p.shape[:1], "step": ()}[key]
+                shape = {"momentum_buffer": p.shape, "neuron_square": self._shape(p)[:1], "step": ()}[key]
                 self.state[p][key] = torch.zeros(shape, dtype=p.dtype, device=p.device)
         return [self.state[p][key] for p in matrices]
+
+
+class ShardedMuon(Muon):
+    """Muon of matrices of which this process has some rows.
+
+    The gradients with momentum are gathered, and every process makes the whole update of each matrix, one after the
+    other. Squares of neurons are whole in every process.
+    """
+
+    def __init__(self, params: list[Tensor], wholes: Mapping[int, Tensor], **options: Any):
+        """`wholes` are the sharded parameters, by the Python ids of their parts in this process."""
+        super().__init__(params, **options)
+        self._wholes = wholes
+
+    def _batches(self, matrices: list[Tensor]) -> list[list[Tensor]]:
+        return [[p] for p in matrices]
+
+    def _turn(self, matrix: Tensor) -> Tensor:
+        return matrix
+
+    def _shape(self, p: Tensor) -> torch.Size:
+        return self._wholes[id(p)].shape
+
+    def _direction(self, wanted: Tensor, matrices: list[Tensor], group: dict[str, Any], refused: Tensor) -> Tensor:
+        like = self._wholes[id(matrices[0])]
+        whole = whole_of(wanted[0], like)
+        found = super()._direction(_wide(whole).unsqueeze(0), matrices, group, refused)[0]
+        return own_part(found.T if whole.size(0) > whole.size(1) else found, like).unsqueeze(0)
 
 
 def _wide(matrix: Tensor) -> Tensor:
@@ -174,16 +217,17 @@ def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
     if weights.plain or weights.decayed:  # adapters are all matrices
         found.append(adamw_of(weights.plain, weights.decayed, settings))
     if weights.matrices:
-        found.append(
-            Muon(
-                weights.matrices,
-                lr=0.0,
-                weight_decay=number(settings.weight_decay),
-                adjust_lr_fn="match_rms_adamw",
-                polar_express=bool(settings.polar_express),
-                normalize_neurons=bool(settings.normalize_neurons),
-                cautious_decay=bool(settings.cautious_decay),
-                momentum_warmup=settings.momentum_warmup or 0,
-            )
-        )
+        options: dict[str, Any] = {
+            "lr": 0.0,
+            "weight_decay": number(settings.weight_decay),
+            "adjust_lr_fn": "match_rms_adamw",
+            "polar_express": bool(settings.polar_express),
+            "normalize_neurons": bool(settings.normalize_neurons),
+            "cautious_decay": bool(settings.cautious_decay),
+            "momentum_warmup": settings.momentum_warmup or 0,
+        }
+        if weights.wholes:
+            found.append(ShardedMuon(weights.matrices, weights.wholes, **options))
+        else:
+            found.append(Muon(weights.matrices, **options))
     return found
