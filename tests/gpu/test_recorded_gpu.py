@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.recipe import Recipe
+from shoestring.core.sections import Data, Model, Train
+from shoestring.core.tuning import Lora
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
+from shoestring.models.tuning import tune
 from shoestring.training.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -78,3 +83,21 @@ def test_a_restored_state_is_that_which_is_updated() -> None:
             learner.update(learner.accumulate(batch, ROWS), 0.005)
     for name, tensor in first.saved_tensors().items():
         assert torch.equal(second.saved_tensors()[name], tensor), name
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4)])
+def test_passes_of_transformers_are_recorded_as_compiled(lora: Lora | None, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=LENGTH,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    train, model = Train(batch=ROWS, lr=1e-2), Model(family="hf", name=str(tmp_path))
+    network = build(model, VOCABULARY, LENGTH, 0)
+    tune(network, Recipe(model=model, data=Data(length=LENGTH), train=train, lora=lora), 0)
+    learner = Learner(network, train, torch.device("cuda"))
+    for batch in batches(False)[:4]:
+        learner.update(learner.accumulate(batch, ROWS), 0.01)
+    assert learner._recordings is not None and learner._recordings._recording is not None
+    assert learner._recordings._recording._update is not None

@@ -423,3 +423,21 @@ def test_a_model_of_transformers_is_planned_on_a_gpu_by_name(tmp_path: Path) -> 
     theirs = estimate_memory(recipe, VOCABULARY, "cuda")
     assert theirs.at(1 << 16) == pytest.approx(same.at(1 << 16), rel=1.25), "eager passes save about twice as much"
     assert theirs.at(1 << 16) > same.at(1 << 16)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox"])
+def test_a_pass_that_is_recorded_has_the_masks_of_any_other(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a CUDA graph is recorded, transformers cannot ask whether rows hold several sequences, and makes masks."""
+    network = build(saved(tmp_path, kind)[0], VOCABULARY, LENGTH, 0)
+    seen: list[Any] = []
+    network.blocks[0].register_forward_pre_hook(
+        lambda _, args, given: seen.append((given.get("attention_mask"), *args[1:])), with_kwargs=True
+    )
+    plain = network(some_ids())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert torch.equal(network(some_ids()), plain)
+    assert all(mask is None or not isinstance(mask, Tensor) for each in seen for mask in each[:1])
+    masks = sys.modules["transformers.masking_utils"]
+    assert masks.find_packed_sequence_indices(torch.arange(4)[None] % 2) is not None, "as it was for others"

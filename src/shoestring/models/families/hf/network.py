@@ -11,6 +11,7 @@ transformers; code that comes with a model is not run. Weights are float32, and 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,7 +161,8 @@ class HF(LogitsModel):
         mask = None
         if self.masked and inputs.segments is not None:
             mask = seen_keys(inputs.segments)[:, 0, 0].long()
-        return module(input_ids=inputs.ids, attention_mask=mask, **self._options)
+        with whole_rows():
+            return module(input_ids=inputs.ids, attention_mask=mask, **self._options)
 
     def _follow_recompute(self) -> None:
         """Turn transformers' gradient checkpointing on or off, as the `recompute` of the layers says."""
@@ -179,6 +181,22 @@ class HF(LogitsModel):
             getattr(self.network, f"{name}_checkpointing_enable")(**keywords)
         else:
             getattr(self.network, f"{name}_checkpointing_disable")()
+
+
+@contextlib.contextmanager
+def whole_rows() -> Iterator[None]:
+    """Let transformers know that each row is one sequence.
+
+    It asks the positions, which waits for the device. While a CUDA graph is recorded it cannot ask, and makes a mask
+    instead, for which no layer was compiled: nothing could be recorded.
+    """
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    asked = getattr(masks, "find_packed_sequence_indices", None)
+    masks.find_packed_sequence_indices = lambda _: None
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = asked
 
 
 def hf_cost(model: Model, vocab_size: int, length: int) -> Cost:
