@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from icll_tables import draw_updates, icll_table
 from strategy_tables import starts_line, stragglers_table, strategies_table
 from tuning_tables import finetune_table, overlap_table
 
@@ -686,6 +687,7 @@ PARTS = {
     "start-table": start_table,
     "sweep-table": sweep_table,
     "halving-table": halving_table,
+    "icll-table": lambda: icll_table(results("icll_sweep")),
     "same-table": same_table,
     "overlap-table": lambda: overlap_table(results("overlap")),
     "finetune-table": lambda: finetune_table(results("finetune")),
@@ -745,6 +747,7 @@ def main() -> None:
         path.write_text(new)
     draw_curves()
     draw_overlap()
+    draw_updates(results("icll_sweep"), ROOT / "docs/images")
 
 
 if __name__ == "__main__":

@@ -90,12 +90,12 @@ def curves(lines: Sequence[Line], against: str, group: str) -> dict[str, Any]:
     return layers([{"data": {"values": values}, "mark": mark, "encoding": encoding}])
 
 
-def step_curves(lines: Sequence[Line], title: str) -> dict[str, Any]:
-    """A score by step for every run, coloured by its group."""
-    values = [{"step": x, "y": y, "run": line.run, "group": str(line.group)} for line in lines for x, y in line.places]
+def step_curves(lines: Sequence[Line], title: str, by: str = "step") -> dict[str, Any]:
+    """A score by step, or by what else, for every run, coloured by its group."""
+    values = [{by: x, "y": y, "run": line.run, "group": str(line.group)} for line in lines for x, y in line.places]
     colour = {"field": "group", "type": "nominal", "title": None, "scale": {"scheme": "tableau10"}}
     encoding = {
-        "x": axis("step", "step", axis={"format": "~s"}, scale={"nice": False}),
+        "x": axis(by, by, axis={"format": "~s"}, scale={"nice": False}),
         "y": axis("y", title, scale={"zero": False}),
         "color": colour,
         "detail": {"field": "run", "type": "nominal"},
