@@ -42,7 +42,7 @@ def answer(request):
             print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
             os.abort()
         case "refuse": raise UserError("no such store")
-        case "bug": raise RuntimeError("a bug")
+        case "bug": raise RuntimeError("a bug\\nCompile it to see more.")
         case "killed": os.kill(os.getpid(), signal.SIGKILL)
         case "crash": os.kill(os.getpid(), signal.SIGSEGV)
         case "sleep": time.sleep(60)
@@ -101,7 +101,7 @@ def test_answers_come_through_the_noise(trials: RemoteTrials) -> None:
         ("abort", MemoryError, "std::bad_alloc"),
         ("killed", MemoryError, "the system killed"),
         ("refuse", UserError, "measuring failed: no such store"),
-        ("bug", Died, "exit code 1: RuntimeError: a bug"),
+        ("bug", Died, "exit code 1: RuntimeError: a bug$"),
         ("crash", Died, "signal 11"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import re
 import signal
 from pathlib import Path
 from typing import NamedTuple
 
 MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 _SET_DEATH_SIGNAL = 1
+_EXCEPTION = re.compile(r"(\w+\.)*\w*(Error|Exception|Died|Fault)\b")
 _NO_MEMORY = (
     "out of memory",
     "ALLOC_FAILED",  # of cuBLAS and its like
@@ -40,6 +42,13 @@ def is_out_of_memory(cause: BaseException) -> bool:
 def tells_no_memory(text: str) -> bool:
     """Whether a message says that memory ran out."""
     return any(sign in text for sign in _NO_MEMORY)
+
+
+def what_failed(output: str) -> str | None:
+    """Of what a process wrote before it died, the line that says why: the last one that names an exception, whose
+    message may go on for several lines with advice, or else the last one. None: it wrote nothing."""
+    lines = output.strip().splitlines()
+    return next((line for line in reversed(lines) if _EXCEPTION.match(line)), lines[-1] if lines else None)
 
 
 def give_back() -> None:

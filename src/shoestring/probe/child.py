@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Self
 from shoestring.core.clock import process_age
 from shoestring.core.errors import Fault, UserError
 from shoestring.core.files import unnamed_file
-from shoestring.core.host import is_out_of_memory, tells_no_memory
+from shoestring.core.host import is_out_of_memory, tells_no_memory, what_failed
 from shoestring.probe.trials import Overheads, Trial, Trials, Usage
 
 _MARK = "shoestring-finding "
@@ -171,10 +171,12 @@ class Child:
         if code == -signal.SIGKILL:
             raise MemoryError("the system killed the process")
         self._stderr.seek(0)
-        lines = self._stderr.read().strip().splitlines() or ["no message"]
-        if why := next((line for line in lines if tells_no_memory(line)), None):  # of a library that ends the process
+        written = self._stderr.read()
+        if why := next(
+            (line for line in written.splitlines() if tells_no_memory(line)), None
+        ):  # of a library that ends the process
             raise MemoryError(why.strip())
-        raise Died(f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {lines[-1]}")
+        raise Died(f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {what_failed(written) or 'no message'}")
 
     def _exchange(self, request: Request) -> Answer | None:
         """The next finding of a worker; None where the server has ended."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from shoestring.core.errors import ShoestringError
 from shoestring.core.files import unnamed_file
+from shoestring.core.host import what_failed
 from shoestring.core.registry import dump_added
 from shoestring.core.run_folder import RunFolder
 from shoestring.runs.trainee import Trainee
@@ -54,8 +55,7 @@ class Child:
         if not code:
             return None if code is None else ""
         self._stderr.seek(0)
-        lines = self._stderr.read().strip().splitlines()
-        return lines[-1] if lines else f"signal {-code}" if code < 0 else f"exit code {code}"
+        return what_failed(self._stderr.read()) or (f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
