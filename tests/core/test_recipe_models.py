@@ -32,6 +32,9 @@ OTHER: dict[str, Any] = {
     "rotary_base": 500.0,
     "rotary_scaling": "linear:2",
     "norm_eps": 1e-6,
+    "parts": "relu2",
+    "window": 64,
+    "full_every": 2,
     "positions": 512,
     "classes": 3,
     "latents": 8,
@@ -41,7 +44,7 @@ OTHER: dict[str, Any] = {
 SHARED = {"width", "layers", "heads", "hidden", "tied", "dropout"}
 HAVE = {
     "llama": SHARED | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
-    "swift": SHARED | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps"},
+    "swift": SHARED | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "window", "full_every"},
     "gpt2": SHARED | {"positions"},
     "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
     "masked_lm": SHARED | {"positions", "classes"},
@@ -76,6 +79,8 @@ def test_every_field_is_in_the_table() -> None:
 def test_a_field_is_for_some_families(family: str, name: str) -> None:
     model = SMALLEST[family] | {name: OTHER[name]}
     data = LABELLED if name == "classes" and family == "masked_lm" else None
+    if name == "full_every" and family == "swift":
+        model["window"] = 64
     if name in HAVE[family]:
         assert getattr(made(model, data).model, name) == OTHER[name]
         return
@@ -115,6 +120,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         'data.document_mask: model.family = "perceiver_ar" attends over whole rows',
     ),
     "kv_heads": ({"heads": 8, "kv_heads": 3}, {}, "model.kv_heads = 3: must divide model.heads = 8"),
+    "full attention in all layers": (
+        {"family": "swift", "full_every": 3},
+        {},
+        "model.full_every = 3: needs model.window, the positions of local attention",
+    ),
     "positions of GPT-2": (
         {"family": "gpt2", "positions": 9},
         {"length": 10},

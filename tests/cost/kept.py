@@ -26,14 +26,15 @@ from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.cross_entropy import IGNORED
 
 VOCABULARY, LENGTH, LATENTS = 31, 20, 12
-COMPILED = ("llama", "swift", "gpt2", "perceiver_ar", "masked_lm")
+COMPILED = ("llama", "swift", "swift:qk_norm, relu2, scales, value_embeddings", "gpt2", "perceiver_ar", "masked_lm")
 RECORD = Path(__file__).parents[1] / "golden" / "compiled_rows.json"
 
 
 def small(family: Any) -> Model:
-    """One layer, or of a Perceiver AR one of each kind."""
-    mixed = family == "perceiver_ar"
-    return Model(family=family, width=32, layers=2 if mixed else 1, heads=4, latents=LATENTS if mixed else None)
+    """One layer, or of a Perceiver AR one of each kind; "swift:PARTS" has these parts."""
+    mixed, (family, _, parts) = family == "perceiver_ar", family.partition(":")
+    latents = LATENTS if mixed else None
+    return Model(family=family, width=32, layers=2 if mixed else 1, heads=4, latents=latents, parts=parts or None)
 
 
 def batch_of(model: Model, rows: int, predicted: float = 1.0, document_mask: bool = False) -> Batch:

@@ -25,6 +25,11 @@ MODELS: list[dict[str, Any]] = [
     {"family": "swift"},
     {"family": "swift", "kv_heads": 2, "hidden": 40},
     {"family": "swift", "dropout": 0.1},
+    {"family": "swift", "parts": "none", "hidden": 40},
+    {"family": "swift", "parts": "gains, relu2, value_embeddings"},
+    {"family": "swift", "parts": "qk_norm, embedding_norm, scales"},
+    {"family": "swift", "parts": "qk_norm, gains, embedding_norm, value_embeddings, scales", "kv_heads": 2},
+    {"family": "swift", "parts": "qk_norm, gains, relu2, value_embeddings, scales", "dropout": 0.1, "window": 5},
     {"family": "gpt2"},
     {"family": "gpt2", "dropout": 0.1},
     {"family": "perceiver_ar", "latents": LATENTS},
@@ -76,10 +81,11 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
         assert sum(saved_bytes(model, LENGTH, setting).values()) == real, setting
 
 
-@pytest.mark.parametrize("family", ["llama", "swift", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "swift", "swift with a window", "gpt2"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_row_of_documents_keeps_its_mask_and_positions(family: Any, dropout: float) -> None:
-    model = Model(family=family, width=32, layers=3, heads=4, dropout=dropout)
+    family, window = family.split()[0], 5 if " " in family else None
+    model = Model(family=family, width=32, layers=3, heads=4, dropout=dropout, window=window)
     for setting in settings(compiled=False):
         masked = replace(setting, document_mask=True)
         real = of_a_row(made(model, masked), model, setting.number == 2, document_mask=True)

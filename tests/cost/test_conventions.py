@@ -19,6 +19,7 @@ GPT2_SMALL = Model(family="gpt2", width=768, layers=12, heads=12)
 FAMILIES: list[dict[str, Any]] = [
     {"family": "llama", "kv_heads": 2, "bias": True},
     {"family": "swift", "kv_heads": 2},
+    {"family": "swift", "kv_heads": 2, "parts": "relu2, value_embeddings, scales, embedding_norm", "tied": False},
     {"family": "gpt2", "tied": False},
     {"family": "perceiver_ar", "latents": 5},
     {"family": "masked_lm"},
@@ -90,7 +91,7 @@ def test_numbers_of_parameters_are_those_of_the_network(model: Model) -> None:
     vocabulary, length = 37, 12
     network, found = build(model, vocabulary, length, 0), accounting(model, vocabulary, length).parameters
     sizes = {name: p.numel() for name, p in network.named_parameters()}
-    tables = [name for name in sizes if name.split(".")[0] in ("embedding", "positions", "types")]
+    tables = [name for name in sizes if name.split(".")[0] in ("embedding", "positions", "types", "value_embedding")]
     output = network.output().weight.numel()
     assert found["6N, all parameters"] == sum(sizes.values())
     rest = sum(size for name, size in sizes.items() if name not in (*tables, "head.weight"))

@@ -237,8 +237,13 @@ class Alive(TorchDispatchMode):
         return found
 
 
-def test_tensors_of_a_real_pass_on_the_cpu_take_about_so_much() -> None:
-    recipe = Recipe(model=Model(width=64, layers=6, heads=4), data=Data(length=64), train=Train(batch=16, lr=1e-3))
+PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales"
+
+
+@pytest.mark.parametrize("fields", [{}, {"family": "swift", "parts": PARTS, "window": 16}], ids=["llama", "swift"])
+def test_tensors_of_a_real_pass_on_the_cpu_take_about_so_much(fields: dict[str, Any]) -> None:
+    model = Model(width=64, layers=6, heads=4, **fields)
+    recipe = Recipe(model=model, data=Data(length=64), train=Train(batch=16, lr=1e-3))
     learner = Learner(build(recipe.model, 50, 64, 0), recipe.train, torch.device("cpu"))
     peaks = {rows: _most_alive(learner, rows) for rows in (8, 16)}
     slope = (peaks[16] - peaks[8]) / 8

@@ -83,7 +83,9 @@ def test_rows_that_are_ignored_give_nothing(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("v", [603, 20_000])
-def test_the_kernel_is_the_plain_form(v: int) -> None:
+@pytest.mark.parametrize("cap", [None, 15.0])
+def test_the_kernel_is_the_plain_form(v: int, cap: float | None) -> None:
+    scales = cross_entropy.LogitScales(cap=cap)
     hidden, weight, _, targets = inputs(200, 64, v)
     form = cross_entropy._form("cuda", torch.bfloat16)
     assert form.apply is not cross_entropy.plain
@@ -91,13 +93,13 @@ def test_the_kernel_is_the_plain_form(v: int) -> None:
     logits = F.pad(hidden @ weight.T, (0, columns - v)).bfloat16()
     found, expected = logits.clone(), logits[:, :v].float()
     losses, others = (torch.empty(200, device=CUDA) for _ in range(2))
-    form.apply(found, v, targets, losses, True)
-    cross_entropy.plain(expected, v, targets, others, True)
+    form.apply(found, v, targets, losses, True, scales)
+    cross_entropy.plain(expected, v, targets, others, True, scales)
     torch.testing.assert_close(losses, others, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[:, :v], expected.bfloat16(), rtol=2**-7, atol=1e-8)
     assert (found[:, v:] == 0).all()
     read = logits.clone()
-    form.apply(read, v, targets, others, False)
+    form.apply(read, v, targets, others, False, scales)
     assert torch.equal(read, logits) and torch.equal(losses, others)
 
 

@@ -340,8 +340,10 @@ import torch
 import torch.nn.functional as F
 from shoestring.models.layers import cross_entropy
 from shoestring.models.kernels import cross_entropy as kernel
-from shoestring.models.layers.cross_entropy import IGNORED, Form, linear_cross_entropy, token_cross_entropy
+from shoestring.models.layers.cross_entropy import (
+    IGNORED, Form, LogitScales, linear_cross_entropy, soft_cap, token_cross_entropy)
 
+PLAIN = LogitScales()
 torch.manual_seed(0)
 for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
     kernel.WHOLE, kernel.PIECE = whole, piece
@@ -360,23 +362,31 @@ for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
         expected.sum().backward()
         for gradient in (False, True):
             found, losses = logits.clone(), torch.full((n,), 7.0)
-            kernel.fused(found, v, targets.to(kind), losses, gradient)
+            kernel.fused(found, v, targets.to(kind), losses, gradient, PLAIN)
             assert torch.allclose(losses.double(), expected, rtol=1e-5, atol=1e-5), (n, v, losses, expected)
             if gradient:
                 assert torch.allclose(found[:, :v].double(), exact.grad, rtol=1e-5, atol=1e-6), (n, v)
                 assert (found[:, v:] == 0).all()
             else:
                 assert torch.equal(found, logits)
+        exact.grad = None
+        expected = F.cross_entropy(soft_cap(exact, 7.5), targets, reduction="none", ignore_index=IGNORED)
+        expected.sum().backward()
+        found, losses = logits.clone(), torch.full((n,), 7.0)
+        kernel.fused(found, v, targets.to(kind), losses, True, LogitScales(torch.tensor(0.5), 7.5))
+        assert torch.allclose(losses.double(), expected, rtol=1e-5, atol=1e-5), (n, v, losses, expected)
+        assert torch.allclose(found[:, :v].double(), exact.grad / 2, rtol=1e-5, atol=1e-6), (n, v)
+        assert (found[:, v:] == 0).all()
     scaled, plain = (torch.linspace(-9, 9, 32).half().repeat(2, 1) for _ in range(2))  # the least share is 2e-8
     targets, losses = torch.tensor([3, IGNORED]), torch.zeros(2)
-    kernel.fused(plain, 30, targets, losses, True)
-    kernel.fused(scaled, 30, targets, losses, True, torch.tensor(2.0**12))
+    kernel.fused(plain, 30, targets, losses, True, PLAIN)
+    kernel.fused(scaled, 30, targets, losses, True, LogitScales(torch.tensor(2.0**12)))
     exact = torch.linspace(-9, 9, 32).half()[:30].double().softmax(0) - F.one_hot(targets[0], 30)
     assert plain[0, 0] == 0 and (scaled[1] == 0).all() and (scaled[:, 30:] == 0).all()
     assert torch.allclose(scaled[0, :30].double(), exact * 2.0**12, rtol=1e-3, atol=1e-7)
     for wrong in (-1, 5, -101):
         losses = torch.zeros(1)
-        kernel.fused(torch.randn(1, 16), 5, torch.tensor([wrong]), losses, True)
+        kernel.fused(torch.randn(1, 16), 5, torch.tensor([wrong]), losses, True, PLAIN)
         assert losses.isnan().all()
 
 # all of it, with padded products; rows that are ignored reach the kernel too
@@ -409,6 +419,7 @@ for type in ("*bf16", "*fp16", "*fp32"):
             if type != "*bf16" and block in (16, kernel.WHOLE):
                 continue  # as above
             constants = {"GRADIENT": gradient, "SCALED": type == "*fp16", "HELD": held, "BLOCK": block}
+            constants["CAP"] = 15.0 if type == "*bf16" else 0.0
             kinds = {"logits": type, "targets": "*i64", "losses": "*fp32", "columns": "i32", "ids": "i32"}
             kinds["scale"] = "*fp32"
             signature = {name: kinds.get(name, "constexpr") for name in kernel.losses_kernel.arg_names}
@@ -430,7 +441,7 @@ def compile_for_t4(function, **given):
     signature = {n: "constexpr" if n in constants else kinds.get(n, "*fp16") for n in function.arg_names}
     compile_ahead(ASTSource(fn=function, signature=signature, constexprs=constants), 75)
 
-compile_for_t4(kernel.losses_kernel, ids="i32", GRADIENT=True, SCALED=True, HELD=False, BLOCK=kernel.PIECE)
+compile_for_t4(kernel.losses_kernel, ids="i32", GRADIENT=True, SCALED=True, HELD=False, CAP=0.0, BLOCK=kernel.PIECE)
 compile_for_t4(fused.add_norm_kernel, BLOCK=1024)
 compile_for_t4(fused.add_norm_backward_kernel, BLOCK=1024)
 compile_for_t4(fused.gated_kernel, BLOCK=1024)

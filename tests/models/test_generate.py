@@ -45,6 +45,14 @@ FIELDS: dict[str, dict[str, object]] = {
     "shared keys": {"family": "llama", "heads": 4, "kv_heads": 2, "bias": True, "rotary_scaling": "linear:2"},
     "gpt2": {"family": "gpt2", "tied": True},
     "swift": {"family": "swift", "heads": 4, "kv_heads": 1},
+    "all parts of swift": {
+        "family": "swift",
+        "layers": 3,
+        "parts": "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales",
+        "window": 2,
+        "full_every": 2,
+    },
+    "some parts of swift": {"family": "swift", "parts": "value_embeddings, soft_cap", "window": 4, "tied": True},
 }
 
 

@@ -90,9 +90,9 @@ class Family(ABC):
         """The fields that the weights depend on: weights of a model with other values cannot be loaded."""
         return {}
 
-    def transformers(self) -> Any:
-        """The `TransformersFormat` of its files in transformers; None: there is no such class."""
-        return None
+    def formats(self) -> tuple[Any, ...]:
+        """The kinds of `TransformersFormat` for its files, best first; empty: transformers has no class for it."""
+        return ()
 
 
 def family_of(model: Model) -> Family:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from shoestring.core.schema import Between, Each, Registered, Text
 from shoestring.core.specs import (
     MOST_STEPS,
+    PartsSpec,
     RotaryScaling,
     SourceSpec,
     Spec,
@@ -168,7 +169,7 @@ class Model:
         str,
         _PATH,
         Registered("family", may_be_code=True),
-        "kind of network: llama, swift (a Llama with norms of queries and keys), gpt2, perceiver_ar, masked_lm (BERT's "
+        "kind of network: llama, swift (a Llama with the parts of model.parts), gpt2, perceiver_ar, masked_lm (BERT's "
         "encoder), hf (any model of transformers), or my_model.py:Net, a torch module of your own that returns logits",
     ] = "llama"
     options: Annotated[
@@ -199,7 +200,7 @@ class Model:
     hidden: Annotated[
         int | None,
         SIZE,
-        "channels of the MLP; default: 4 width, llama and swift (SwiGLU): 8/3 width, up to a multiple of 32",
+        "channels of the MLP; default: 4 width, but with SwiGLU (llama, swift) 8/3 width, up to a multiple of 32",
     ] = None
     tied: Annotated[bool, "output matrix is the embedding matrix"] = True
     bias: Annotated[bool, "llama: products of attention and MLP add a bias"] = False
@@ -217,6 +218,13 @@ class Model:
     norm_eps: Annotated[
         float | None, Between(1e-12, 1), "llama, swift: added to the mean square in norms; default: 1e-5"
     ] = None
+    parts: Annotated[
+        PartsSpec | None,
+        "swift: none, or some of qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:C, value_embeddings and "
+        'scales (docs/how-to/swift.md); default: "qk_norm, gains"',
+    ] = None
+    window: Annotated[int | None, SIZE, "swift: positions that a query sees in layers of local attention"] = None
+    full_every: Annotated[int, SIZE, "swift: of so many layers one sees all positions, the last layer too"] = 4
     positions: Annotated[int | None, SIZE, "gpt2, masked_lm: learned positions; default: data.length"] = None
     classes: Annotated[int | None, Between(2, 10**6), "masked_lm: classes of data.label"] = None
     latents: Annotated[int | None, SIZE, "perceiver_ar: positions at the end of a row that are predicted"] = None
@@ -225,7 +233,7 @@ class Model:
     ] = 0.5
 
     def __post_init__(self) -> None:
-        as_specs(self, rotary_scaling=RotaryScaling)
+        as_specs(self, rotary_scaling=RotaryScaling, parts=PartsSpec)
 
 
 USUAL = {"warmup": 0.05, "weight_decay": 0.1, "beta2": 0.95}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
+from shoestring.core.errors import closest
 from shoestring.core.registry import registry
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?"
@@ -199,6 +200,60 @@ class RotaryScaling(Spec):
     def length(self) -> float:
         """Of llama3: the training length that LOW and HIGH refer to."""
         return float(self.split(":")[4])
+
+
+class PartsSpec(Spec):
+    """`model.parts`: what a Swift has beyond a Llama, separated by commas."""
+
+    names: ClassVar[dict[str, str]] = {
+        "qk_norm": "norms of queries and keys",
+        "gains": "norms with learned gains",
+        "relu2": "an MLP of two matrices with squared ReLU, in place of SwiGLU",
+        "zero_outputs": "outputs of attention and MLP that begin at 0",
+        "embedding_norm": "a norm of the embedded tokens",
+        "soft_cap": "logits within ±15, or ±C for soft_cap:C",
+        "value_embeddings": "gated embeddings of tokens, added to the values of every second layer",
+        "scales": "scales of the stream and of the first embedding before each layer",
+    }
+    """The parts, and what each is."""
+    usual_cap: ClassVar[float] = 15.0
+    allowed = f'"none", or of {", ".join(names)}, as "qk_norm, gains, soft_cap:30"'
+
+    def problem(self) -> str | None:
+        found = self._parts
+        if unknown := [name for name in found if name not in self.names]:
+            close = closest(unknown[0], list(self.names))
+            return f"must be {self.allowed}" + ("" if close is None else f"; did you mean {close!r}?")
+        if len(set(found)) < len(found):
+            return f"must name each part once, and has {next(name for name in found if found.count(name) > 1)} twice"
+        wrong = [part for part in self._texts if ":" in part and not re.fullmatch(rf"soft_cap:{_NUMBER}", part)]
+        if wrong or (self.cap is not None and not 1 <= self.cap <= 1e4):
+            return 'only soft_cap has a number, from 1 to 10,000, as "soft_cap:30"'
+        return None
+
+    def has(self, name: str) -> bool:
+        """Whether it names this part."""
+        return name in self._parts
+
+    @property
+    def cap(self) -> float | None:
+        """C of the soft cap; None: there is none."""
+        given = next((part for part in self._texts if part.partition(":")[0] == "soft_cap"), None)
+        return None if given is None else float(given.partition(":")[2] or self.usual_cap)
+
+    @property
+    def in_order(self) -> str:
+        """The parts of the network, without what matters only for its first weights: equal for equal networks."""
+        found = [name for name in self.names if self.has(name) and name not in ("zero_outputs", "soft_cap")]
+        return ", ".join([*found, *([] if self.cap is None else [f"soft_cap:{self.cap:g}"])]) or "none"
+
+    @property
+    def _texts(self) -> list[str]:
+        return [] if self == "none" else [part.strip() for part in self.split(",")]
+
+    @property
+    def _parts(self) -> list[str]:
+        return [part.partition(":")[0] for part in self._texts]
 
 
 class CheckpointSpec(Spec):

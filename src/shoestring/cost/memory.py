@@ -111,6 +111,8 @@ def estimate_memory(
     count = sum(family.parameters(model, vocabulary, length).values())
     gradients = {"gradients": 4 * (count if tuned is None else tuned.learned)}
     during = always | (gradients if accumulate else {}) | {"copies of weights": _copies(recipe, setting)}
+    if shared := family.shared_bytes(model, length, setting):
+        during["mask"] = shared
     passed = model if tuned is None else replace(model, layers=model.layers - tuned.begins)
     kept = family.saved_bytes(passed, length, setting, recipe.data.masked)
     if recipe.lora is not None:
@@ -227,5 +229,7 @@ def _logits(recipe: Recipe, work: Work, setting: Setting, device: str) -> dict[s
     row = setting.number * columns
     chunk = min(max(CHUNK_BYTES[device], CHUNK_ROWS[device] * row), row * positions)
     copy = 0 if setting.number == 4 else setting.number * work.output
-    wide = 2 * chunk if device == "cpu" and setting.number == 2 else 0  # in float32, which a GPU's kernel does not need
-    return {"logits": chunk + wide, "output matrix": copy}
+    wide = 4 // setting.number * chunk if device == "cpu" else 0  # in float32, which a GPU's kernel does not need
+    capped = transformer_of(recipe.model).logit_cap(recipe.model) is not None
+    apart = wide * ((setting.number == 2) + capped)  # of logits in half precision, and the slopes of a cap
+    return {"logits": chunk + apart, "output matrix": copy}

@@ -155,6 +155,10 @@ class Transformer(Family):
     def decisive(self, model: Model) -> dict[str, object]:
         return {"width": model.width, "layers": model.layers, "heads": model.heads, "hidden": self.hidden(model)}
 
+    def logit_cap(self, model: Model) -> float | None:  # noqa: ARG002
+        """The soft cap of its logits; None: there is none."""
+        return None
+
     # bytes of saved activations
 
     def saved_bytes(self, model: Model, length: int, setting: Setting, predicted: float = 1.0) -> dict[str, int]:
@@ -234,6 +238,10 @@ class Transformer(Family):
         if dropped and not setting.gpu and setting.recompute != "full":  # plain products do not save it
             return 0
         return setting.number * n * n
+
+    def shared_bytes(self, model: Model, length: int, setting: Setting) -> int:  # noqa: ARG002
+        """Saved bytes that do not depend on the number of rows."""
+        return 0
 
     def angle_bytes(self, model: Model, prefix: int) -> int:  # noqa: ARG002
         """Bytes of the cosines and sines of a row's own positions."""

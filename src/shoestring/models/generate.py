@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -168,4 +167,4 @@ class LatentReader:
         if past is None or not self._cached:
             new, past = ids[:, self._split :], model.read_prefix(ids[:, self._begin : self._split])
         hidden, self._past = model.extend(new, past)
-        return F.linear(hidden[:, -1], *model.output())
+        return model.output().logits(hidden[:, -1])

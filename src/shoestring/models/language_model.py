@@ -17,7 +17,7 @@ from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.layers.adapter import NAME as ADAPTER
 from shoestring.models.layers.blocks import scoring_mode
-from shoestring.models.layers.cross_entropy import linear_cross_entropy, token_cross_entropy
+from shoestring.models.layers.cross_entropy import linear_cross_entropy, soft_cap, token_cross_entropy
 
 Rows = Int[Tensor, "rows tokens"]
 """Token ids; a row of `length + 1` tokens makes up to `length` predictions."""
@@ -28,15 +28,35 @@ class Output(NamedTuple):
 
     weight: Float[Tensor, "vocabulary width"]
     bias: Float[Tensor, " vocabulary"] | None = None
+    cap: float | None = None
+    """Logits are kept within ± cap, as by `soft_cap`."""
+
+    def logits(self, hidden: Float[Tensor, "*places width"]) -> Float[Tensor, "*places vocabulary"]:
+        return soft_cap(F.linear(hidden, self.weight, self.bias), self.cap)
+
+    def loss(
+        self,
+        hidden: Float[Tensor, "places width"],
+        targets: Int[Tensor, " places"],
+        scale: Float[Tensor, ""] | None = None,
+    ) -> Float[Tensor, ""]:
+        """As `linear_cross_entropy`."""
+        return linear_cross_entropy(hidden, self.weight, self.bias, targets, scale, self.cap)
+
+    def token_losses(
+        self, hidden: Float[Tensor, "places width"], targets: Int[Tensor, " places"]
+    ) -> Float[Tensor, " places"]:
+        """As `token_cross_entropy`."""
+        return token_cross_entropy(hidden, self.weight, self.bias, targets, self.cap)
 
 
 NAMED = 3
 """Tensors that an error names."""
 _PARTS = {
-    "embedding": ("embedding", "positions", "types"),
-    "attention": ("qkv", "out"),
+    "embedding": ("embedding", "positions", "types", "value_embedding"),
+    "attention": ("qkv", "out", "value_gate"),
     "mlp": ("up", "gate_up", "down"),
-    "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm", "q_norm", "k_norm"),
+    "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm", "q_norm", "k_norm", "scales"),
     "head": ("head", "transform", "pooler", "classifier"),
 }
 """The modules of our families by group."""
@@ -69,24 +89,23 @@ class LanguageModel(nn.Module, ABC):
         The gradient is that of the loss times `scale`, which keeps small numbers in fp16.
         """
         hidden, targets = self._hidden_and_targets(Batch.of(batch))
-        return linear_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten(), scale)
+        return self.output().loss(hidden.flatten(0, 1), targets.flatten(), scale)
 
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
         """The loss of every prediction, in nats and float32; 0 where there is none."""
         batch = Batch.of(batch)
         with scoring_mode():
             hidden, targets = self._hidden_and_targets(batch)
-        losses = token_cross_entropy(hidden.flatten(0, 1), *self.output(), targets.flatten()).view(targets.shape)
+        losses = self.output().token_losses(hidden.flatten(0, 1), targets.flatten()).view(targets.shape)
         return F.pad(losses, (batch.targets().shape[1] - targets.shape[1], 0))
 
     def logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows positions vocabulary"]:
         """The prediction of the token after each position that `hidden` returns."""
-        weight, bias = self.output()
-        return F.linear(self.hidden(Batch.of(inputs)), weight, bias)
+        return self.output().logits(self.hidden(Batch.of(inputs)))
 
     def last_logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows vocabulary"]:
         """The prediction of the token after each row; no other logits are made."""
-        return F.linear(self.hidden(Batch.of(inputs))[:, -1], *self.output())
+        return self.output().logits(self.hidden(Batch.of(inputs))[:, -1])
 
     def past(self, length: int) -> Any:  # noqa: ARG002
         """What `read_on` keeps of rows of at most `length` tokens, before any; None: this model reads whole rows."""

@@ -141,25 +141,28 @@ class TransformersFormat(NamedTuple):
     names: WeightNames
     classes: Callable[[str, Any], int | None] = lambda _architecture, _config: None
     """Number of classes of a stored network, from its architecture and config."""
+    problem: Callable[[Model], str | None] = lambda _: None
+    """Why a model of the family has no place there; None: it has."""
 
 
 def format_of(spec: Model) -> TransformersFormat:
-    """The format of a model's family; raises UserError if transformers has no class for it."""
-    found: TransformersFormat | None = family_of(spec).transformers()
-    if found is None:
-        raise UserError(f'transformers has no class for model.family = "{spec.family}", so it cannot be exported')
-    return found
+    """The first format of a model's family that has a place for it; raises UserError if none has."""
+    formats: tuple[TransformersFormat, ...] = family_of(spec).formats()
+    reasons = [form.problem(spec) for form in formats]
+    if None not in reasons:
+        why = "".join(f"; {form.architecture(spec)} {reason}" for form, reason in zip(formats, reasons))
+        raise UserError(f'transformers has no class for model.family = "{spec.family}", so it cannot be exported{why}')
+    return formats[reasons.index(None)]
 
 
 def spec_of(config: Mapping[str, Any]) -> Model:
     """Our model for a config of transformers, given as a dictionary; raises UserError if there is none."""
     kind = config.get("model_type")
-    formats = {name: form for name in registry("family") if (form := registry("family")[name].transformers())}
-    family = next((name for name, form in formats.items() if form.kind == kind), None)
-    if family is None:
-        known = ", ".join(form.kind for form in formats.values())
+    formats = {form.kind: (name, form) for name in registry("family") for form in registry("family")[name].formats()}
+    if kind not in formats:
+        known = ", ".join(formats)
         raise UserError(f'no family for a model of type "{kind}" (known: {known}); model.family = "hf" takes any')
-    form = formats[family]
+    family, form = formats[kind]
     other = [f"{name} = {config[name]}" for name, own in form.fixed.items() if config.get(name, own[0]) not in own]
     if other:
         raise UserError(f"a {kind} with {', '.join(other)} is not supported: our network differs")

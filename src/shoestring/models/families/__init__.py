@@ -21,10 +21,11 @@ class InFolder:
     network: str
     """The class there."""
     has_format: bool = False
-    """Whether `transformers.py` beside it has a `FORMAT`."""
+    """Whether `transformers.py` beside it has `FORMATS`."""
 
     def build(self, model: Model, vocabulary: int, length: int, seed: int) -> Any:
         return load_entry(f"{_HERE}.{self.name}.network:{self.network}")(model, vocabulary, length, seed)
 
-    def transformers(self) -> Any:
-        return load_entry(f"{_HERE}.{self.name}.transformers:FORMAT") if self.has_format else None
+    def formats(self) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = load_entry(f"{_HERE}.{self.name}.transformers:FORMATS") if self.has_format else ()
+        return found

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoestring.models.layers.cross_entropy import IGNORED
+from shoestring.models.layers.cross_entropy import IGNORED, LogitScales
 
 WHOLE = 8_192
 """Most columns of a row that a program holds at once."""
@@ -21,22 +21,39 @@ _IGNORED = tl.constexpr(IGNORED)
 
 
 @triton.jit
-def read(here, at, columns, ids, KEEP: tl.constexpr):
+def capped(x, CAP: tl.constexpr):
+    """CAP · tanh(x / CAP); x if CAP is 0."""
+    if CAP > 0.0:
+        x = (2.0 * CAP) * tl.sigmoid(x * (2.0 / CAP)) - CAP
+    return x
+
+
+@triton.jit
+def sloped(gradient, x, at, ids, CAP: tl.constexpr):
+    """The gradient of a logit before the cap, from that of the capped logit x."""
+    if CAP > 0.0:
+        share = x / CAP
+        gradient = tl.where(at < ids, gradient * (1.0 - share * share), 0.0)
+    return gradient
+
+
+@triton.jit
+def read(here, at, columns, ids, KEEP: tl.constexpr, CAP: tl.constexpr):
     """Logits of a row, minus infinity beyond the ids; `columns` is a multiple of 16, so that whole words are loaded.
 
     KEEP is the eviction policy of the cache.
     """
     x = tl.load(here + at, mask=at < columns, other=0.0, eviction_policy=KEEP).to(tl.float32)
-    return tl.where(at < ids, x, float("-inf"))
+    return tl.where(at < ids, capped(x, CAP), float("-inf"))
 
 
 @triton.jit
 def losses_kernel(
     logits, targets, losses, scale, columns, ids, GRADIENT: tl.constexpr, SCALED: tl.constexpr, HELD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of `columns` logits; only the first `ids` count. SCALED: gradients are multiplied by `scale`. HELD: a block
-    is a whole row."""
+    is a whole row. CAP: as `capped`."""
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * columns
     block = tl.arange(0, BLOCK)
@@ -50,8 +67,9 @@ def losses_kernel(
         return
     known = (target >= 0) & (target < ids)
     chosen = tl.load(here + target, mask=known, other=float("nan")).to(tl.float32)
+    chosen = capped(chosen, CAP)
     if HELD:
-        x = read(here, block, columns, ids, "")
+        x = read(here, block, columns, ids, "", CAP)
         top = tl.max(x, 0)
         e = tl.exp(x - top)
         total = tl.sum(e, 0)
@@ -59,7 +77,7 @@ def losses_kernel(
         top = tl.full([], float("-inf"), tl.float32)
         total = tl.full([], 0.0, tl.float32)
         for first in range(0, ids, BLOCK):
-            x = read(here, first + block, columns, ids, "evict_last")
+            x = read(here, first + block, columns, ids, "evict_last", CAP)
             higher = tl.maximum(top, tl.max(x, 0))
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
             top = higher
@@ -69,13 +87,13 @@ def losses_kernel(
         one = tl.load(scale) if SCALED else 1.0
         share = one / total
         if HELD:
-            gradient = e * share - tl.where(block == target, one, 0.0)
+            gradient = sloped(e * share - tl.where(block == target, one, 0.0), x, block, ids, CAP)
             tl.store(here + block, gradient.to(logits.dtype.element_ty), mask=block < columns)
         else:
             for first in range(0, columns, BLOCK):
                 at = first + block
-                x = read(here, at, columns, ids, "evict_first")
-                gradient = tl.exp(x - top) * share - tl.where(at == target, one, 0.0)
+                x = read(here, at, columns, ids, "evict_first", CAP)
+                gradient = sloped(tl.exp(x - top) * share - tl.where(at == target, one, 0.0), x, at, ids, CAP)
                 made = gradient.to(logits.dtype.element_ty)
                 tl.store(here + at, made, mask=at < columns, eviction_policy="evict_first")
 
@@ -86,16 +104,14 @@ def columns(ids: int) -> int:
     return -(-ids // tile) * tile
 
 
-def fused(
-    logits: Tensor, ids: int, targets: Tensor, losses: Tensor, gradient: bool, scale: Tensor | None = None
-) -> None:
+def fused(logits: Tensor, ids: int, targets: Tensor, losses: Tensor, gradient: bool, scales: LogitScales) -> None:
     """As `cross_entropy.plain`; the gradient of columns from `ids` on is 0, and all tensors are contiguous."""
     rows, width = logits.shape
-    held = width <= WHOLE
+    held, scale = width <= WHOLE, scales.gradient
     block = triton.next_power_of_2(width) if held else PIECE
     with torch.cuda.device_of(logits):
         losses_kernel[(rows,)](
             logits, targets, losses, losses if scale is None else scale, width, ids,
-            GRADIENT=gradient, SCALED=scale is not None, HELD=held, BLOCK=block,
+            GRADIENT=gradient, SCALED=scale is not None, HELD=held, CAP=scales.cap or 0.0, BLOCK=block,
             num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip

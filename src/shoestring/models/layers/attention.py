@@ -1,4 +1,4 @@
-"""Causal attention: over whole rows, or within the documents of packed ones.
+"""Causal attention: over whole rows, within a window, or within the documents of packed rows.
 
 Shapes: R rows, H heads, K of keys and values, T tokens, C channels per head.
 """
@@ -38,18 +38,18 @@ class Documents:
     """The documents of packed rows: computed once per forward pass, and shared by its layers.
 
     A document is a run of equal numbers, and a token sees its document from the first token to itself. Padding is a
-    document like the others: it sees itself, which keeps its values finite, and no other token sees it.
+    document like the others: it sees itself, which keeps its values finite, and no other token sees it. With `window`,
+    a token sees only the last so many tokens, itself included. A single row of segments holds for all rows.
     """
 
-    def __init__(self, segments: Int[Tensor, "R T"]):
+    def __init__(self, segments: Int[Tensor, "R T"], window: int | None = None):
         self.places = torch.arange(segments.shape[1], device=segments.device)  # T
         changes = torch.where(segments.diff(dim=1) != 0, self.places[1:], 0)
-        self.starts = F.pad(changes, (1, 0)).cummax(dim=1).values  # R T: where the document of a token begins
-
-    @property
-    def positions(self) -> Int[Tensor, "R T"]:
-        """The position of each token in its document, from 0."""
-        return self.places - self.starts
+        begins = F.pad(changes, (1, 0)).cummax(dim=1).values  # R T: where the document of a token begins
+        self.positions = self.places - begins
+        """R T: the position of each token in its document, from 0."""
+        self.starts = begins if window is None else torch.maximum(begins, self.places - (window - 1))
+        """R T: the first token that a token sees."""
 
     def dense(self, dtype: torch.dtype) -> Float[Tensor, "R 1 T T"]:
         """What is added to the products of a query (third axis) and a key (last axis): 0 if it sees it, else -∞.
@@ -66,7 +66,7 @@ class Documents:
 
         Queries of block i see keys of the blocks from `low` to i: all keys of those from `high` on, except i itself.
         """
-        starts, length = self.starts, len(self.places)
+        starts, length, alike = self.starts, len(self.places), len(self.starts) == 1
         tiles = F.pad(starts[:, None].int(), (0, -length % BLOCK), value=length).unflatten(-1, (-1, BLOCK))
         i = torch.arange(tiles.shape[2], dtype=torch.int32, device=starts.device)
         low, high = tiles[..., 0] // BLOCK, torch.minimum((tiles[..., -1] + BLOCK - 1) // BLOCK, i)  # R 1 blocks
@@ -78,7 +78,7 @@ class Documents:
             i - high,
             wholly,
             BLOCK_SIZE=BLOCK,
-            mask_mod=lambda r, _, q, k: (starts[r, q] <= k) & (k <= q),
+            mask_mod=lambda r, _, q, k: (starts[0 if alike else r, q] <= k) & (k <= q),
             seq_lengths=(length, length),
         )
 
@@ -102,22 +102,33 @@ def attend(
         mixed: Tensor = flex(q, k, v, block_mask=seen, enable_gqa=shared)
         return mixed
     if isinstance(seen, Kept):
-        return attend_to_past(q, *seen.add(k, v), dropout)
+        return attend_to_past(q, *seen.add(k, v), dropout, seen.window)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=seen, is_causal=seen is None, dropout_p=dropout, enable_gqa=shared
     )
 
 
 def attend_to_past(
-    q: Float[Tensor, "R H N C"], k: Float[Tensor, "R K T C"], v: Float[Tensor, "R K T C"], dropout: float = 0.0
+    q: Float[Tensor, "R H N C"],
+    k: Float[Tensor, "R K T C"],
+    v: Float[Tensor, "R K T C"],
+    dropout: float = 0.0,
+    window: int | None = None,
 ) -> Float[Tensor, "R H N C"]:
-    """Values mixed by softmax(q k / √C): the last query sees all keys, each query before it one fewer."""
-    queries, keys = q.shape[2], k.shape[2]
-    seen = None
-    if 1 < queries < keys:
+    """Values mixed by softmax(q k / √C): the last query sees all keys, each query before it one fewer.
+
+    With `window`, a query sees only the last so many of them.
+    """
+    queries = q.shape[2]
+    if window is not None and k.shape[2] >= queries + window:  # no query sees those before
+        k, v = (x[:, :, -(queries + window - 1) :] for x in (k, v))
+    keys, seen = k.shape[2], None
+    if queries > 1 and (queries < keys or (window is not None and window < keys)):
         seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        seen = seen if window is None else seen.triu(keys - queries - window + 1)
+    causal = seen is None and queries == keys
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, is_causal=queries == keys, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=seen, is_causal=causal, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
     )
 
 

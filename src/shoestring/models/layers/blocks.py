@@ -132,6 +132,15 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(_wide(x), self.normalized_shape, _wide(self.weight), self.eps).to(x.dtype)
 
 
+class PlainNorm(RMSNorm):
+    """An RMSNorm whose gains stay at 1."""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__(channels, eps=eps)
+        del self.weight
+        self.register_buffer("weight", torch.ones(channels), persistent=False)
+
+
 class LayerNorm(nn.LayerNorm):
     """Computed in float32 at least, returned in the type of the stream."""
 

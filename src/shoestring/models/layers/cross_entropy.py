@@ -59,17 +59,18 @@ def linear_cross_entropy(
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, " N"],
     scale: Float[Tensor, ""] | None = None,
+    cap: float | None = None,
 ) -> Float[Tensor, ""]:
     """The summed loss in nats, float32 (float64 for inputs of that type), with its gradient.
 
     The gradients are computed with the loss, and only where they are needed: times `scale`, which is applied before
-    they are rounded to half precision. If a target is neither an id nor `IGNORED`, a CPU raises an error, and on a GPU
-    the loss is NaN.
+    they are rounded to half precision. With `cap`, a logit z is cap · tanh(z / cap). If a target is neither an id nor
+    `IGNORED`, a CPU raises an error, and on a GPU the loss is NaN.
     """
     needed = any(x is not None and x.requires_grad for x in (hidden, weight, bias))
     if not (needed and torch.is_grad_enabled()):
-        return token_cross_entropy(hidden, weight, bias, targets).sum()
-    loss: Tensor = _Summed.apply(hidden, weight, bias, targets, scale)
+        return token_cross_entropy(hidden, weight, bias, targets, cap).sum()
+    loss: Tensor = _Summed.apply(hidden, weight, bias, targets, scale, cap)
     return loss
 
 
@@ -80,9 +81,24 @@ def token_cross_entropy(
     weight: Float[Tensor, "V D"],
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, " N"],
+    cap: float | None = None,
 ) -> Float[Tensor, " N"]:
     """The loss of every position in nats, float32 (float64 as above); 0 where nothing is predicted."""
-    return _compute(hidden, weight, bias, targets, (False, False, False)).losses
+    return _compute(hidden, weight, bias, targets, (False, False, False), LogitScales(cap=cap)).losses
+
+
+def soft_cap(logits: Float[Tensor, "*N V"], cap: float | None) -> Float[Tensor, "*N V"]:
+    """cap · tanh(logits / cap), or the logits if there is no cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+class LogitScales(NamedTuple):
+    """What is done to the logits and to their gradients."""
+
+    gradient: Float[Tensor, ""] | None = None
+    """Factor of the gradients; None: 1."""
+    cap: float | None = None
+    """C of C tanh(z / C), which a logit z is replaced by; None: it is not."""
 
 
 class Computed(NamedTuple):
@@ -97,16 +113,23 @@ class Computed(NamedTuple):
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        scale: Tensor | None,
+        cap: float | None,
     ) -> Tensor:
-        losses, *gradients = _compute(hidden, weight, bias, targets, ctx.needs_input_grad[:3], scale)
+        needed, scales = ctx.needs_input_grad[:3], LogitScales(scale, cap)
+        losses, *gradients = _compute(hidden, weight, bias, targets, needed, scales)
         ctx.save_for_backward(*gradients)
         return losses.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if own is None else own * outer for own in ctx.saved_tensors), None, None
+        return *(None if own is None else own * outer for own in ctx.saved_tensors), None, None, None
 
 
 def _compute(
@@ -115,19 +138,19 @@ def _compute(
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, " N"],
     needed: tuple[bool, bool, bool],
-    scale: Tensor | None = None,
+    scales: LogitScales,
 ) -> Computed:
-    """Losses, and the gradients of the inputs that are needed, times `scale`."""
+    """Losses, and the gradients of the inputs that are needed."""
     dtype = _product_dtype(hidden, weight)
     form = _form(hidden.device.type, dtype)
     if form.skips_ignored and bool((ignored := targets == IGNORED).any()):
         kept = (~ignored).nonzero().squeeze(1)
-        found = _compute(hidden[kept], weight, bias, targets[kept], needed, scale)
+        found = _compute(hidden[kept], weight, bias, targets[kept], needed, scales)
         losses = found.losses.new_zeros(len(targets)).index_copy_(0, kept, found.losses)
         own = None if found.hidden is None else torch.zeros_like(hidden).index_copy_(0, kept, found.hidden)
         return found._replace(losses=losses, hidden=own)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _compute_chunks(hidden, weight, bias, targets.contiguous(), needed, scale, dtype, form)
+        return _compute_chunks(hidden, weight, bias, targets.contiguous(), needed, scales, dtype, form)
 
 
 def _compute_chunks(
@@ -136,7 +159,7 @@ def _compute_chunks(
     bias: Tensor | None,
     targets: Tensor,
     needed: tuple[bool, bool, bool],
-    scale: Tensor | None,
+    scales: LogitScales,
     dtype: torch.dtype,
     form: Form,
 ) -> Computed:
@@ -159,7 +182,7 @@ def _compute_chunks(
             torch.mm(part, w.T, out=logits)
         else:
             torch.addmm(b, part, w.T, out=logits)
-        form.apply(logits, v, targets[first : first + rows], losses[first : first + rows], any(needed), scale)
+        form.apply(logits, v, targets[first : first + rows], losses[first : first + rows], any(needed), scales)
         if of_hidden is not None:
             torch.mm(logits, w, out=of_hidden[first : first + rows])
         if of_weight is not None:
@@ -214,7 +237,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 class Form(NamedTuple):
     """How losses are computed from logits."""
 
-    apply: Callable[[Tensor, int, Tensor, Tensor, bool, Tensor | None], None]
+    apply: Callable[[Tensor, int, Tensor, Tensor, bool, LogitScales], None]
     """As `plain`."""
     columns: Callable[[int], int]
     """Columns of logits for a number of ids."""
@@ -238,13 +261,18 @@ def plain(
     targets: Int[Tensor, " n"],
     losses: Float[Tensor, " n"],
     gradient: bool,
-    scale: Tensor | None = None,
+    scales: LogitScales,
 ) -> None:
-    """Write the losses of a chunk and, with `gradient`, replace the logits by the gradient of their sum times `scale`.
+    """Write the losses of a chunk and, with `gradient`, replace the logits by the gradient of their scaled sum.
 
     `_ids` is the number of columns that count: here all of them.
     """
     wide = logits.to(losses.dtype)  # the same tensor, unless it is in half precision
+    slope = None
+    if scales.cap is not None:
+        wide = wide.div_(scales.cap).tanh_()
+        slope = wide.square().neg_().add_(1) if gradient else None
+        wide *= scales.cap
     if not gradient:
         losses.copy_(F.cross_entropy(wide, targets.long(), reduction="none", ignore_index=IGNORED))
         return
@@ -256,7 +284,8 @@ def plain(
     losses.copy_((total.log() - chosen).masked_fill_(ignored, 0)[:, 0])
     wide /= total.masked_fill_(ignored, math.inf)
     wide.scatter_add_(1, at, ignored.to(wide.dtype) - 1)
-    if scale is not None:
-        wide *= scale
+    for factor in (slope, scales.gradient):
+        if factor is not None:
+            wide *= factor
     if wide is not logits:
         logits.copy_(wide)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Kept:
-    """The keys and values of a layer, in tensors for rows of at most `length` tokens."""
+    """The keys and values of a layer, in tensors for rows of at most `length` tokens; a query sees `window` of them."""
 
-    def __init__(self, length: int):
-        self.length, self.count = length, 0
+    def __init__(self, length: int, window: int | None = None):
+        self.length, self.window, self.count = length, window, 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 

@@ -65,7 +65,7 @@ class GPT2(LanguageModel):
         first = past[0].count
         self._check(first + ids.shape[1])
         x = embedding_lookup(self.embedding, ids) + self.positions.weight[first : first + ids.shape[1]]
-        return F.linear(self._through_blocks(blocks.as_stream(x), past)[:, -1], *self.output())
+        return self.output().logits(self._through_blocks(blocks.as_stream(x), past)[:, -1])
 
     def _through_blocks(self, x: Float[Tensor, "R T D"], seen: Sequence[Seen | None]) -> Float[Tensor, "R T D"]:
         """The normalised stream after the last block; each has what its queries see."""

@@ -91,3 +91,4 @@ FORMAT = TransformersFormat(
     read=NAMES.read,
     names=NAMES,
 )
+FORMATS = (FORMAT,)

@@ -70,12 +70,11 @@ class Llama(LanguageModel):
     """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
 
     frequencies: Tensor
-    block: type[LlamaBlock] = LlamaBlock
 
     def __init__(self, model: Model, vocab_size: int, length: int, seed: int):  # noqa: ARG002 (other families need it)
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, model.width)
-        self.blocks = nn.ModuleList(self.block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(LlamaBlock(model) for _ in range(model.layers))
         self.norm = RMSNorm(model.width, eps=norm_eps(model))
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
@@ -103,7 +102,7 @@ class Llama(LanguageModel):
     def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
         x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
         angles = turns(self.frequencies, ids.shape[1], past[0].count)
-        return F.linear(self._through_blocks(x, angles, past)[:, -1], *self.output())
+        return self.output().logits(self._through_blocks(x, angles, past)[:, -1])
 
     def _through_blocks(
         self, x: Float[Tensor, "R T D"], angles: Turns, seen: Sequence[Seen | None]

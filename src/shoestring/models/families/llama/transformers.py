@@ -106,3 +106,4 @@ FORMAT = TransformersFormat(
     read=NAMES.read,
     names=NAMES,
 )
+FORMATS = (FORMAT,)

@@ -24,7 +24,7 @@ from shoestring.models.families.masked_lm import FAMILY, TOKEN_TYPES
 from shoestring.models.language_model import LanguageModel, Output, Rows
 from shoestring.models.layers import blocks
 from shoestring.models.layers.blocks import LayerNorm
-from shoestring.models.layers.cross_entropy import IGNORED, linear_cross_entropy, token_cross_entropy
+from shoestring.models.layers.cross_entropy import IGNORED
 from shoestring.models.layers.embedding_lookup import embedding_lookup
 
 EPSILON = 1e-12
@@ -96,7 +96,7 @@ class MaskedLM(LanguageModel):
         if self.classes:
             return super().forward(batch, scale)
         hidden, targets, places = self._where_predicted(Batch.of(batch))
-        nats = linear_cross_entropy(hidden, *self.output(), targets[places], scale)
+        nats = self.output().loss(hidden, targets[places], scale)
         too_many = (targets != IGNORED).sum() > len(places)
         return nats * torch.ones_like(nats).masked_fill(too_many, torch.nan)  # a product: the gradient is NaN too
 
@@ -107,7 +107,7 @@ class MaskedLM(LanguageModel):
         batch = Batch.of(batch)
         with blocks.scoring_mode():
             hidden, targets, places = self._where_predicted(batch)
-        found = token_cross_entropy(hidden, *self.output(), targets[places])
+        found = self.output().token_losses(hidden, targets[places])
         losses = found.new_zeros(len(targets)).masked_fill(targets != IGNORED, torch.nan)  # NaN: left out
         return losses.index_copy(0, places, found).view(batch.targets().shape)
 

@@ -105,3 +105,4 @@ FORMAT = TransformersFormat(
     names=NAMES,
     classes=lambda architecture, config: config.num_labels if architecture == "BertForSequenceClassification" else None,
 )
+FORMATS = (FORMAT,)

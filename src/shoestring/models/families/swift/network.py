@@ -1,41 +1,195 @@
-"""Swift: a Llama with RMSNorm of queries and keys, as in Qwen3.
+"""Swift: a Llama with parts that learn more in the same time, each of which `model.parts` can leave out.
 
-Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D / H channels per head.
+Shapes: R rows, T positions, D width, H heads, K heads of keys and values, C = D / H channels per head, A = H + 2 K,
+F hidden, G channels that a gate reads, V vocabulary.
 """
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
+from collections.abc import Sequence
 
-from shoestring.core.sections import Model
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from shoestring.core.sections import Model, number
+from shoestring.models.batch import Batch
 from shoestring.models.families.llama import norm_eps
-from shoestring.models.families.llama.network import Llama, LlamaBlock
-from shoestring.models.layers.attention import Seen, attend
-from shoestring.models.layers.blocks import RMSNorm
-from shoestring.models.layers.linear import linear
-from shoestring.models.layers.rotary import Turns, rotate
+from shoestring.models.families.swift import FAMILY, parts_of
+from shoestring.models.language_model import LanguageModel, Output
+from shoestring.models.layers.add_norm import add_norm
+from shoestring.models.layers.attention import Documents, Heads, Seen, attend
+from shoestring.models.layers.blocks import Block, PlainNorm, RMSNorm, draw_weights, no_change, run, stream_type
+from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.linear import linear, swiglu_layer
+from shoestring.models.layers.past import Kept
+from shoestring.models.layers.rotary import Turns, frequencies, rotate, turns, turns_at
 
 
-class SwiftBlock(LlamaBlock):
-    """Queries and keys are normalised before they are rotated, so their products stay bounded at high rates."""
+def make_norm(model: Model, channels: int) -> RMSNorm:
+    """With learned gains if the model has them."""
+    kind = RMSNorm if parts_of(model).has("gains") else PlainNorm
+    return kind(channels, eps=norm_eps(model))
 
-    def __init__(self, model: Model):
-        super().__init__(model)
-        self.q_norm = RMSNorm(self.channels, eps=norm_eps(model))
-        self.k_norm = RMSNorm(self.channels, eps=norm_eps(model))
 
-    def attention(self, x: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None) -> Float[Tensor, "R T D"]:
+class Scales(nn.Module):
+    """Factors of the stream and of the first embedding, 1 and 0 at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+
+class ValueGate(nn.Module):
+    """How much of a token's value embedding a head adds: 2 σ(W x) of the first channels of x, so 1 at first."""
+
+    def __init__(self, channels: int, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, channels))
+
+    def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T K"]:
+        return 2 * F.linear(x[..., : self.weight.shape[1]], self.weight).sigmoid()
+
+
+class SwiftBlock(Block):
+    """Attention, then an MLP, each on a normalised copy of the stream and added to it.
+
+    The last change is returned separately: the next block adds it in one pass with its norm.
+    """
+
+    def __init__(self, model: Model, layer: int):
+        super().__init__()
+        parts, products = parts_of(model), FAMILY.block_products(model)
+        (qkv, d), _ = products["attention"]
+        (up, _), (_, f) = products["mlp"]
+        self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
+        self.channels, self.dropout = model.width // model.heads, number(model.dropout)
+        self.norm1, self.qkv, self.out = make_norm(model, d), nn.Linear(d, qkv, bias=False), nn.Linear(d, d, bias=False)
+        self.q_norm, self.k_norm = (make_norm(model, d // model.heads) if parts.has("qk_norm") else None for _ in "qk")
+        self.norm2 = make_norm(model, d)
+        self.up = nn.Linear(d, up, bias=False) if parts.has("relu2") else None
+        self.gate_up = None if parts.has("relu2") else nn.Linear(d, up, bias=False)
+        self.down = nn.Linear(f, d, bias=False)
+        gated = layer in FAMILY.value_layers(model)
+        self.value_gate = ValueGate(FAMILY.gate_channels(model), self.kv_heads) if gated else None
+        self.scales = Scales() if parts.has("scales") else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "R T D"],
+        change: Float[Tensor, "R T D"],
+        first: Float[Tensor, "R T D"] | None,
+        values: Float[Tensor, "R T KC"] | None,
+        angles: Turns,
+        seen: Seen | None,
+    ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
+        """`first` is the first embedding, and `values` the value embeddings of this layer, where it has such a part."""
+        if self.scales is not None and first is not None:
+            of_stream, of_first = self.scales.weight
+            x, change = of_stream * (x + change), of_first * first
+        x, normed = add_norm(x, change, self.norm1)
+        x, normed = add_norm(x, self.dropped(self.attention(normed, values, angles, seen)), self.norm2)
+        return x, self.dropped(self.part(self.mlp, normed))
+
+    def attention(
+        self, x: Float[Tensor, "R T D"], values: Float[Tensor, "R T KC"] | None, angles: Turns, seen: Seen | None
+    ) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        q, k = rotate(self.q_norm(q), angles, heads=2), rotate(self.k_norm(k), angles, heads=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.value_gate is not None and values is not None:
+            v = v + self.value_gate(x)[..., None] * values.view(v.shape)
+        q, k = rotate(q, angles, heads=2), rotate(k, angles, heads=2)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each R H T C
         mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2)
         return linear(mixed.reshape(r, t, d), self.out)
 
+    def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
+        if self.up is not None:
+            return linear(F.relu(linear(x, self.up)).square(), self.down)
+        assert self.gate_up is not None, "an MLP has one of the two"
+        return swiglu_layer(linear(x, self.gate_up), self.down)
 
-class Swift(Llama):
+
+class Swift(LanguageModel):
     """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
 
-    block = SwiftBlock
+    frequencies: Tensor
+
+    def __init__(self, model: Model, vocab_size: int, length: int, seed: int):  # noqa: ARG002 (other families need it)
+        super().__init__()
+        parts, channels = parts_of(model), model.width // model.heads
+        self.embedding = nn.Embedding(vocab_size, model.width)
+        self.embedding_norm = make_norm(model, model.width) if parts.has("embedding_norm") else None
+        self._valued, keys = FAMILY.value_layers(model), FAMILY.key_channels(model)
+        self.value_embedding = nn.Embedding(vocab_size, keys * len(self._valued)) if self._valued else None
+        self.blocks = nn.ModuleList(SwiftBlock(model, layer) for layer in range(model.layers))
+        self.norm = make_norm(model, model.width)
+        self.head = nn.Linear(model.width, vocab_size, bias=False)
+        if model.tied:
+            self.head.weight = self.embedding.weight
+        self.cap, self.scaled, self.dropout = parts.cap, parts.has("scales"), number(model.dropout)
+        self.heads = Heads(model.heads, model.kv_heads or model.heads, channels)
+        self.windows = [FAMILY.window(model, layer) for layer in range(model.layers)]
+        turning = frequencies(channels, model.rotary_base, model.rotary_scaling)
+        self.register_buffer("frequencies", turning, persistent=False)
+        draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
+        self._set_to_zero(("value_gate",) + (("out", "down") if parts.has("zero_outputs") else ()))
+
+    @torch.no_grad()
+    def _set_to_zero(self, names: tuple[str, ...]) -> None:
+        for name, parameter in self.blocks.named_parameters():
+            if name.split(".")[-2] in names:
+                parameter.zero_()
+
+    def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
+        angles = turns(self.frequencies, inputs.ids.shape[1])
+        segments = inputs.segments if inputs.document_mask else None
+        if segments is not None:
+            angles = turns_at(Documents(segments).positions, angles)
+        x = self._embedded(inputs.ids)
+        return self._through_blocks(inputs.ids, x, angles, self._seen(x, segments))
+
+    def past(self, length: int) -> list[Kept]:
+        return [Kept(length, window) for window in self.windows]
+
+    def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
+        angles = turns(self.frequencies, ids.shape[1], past[0].count)
+        return self.output().logits(self._through_blocks(ids, self._embedded(ids), angles, past)[:, -1])
+
+    def output(self) -> Output:
+        return Output(self.head.weight, cap=self.cap)
+
+    def _embedded(self, ids: Int[Tensor, "R T"]) -> Float[Tensor, "R T D"]:
+        x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return F.dropout(x, self.dropout, self.training)
+
+    def _seen(self, x: Float[Tensor, "R T D"], segments: Int[Tensor, "R T"] | None) -> list[Seen | None]:
+        """The mask of every layer: one object for all layers with the same."""
+        length, found = x.shape[1], dict[int | None, Seen | None]()
+        if segments is None:
+            segments = torch.zeros(1, length, dtype=torch.int64, device=x.device)  # one document, the same in all rows
+            found = {window: None for window in self.windows if window is None or window >= length}
+        for window in self.windows:
+            if window not in found:
+                documents = Documents(segments, window)
+                found[window] = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+        return [found[window] for window in self.windows]
+
+    def _through_blocks(
+        self, ids: Int[Tensor, "R T"], x: Float[Tensor, "R T D"], angles: Turns, seen: Sequence[Seen | None]
+    ) -> Float[Tensor, "R T D"]:
+        """The normalised stream after the last block; each has what its queries see."""
+        change, first = no_change(x), x if self.scaled else None
+        values = dict[int, Tensor]()
+        if self.value_embedding is not None:
+            rows = embedding_lookup(self.value_embedding, ids, x.dtype)
+            values |= zip(self._valued, rows.chunk(len(self._valued), dim=-1))
+        for layer, (block, of_block) in enumerate(zip(self.blocks, seen)):
+            x, change = run(block, x, change, first, values.get(layer), angles, of_block)
+        return add_norm(x, change, self.norm)[1]
