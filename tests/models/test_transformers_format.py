@@ -44,6 +44,10 @@ OTHERS = {
     "gpt2 untied": Model(family="gpt2", width=16, layers=1, heads=2, tied=False, hidden=20),
     "swift": Model(family="swift", width=32, layers=2, heads=4, kv_heads=2, rotary_base=500.0),
     "swift untied": Model(family="swift", width=24, layers=2, heads=3, tied=False, hidden=10, norm_eps=1e-3),
+    "nanochat": Model(family="swift", width=24, layers=2, heads=3, parts="qk_norm, relu2, embedding_norm, soft_cap:7"),
+    "nanochat untied": Model(
+        family="swift", width=32, layers=1, heads=4, kv_heads=2, parts="qk_norm, embedding_norm, relu2", tied=False
+    ),
     "bert": Model(family="masked_lm", width=24, layers=2, heads=3),
     "bert untied": Model(family="masked_lm", width=16, layers=1, heads=2, tied=False, positions=40),
     "classifier": Model(family="masked_lm", width=16, layers=2, heads=2, classes=3),

@@ -65,7 +65,13 @@ def _adapters(model: LanguageModel, spec: Model) -> dict[str, tuple[Tensor, Tens
     """The two matrices of every adapter, by the name of its layer in transformers."""
     own = model.pretrained
     if own is None:
-        return format_of(spec).names.write_adapters(model)
+        form = format_of(spec)
+        if not form.adapts:
+            kind = form.architecture(spec)
+            raise UserError(
+                f"{kind} has other rows of queries and keys, so adapters have no place there: export merged"
+            )
+        return form.names.write_adapters(model)
     each = ((name, adapter_of(module)) for name, module in own.named_modules())
     return {name: (adapter.a.detach(), adapter.b.detach()) for name, adapter in each if adapter is not None}
 

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shoestring.core.errors import StorageError, UserError, storage_error
 from shoestring.core.family import family_of
-from shoestring.core.files import put_folder, temporary_folder, write_whole
+from shoestring.core.files import check_readable, put_folder, temporary_folder, write_whole
+from shoestring.core.reading import read_json, reading
 from shoestring.core.registry import registry
 from shoestring.core.sections import Model
 from shoestring.models.language_model import LanguageModel
@@ -70,8 +71,9 @@ class WeightNames(NamedTuple):
         Where our product is divided there, each part has the same first matrix, and its rows of the second one.
         """
         found, width = dict[str, tuple[Tensor, Tensor]](), model.embedding.embedding_dim
+        own = dict(model.named_modules())
         for mine, theirs in self._modules(len(model.blocks)).items():
-            if mine.startswith("blocks.") and (adapter := adapter_of(model.get_submodule(mine))) is not None:
+            if mine.startswith("blocks.") and mine in own and (adapter := adapter_of(own[mine])) is not None:
                 a, b = adapter.a.detach(), adapter.b.detach()
                 found |= {name: (a, part) for name, part in zip(theirs, _divided(b, len(theirs), width), strict=True)}
         return found
@@ -143,6 +145,12 @@ class TransformersFormat(NamedTuple):
     """Number of classes of a stored network, from its architecture and config."""
     problem: Callable[[Model], str | None] = lambda _: None
     """Why a model of the family has no place there; None: it has."""
+    finish: Callable[[dict[str, Tensor], Model], dict[str, Tensor]] = lambda state, _: state
+    """From what `read` returns to our weights, where more than their names differ."""
+    adapts: bool = True
+    """Whether adapters of ours are adapters there, under the names of their modules."""
+    code: Path | None = None
+    """The modelling file that is written beside the weights, where transformers itself has no class."""
 
 
 def format_of(spec: Model) -> TransformersFormat:
@@ -153,6 +161,12 @@ def format_of(spec: Model) -> TransformersFormat:
         why = "".join(f"; {form.architecture(spec)} {reason}" for form, reason in zip(formats, reasons))
         raise UserError(f'transformers has no class for model.family = "{spec.family}", so it cannot be exported{why}')
     return formats[reasons.index(None)]
+
+
+def refused_formats(spec: Model) -> list[str]:
+    """Why a model is not written in a better format than it is: a line each."""
+    better = itertools.takewhile(lambda form: form.problem(spec) is not None, family_of(spec).formats())
+    return [f"not for {form.architecture(spec)}, which {form.problem(spec)}" for form in better]
 
 
 def spec_of(config: Mapping[str, Any]) -> Model:
@@ -200,6 +214,8 @@ def save_transformers(
                 write_whole(temporary / "config.json", json.dumps(config, indent=2) + "\n")
                 weights = {key: value.cpu().contiguous() for key, value in form.write(model).items()}
                 save_file(weights, temporary / "model.safetensors", {"format": "pt"})
+                if form.code is not None:
+                    write_whole(temporary / form.code.name, form.code.read_text())
             for file, text in (files or {}).items():
                 write_whole(temporary / file, text)
             put_folder(temporary, folder)
@@ -223,11 +239,10 @@ def read_transformers(place: str) -> tuple[Model, dict[str, Tensor]]:
     """
     from shoestring.models.families.hf import network as hf
 
+    if (stored := _read_own(Path(place).expanduser())) is not None:
+        return stored
     config = hf.read_config(place)
-    try:
-        spec = spec_of(config.to_dict())
-    except UserError as cause:
-        raise UserError(f"{place}: {cause}") from cause
+    spec = _spec_at(place, config.to_dict())
     import transformers
 
     named = [getattr(transformers, name, None) for name in config.architectures or ()]
@@ -235,4 +250,33 @@ def read_transformers(place: str) -> tuple[Model, dict[str, Tensor]]:
     network = hf.load_stored(place, networks[0] if networks else transformers.AutoModel)
     form = format_of(spec)
     classes = form.classes(type(network).__name__, config)
-    return dataclasses.replace(spec, classes=classes), form.read(network.state_dict())
+    return dataclasses.replace(spec, classes=classes), form.finish(form.read(network.state_dict()), spec)
+
+
+def _spec_at(place: str, config: Mapping[str, Any]) -> Model:
+    try:
+        return spec_of(config)
+    except UserError as cause:
+        raise UserError(f"{place}: {cause}") from cause
+
+
+def _read_own(folder: Path) -> tuple[Model, dict[str, Tensor]] | None:
+    """Model and weights of a folder whose modelling file is ours, which is not run; None: of any other."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    with reading(file):
+        config = read_json(file)
+    kinds = {form.kind for name in registry("family") for form in registry("family")[name].formats() if form.code}
+    if not isinstance(config, dict) or config.get("model_type") not in kinds:
+        return None
+    try:
+        spec = _spec_at(str(folder), config)
+    except (KeyError, TypeError) as cause:
+        raise UserError(f"{file}: a field of the model is missing or wrong: {cause}") from cause
+    weights = folder / "model.safetensors"
+    check_readable(weights)
+    try:
+        return spec, format_of(spec).read(load_file(weights))
+    except (OSError, SafetensorError) as cause:
+        raise storage_error("read", weights, cause if isinstance(cause, OSError) else OSError(0, str(cause))) from cause

@@ -19,7 +19,7 @@ from shoestring.core.specs import CheckpointSpec
 from shoestring.data.tokenize.tokenizers import Tokenizer
 from shoestring.datasets.corpus import vocabulary
 from shoestring.models.peft_format import save_adapter
-from shoestring.models.transformers_format import format_of, save_transformers
+from shoestring.models.transformers_format import format_of, refused_formats, save_transformers
 from shoestring.runs.trained_model import BEST, load_run
 
 
@@ -46,7 +46,11 @@ def export_run(
     recipe.need_network(f"{folder.path}: the run of an HMM; transformers has no class for it")
     ours = recipe.model.name is None
     if ours:
-        format_of(recipe.model)  # raises an error where there is no counterpart
+        form = format_of(recipe.model)  # raises an error where there is no counterpart
+        for line in refused_formats(recipe.model):
+            say(line)
+        if form.code is not None:
+            say(f"its class is in {form.code.name} there: from_pretrained needs trust_remote_code=True")
     sweep(target.parent)
     if target.exists():
         raise RunError(f"{target} already exists; choose another folder")

@@ -1,0 +1,212 @@
+# mypy: ignore-errors
+"""A Swift of Shoestring as a model of transformers, which needs nothing but torch and transformers.
+
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+Shapes: R rows, T new positions, S positions with those before, D width, H heads, K heads of keys and values, C channels
+per head.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class SwiftConfig(PretrainedConfig):
+    """The fields of `[model]` in a recipe, under the names of transformers where it has such a field."""
+
+    model_type = "shoestring_swift"
+
+    def __init__(
+        self,
+        vocab_size=256,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        rotary_scaling=None,
+        frequencies=(),
+        parts="none",
+        window=None,
+        full_every=4,
+        tied=True,
+        **others,
+    ):
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
+        self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
+        self.intermediate_size, self.max_position_embeddings = intermediate_size, max_position_embeddings
+        self.rms_norm_eps, self.rope_theta, self.rotary_scaling = rms_norm_eps, rope_theta, rotary_scaling
+        self.frequencies, self.parts, self.tied = list(frequencies), parts, tied
+        self.window, self.full_every = window, full_every
+        super().__init__(**others)
+
+    @property
+    def part_names(self):
+        return {part.strip().partition(":")[0] for part in self.parts.split(",")} - {"none"}
+
+    @property
+    def cap(self):
+        """The soft cap of the logits; None: there is none."""
+        found = [part.partition(":")[2] for part in self.parts.split(",") if part.strip().startswith("soft_cap")]
+        return float(found[0] or 15) if found else None
+
+    @property
+    def value_layers(self):
+        """The layers that add value embeddings: every second one, the last among them."""
+        last = self.num_hidden_layers - 1
+        layers = range(self.num_hidden_layers) if "value_embeddings" in self.part_names else ()
+        return [layer for layer in layers if (last - layer) % 2 == 0]
+
+
+class Norm(nn.Module):
+    def __init__(self, config, channels):
+        super().__init__()
+        self.eps, self.channels = config.rms_norm_eps, channels
+        self.weight = nn.Parameter(torch.ones(channels)) if "gains" in config.part_names else None
+
+    def forward(self, x):
+        gains = None if self.weight is None else self.weight.float()
+        return F.rms_norm(x.float(), (self.channels,), gains, self.eps).to(x.dtype)
+
+
+class Weight(nn.Module):
+    """A parameter with a name of its own."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        parts, d, f = config.part_names, config.hidden_size, config.intermediate_size
+        self.layer, self.heads, self.shared = layer, config.num_attention_heads, config.num_key_value_heads
+        self.channels = d // self.heads
+        self.norm1, self.norm2 = Norm(config, d), Norm(config, d)
+        self.qkv = nn.Linear(d, d + 2 * self.shared * self.channels, bias=False)
+        self.out = nn.Linear(d, d, bias=False)
+        self.q_norm, self.k_norm = (Norm(config, self.channels) if "qk_norm" in parts else None for _ in "qk")
+        self.up = nn.Linear(d, f, bias=False) if "relu2" in parts else None
+        self.gate_up = None if "relu2" in parts else nn.Linear(d, 2 * f, bias=False)
+        self.down = nn.Linear(f, d, bias=False)
+        self.value_gate = Weight(self.shared, min(32, d)) if layer in config.value_layers else None
+        self.scales = Weight(2) if "scales" in parts else None
+
+    def forward(self, x, first, values, cos, sin, seen, past):
+        if self.scales is not None:
+            x = self.scales.weight[0] * x + self.scales.weight[1] * first
+        x = x + self.attention(self.norm1(x), values, cos, sin, seen, past)
+        y = self.norm2(x)
+        if self.up is not None:
+            return x + self.down(F.relu(self.up(y)).square())
+        gate, up = self.gate_up(y).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def attention(self, x, values, cos, sin, seen, past):
+        r, t, d = x.shape
+        heads = self.qkv(x).view(r, t, -1, self.channels)
+        q, k, v = heads.split((self.heads, self.shared, self.shared), dim=2)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.value_gate is not None:
+            weight = self.value_gate.weight
+            gate = 2 * F.linear(x[..., : weight.shape[1]], weight).sigmoid()
+            v = v + gate[..., None] * values.reshape(v.shape)
+        q, k, v = (part.transpose(1, 2) for part in (rotated(q, cos, sin), rotated(k, cos, sin), v))  # R H T C
+        if past is not None:
+            k, v = past.update(k, v, self.layer)
+        group = self.heads // self.shared
+        k, v = (part.repeat_interleave(group, dim=1) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.out(mixed.transpose(1, 2).reshape(r, t, d))
+
+
+def rotated(x, cos, sin):
+    """The channel pairs (c, c + C/2) of R T H C, rotated by angles of R T C/2."""
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = SwiftConfig
+    base_model_prefix = ""
+    _supports_sdpa = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        d, keys = config.hidden_size, config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+        self.embedding = nn.Embedding(config.vocab_size, d)
+        self.embedding_norm = Norm(config, d) if "embedding_norm" in config.part_names else None
+        tables = len(config.value_layers)
+        self.value_embedding = nn.Embedding(config.vocab_size, keys * tables) if tables else None
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = Norm(config, d)
+        self.head = None if config.tied else nn.Linear(d, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def set_input_embeddings(self, value):
+        self.embedding = value
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def masks(self, places, total, attention_mask):
+        """What a query sees in layers of full and of local attention, R 1 T S: itself always."""
+        keys = torch.arange(total, device=places.device)
+        distance = places[:, None] - keys
+        seen = (distance >= 0)[None, None]
+        if attention_mask is not None:
+            seen = (seen & attention_mask[:, None, None, :total].bool()) | (distance == 0)
+        local = seen if self.config.window is None else seen & (distance < self.config.window)
+        return seen, local
+
+    def forward(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        **_,
+    ):
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        places = torch.arange(before, before + input_ids.shape[1], device=input_ids.device)
+        positions = places[None] if position_ids is None else position_ids
+        angles = positions[..., None].float() * torch.tensor(self.config.frequencies, device=input_ids.device)
+        full, local = self.masks(places, before + len(places), attention_mask)
+
+        x = self.embedding(input_ids)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        first, valued, values = x, self.config.value_layers, ()
+        if self.value_embedding is not None:
+            values = self.value_embedding(input_ids).chunk(len(valued), dim=-1)
+        for layer, block in enumerate(self.blocks):
+            own = values[valued.index(layer)] if layer in valued else None
+            last = (len(self.blocks) - 1 - layer) % self.config.full_every == 0
+            x = block(x, first, own, angles.cos(), angles.sin(), full if last else local, past_key_values)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        logits = F.linear(self.norm(x)[:, kept], weight)
+        if self.config.cap is not None:
+            logits = self.config.cap * torch.tanh(logits / self.config.cap)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
