@@ -28,6 +28,9 @@ from typing import IO, Any, NoReturn
 NO_FIGURES = "NO_FIGURES"
 """Environment variable: pages have no figures, whose library takes seconds to begin in every process."""
 
+BEGUN: dict[str, str] = {}
+"""The environment before any test: it is that of the process from which others are forked."""
+
 
 @cache
 def forks() -> ForkServerContext:
@@ -37,13 +40,16 @@ def forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     if not torch.cuda.is_available():  # a process that has looked for a GPU must not be forked
         context.set_forkserver_preload(["warm"])
-    kept = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([kept] if kept else [])])
+    kept, own = dict(os.environ), BEGUN or dict(os.environ)
+    os.environ.clear()
+    os.environ |= own | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), own.get("PYTHONPATH")]))
+    }
     try:
         forkserver.ensure_running()
     finally:
-        os.environ.pop("PYTHONPATH")
-        os.environ |= {} if kept is None else {"PYTHONPATH": kept}
+        os.environ.clear()
+        os.environ |= kept
     return context
 
 
@@ -251,3 +257,101 @@ def measure_in_forks() -> None:
         return Measuring(command, **how) if is_server and not is_forked else subprocess.Popen(command, **how)
 
     child.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
+
+
+PYTHON = sys.executable
+WORKERS = ("shoestring.runs.launch", "shoestring.runs.async_worker", "shoestring.runs.measure_sums")
+"""Modules whose processes a run starts beside itself; each would load torch."""
+
+
+class Forked:
+    """As `Measuring`, of a worker of a run: as much of `subprocess.Popen` as these need."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        **_how: object,
+    ):
+        self.args, self.stdin, self.stdout = command, None, None
+        streams = []
+        for number, given in enumerate((stdin, stdout, stderr)):
+            if given == subprocess.PIPE:
+                reading, writing = forks().Pipe(duplex=False)
+                own, theirs = (reading, writing) if number else (writing, reading)
+                setattr(self, ("stdin", "stdout")[number], open(os.dup(own.fileno()), "r" if number else "w"))
+                own.close()
+            else:
+                nothing = given == subprocess.DEVNULL
+                theirs = Connection(os.open(os.devnull, os.O_RDWR) if nothing else os.dup(number))
+            streams.append(theirs)
+        passed = [Connection(os.dup(each)) for each in pass_fds]
+        given = (streams, dict(zip(map(str, pass_fds), passed)), os.getcwd(), command[2:], dict(env))
+        self._process = forks().Process(target=_be_worker, args=given)
+        self._process.start()
+        self.pid = alone_in_its_group(self._process.pid)
+        for end in (*streams, *passed):
+            end.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What it said, once, when it has ended: less than a pipe holds."""
+        self.wait(timeout)
+        if self.stdout is None or self.stdout.closed:
+            return "", None
+        with self.stdout as said:
+            return said.read(), None
+
+
+def _be_worker(
+    streams: Sequence[Connection],
+    passed: Mapping[str, Connection],
+    cwd: str,
+    arguments: Sequence[str],
+    env: dict[str, str],
+) -> NoReturn:
+    """In the child of `Forked`, where files that it was given have other numbers."""
+    os.chdir(cwd)
+    for number, end in enumerate(streams):
+        os.dup2(end.fileno(), number)
+        end.close()
+    sys.modules.pop(arguments[0], None)  # as in a new process
+    numbers = {old: str(end.fileno()) for old, end in passed.items()}
+    _be_module([numbers.get(each, each) for each in arguments], env)
+
+
+class _Popen(subprocess.Popen[Any]):
+    """Of everything but workers of a run; those are `Forked`."""
+
+    def __new__(cls, args: Any, *_rest: Any, **how: Any) -> Any:
+        is_forked = multiprocessing.parent_process() is not None  # and may have no children of this kind
+        if not is_forked and isinstance(args, list) and args[:2] == [PYTHON, "-m"] and args[2] in WORKERS:
+            return Forked(args, **how)
+        return super().__new__(cls)
+
+
+def start_workers_in_forks() -> None:
+    """Let a run of this process start its workers as `Forked`."""
+    BEGUN.update(os.environ)
+    subprocess.Popen = _Popen  # type: ignore[misc]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import NO_FIGURES, Started, measure_in_forks
+from commands import NO_FIGURES, Started, measure_in_forks, start_workers_in_forks
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,6 +50,7 @@ if importlib.util.find_spec("beartype") and not _has_gpu():
 
 if not _has_gpu():  # a process that has looked for a GPU must not be forked
     measure_in_forks()
+    start_workers_in_forks()
 
 DRAWING = {"report", "laws", "studies", "test_other_text", "test_strangers"}
 """Folders and files of tests that look at figures."""
