@@ -104,7 +104,7 @@ def test_fit_score_show(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> 
 
 @pytest.mark.slow
 def test_a_fit_that_was_killed_ends_with_the_same_bits(tiny_hmm: Path, tmp_path: Path, shoestring: Command) -> None:
-    options = ("--set", "budget.epochs=40", "--set", "data.documents=70")
+    options = ("--set", "budget.epochs=20", "--set", "data.documents=70")
     for folder in ("runs", "again"):
         write_profile(tiny_hmm, f"run.folder={folder}")
     assert shoestring("hmm", "fit", tiny_hmm, *options).returncode == 0
