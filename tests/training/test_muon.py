@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoestring.core.errors import RecipeError
 from shoestring.core.recipe_file import build as build_recipe
@@ -130,6 +131,26 @@ def test_updates_are_those_by_hand(
         ours.step()
         for p, expected in zip(matrices, by_hand, strict=True):
             np.testing.assert_allclose(p.detach().double().numpy(), expected.weights, rtol=0, atol=2e-5)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses to read a tensor's number, for which a host waits."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func._schema.name not in ("aten::_local_scalar_dense", "aten::item", "aten::nonzero"), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "-".join(parts) or "plain")
+def test_the_host_reads_no_number(parts: dict[str, Any]) -> None:
+    matrices = [torch.randn(shape).requires_grad_() for shape in SHAPES]
+    ours = Muon(matrices, lr=RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw", **parts)
+    ours.param_groups[0]["lr"] = torch.tensor(RATE)
+    ours.grad_scale, ours.found_inf = torch.tensor(4.0), torch.tensor(0.0)
+    for p in matrices:
+        p.grad = torch.randn(p.shape)
+    with NoWaiting():
+        ours.step()
 
 
 def test_a_matrix_without_a_gradient_stays_finite() -> None:

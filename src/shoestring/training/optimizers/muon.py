@@ -112,9 +112,10 @@ class Muon(torch.optim.Muon):
         """The momentum of this update, (count, 1, 1) during and after a warm-up, which counts updates in the state."""
         if not self.momentum_warmup:
             return full
-        counts = self._of(matrices, "step")
-        share = (torch.stack(counts) / self.momentum_warmup).clamp(max=1.0).view(-1, 1, 1)
-        torch._foreach_add_(counts, 1 - self.found_inf)
+        kept = self._of(matrices, "step")
+        counts = torch.stack(kept)
+        torch._foreach_copy_(kept, (counts + (1 - self.found_inf)).unbind())  # adding a tensor to each would wait
+        share = (counts / self.momentum_warmup).clamp(max=1.0).view(-1, 1, 1)
         return FIRST_MOMENTUM + (full - FIRST_MOMENTUM) * share
 
     def _normalized(self, update: Tensor, matrices: list[Tensor], refused: Tensor) -> Tensor:
