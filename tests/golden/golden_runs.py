@@ -44,6 +44,11 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "llama-muon": {
         "data": {"source": "jsonl:lines.jsonl", "tokenizer": "bytes", "length": 24, "heldout": 0.2},
         "model": SMALL,
+        "train": {"optimizer": "muon", "recompute": "selective", "normalize_neurons": False},
+    },
+    "llama-normuon": {
+        "data": {"source": "jsonl:lines.jsonl", "tokenizer": "bytes", "length": 24, "heldout": 0.2},
+        "model": SMALL,
         "train": {"optimizer": "muon", "recompute": "selective"},
     },
     "gpt2": {

@@ -85,7 +85,10 @@ def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
     [
         ({}, {"step", "exp_avg", "exp_avg_sq"}),
         ({"ema": 0.9}, {"step", "exp_avg", "exp_avg_sq", "mean"}),
-        ({"optimizer": "muon", "ema": 0.5}, {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "mean"}),
+        (
+            {"optimizer": "muon", "ema": 0.5},
+            {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "neuron_square", "mean"},
+        ),
     ],
 )
 def test_a_run_resumes_as_if_it_had_never_stopped(settings: dict[str, Any], keys: set[str], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shoestring.core.errors import RecipeError
 from shoestring.core.recipe_file import build as build_recipe
 from shoestring.core.sections import OF_MUON, Model, Train
-from shoestring.models.language_model import build
+from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.optimizer import Optimizer
 from shoestring.training.optimizers import muon
 from shoestring.training.optimizers.muon import POLAR_EXPRESS, SAFETY, Muon, orthogonalized
@@ -181,6 +182,35 @@ def test_steps_are_torchs_within_the_precision_of_its_products() -> None:
         for old, p, q in zip(before, ours, theirs, strict=True):
             assert (p - q).norm() < 0.03 * (p - old).norm()
             p.data.copy_(q.data)
+
+
+def made(**settings: Any) -> tuple[LanguageModel, Optimizer]:
+    model = build(Model(width=8, layers=1, heads=1, hidden=8), 11, 6, 0)
+    return model, Optimizer(model, Train(batch=1, lr=1e-3, optimizer="muon", **settings))
+
+
+def take(model: LanguageModel, optimizer: Optimizer, steps: Iterable[int]) -> None:
+    for step in steps:
+        random = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=random)
+        optimizer.step(torch.ones(()), torch.ones(()), torch.zeros(()), 0.01)
+
+
+def test_a_run_of_an_older_version_continues_as_it_began() -> None:
+    """Its checkpoints have no squares of neurons."""
+    older, state = made(normalize_neurons=False)
+    take(older, state, range(2))
+    weights = {name: p.detach().clone() for name, p in older.named_parameters()}
+    kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    take(older, state, range(2, 5))
+    now, optimizer = made()
+    optimizer.prepare()
+    assert any("neuron_square" in name for name in optimizer.tensors())
+    now.load_state_dict(weights, strict=False)
+    optimizer.restore(kept)
+    take(now, optimizer, range(2, 5))
+    assert all(torch.equal(p, dict(older.named_parameters())[name]) for name, p in now.named_parameters())
 
 
 @pytest.mark.parametrize("rule", ["adamw", "muon"])

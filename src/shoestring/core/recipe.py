@@ -125,7 +125,8 @@ class Recipe:
         shared = None if self.parallel is None else {n: v for n, v in encode(self.parallel).items() if v is not None}
         passes = [train.precision, train.optimizer, self.batch, train.per_device, train.compile, train.recompute]
         tuned = [encode(self.lora), train.freeze, train.layer_decay is not None] if self.is_tuned else []
-        update = [name for name in ("normalize_neurons", "cautious_decay") if getattr(train, name)]
+        parts = (train.normalize_neurons, train.cautious_decay)
+        update = [] if parts == (None, None) else [*parts]
         return fingerprint([model, symbols, *rows, *passes, train.ema is not None, shared, *tuned, *update])
 
     @property

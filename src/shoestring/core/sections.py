@@ -329,7 +329,7 @@ class Train:
     normalize_neurons: Annotated[
         bool | None,
         "muon: divide each output neuron's update by its running root mean square, and keep the norm of the whole "
-        "(NorMuon); default: no",
+        "(NorMuon); default: yes",
     ] = None
     cautious_decay: Annotated[
         bool | None, "muon: weights decay only where their update has their sign; default: no"
@@ -356,6 +356,11 @@ class Train:
         StepsSpec | None,
         'steps whose checkpoints are all kept: "1,10,100", or "1,2,4,...", which continues to the end with that ratio',
     ] = None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether Muon normalizes neurons."""
+        return self.normalize_neurons is not False
 
     @property
     def cooling(self) -> float | None:

@@ -109,7 +109,8 @@ def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> int:
         raise UserError(f'{where}: a run with train.optimizer = "{other.train.optimizer}" is continued with that one')
     if missing := sorted(wanted - opened.shapes.keys()):
         raise UserError(
-            f"{where}: {opened.path} has no {missing[0]}; train.ema and train.precision must be those of that run"
+            f"{where}: {opened.path} has no {missing[0]}; train.ema and train.precision must be those of that run, and "
+            f"so must what Muon keeps: train.normalize_neurons and train.momentum_warmup"
         )
     learner.put_tensors(opened.read({name: learner.placement(name) for name in wanted}))
     say(f"continues {folder.path} after step {opened.state.step:,}")

@@ -166,6 +166,9 @@ class Optimizer:
                 key, _, name = rest.partition("/")
                 master = self.masters[name]
                 self._owner[id(master)].state[master][key] = value.to(master.device, copy=True)
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "restored"):
+                optimizer.restored()
         for name, average in self.averages.items():
             average.copy_(tensors[f"ema/{name}"])
         if self.averages:

@@ -39,7 +39,7 @@ OPTIMIZERS: Registry[OptimizerSpec] = Registry(
         "muon": OptimizerSpec(
             make="shoestring.training.optimizers.muon:make_muon",
             state_numbers=lambda weights, matrices: 2 * weights - matrices,
-            neuron_numbers=lambda settings: int(bool(settings.normalize_neurons)),
+            neuron_numbers=lambda settings: int(settings.normalizes),
         ),
         "adamw8bit": OptimizerSpec(
             make="shoestring.training.optimizers.adamw8bit:make_adamw8bit",

@@ -45,8 +45,8 @@ TINY = 1e-20
 class Muon(torch.optim.Muon):
     """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
 
-    The state is that of torch's Muon, with Nesterov's momentum. A matrix and its transpose have the same rate, as
-    "match_rms_adamw" gives them. Rows of a matrix are its output neurons.
+    The state is that of torch's Muon, with Nesterov's momentum, and of the parts that are on. A matrix and its
+    transpose have the same rate, as "match_rms_adamw" gives them. Rows of a matrix are its output neurons.
     """
 
     add_param_group = uncompiled(torch.optim.Muon.add_param_group)
@@ -137,6 +137,11 @@ class Muon(torch.optim.Muon):
             for key in keys:
                 self._of(group["params"], key)
 
+    def restored(self) -> None:
+        """A run that began without squares of neurons, in an older version, continues without them."""
+        if any("momentum_buffer" in kept and "neuron_square" not in kept for kept in self.state.values()):
+            self.normalize_neurons = False
+
     def _of(self, matrices: list[Tensor], key: str) -> list[Tensor]:
         """A part of the state of each, which is 0 at first."""
         for p in matrices:
@@ -223,7 +228,7 @@ def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
             "weight_decay": number(settings.weight_decay),
             "adjust_lr_fn": "match_rms_adamw",
             "polar_express": bool(settings.polar_express),
-            "normalize_neurons": bool(settings.normalize_neurons),
+            "normalize_neurons": settings.normalizes,
             "cautious_decay": bool(settings.cautious_decay),
             "momentum_warmup": settings.momentum_warmup or 0,
         }
