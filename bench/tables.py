@@ -118,6 +118,21 @@ def kernels_table() -> str:
     return "".join(lines)
 
 
+def muon_table() -> str:
+    lines = []
+    for r in results("muon"):
+        ways = list(next(iter(r["shapes"].values()))["seconds"])
+        lines += [f"| matrices of | {' | '.join(ways)} | difference |\n", f"|---{'|---' * len(ways)}|---|\n"]
+        for name, found in r["shapes"].items():
+            times = " | ".join(f"{1000 * found['seconds'][way]:.2f} ms" for way in ways)
+            lines.append(f"| {name} | {times} | {found['difference']:.0e} |\n")
+        lines.append(
+            f"\nBy `{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}. The difference is that of our update "
+            f"from torch's with the same settings, relative to it.\n\n"
+        )
+    return "".join(lines).removesuffix("\n")
+
+
 def hmm_table() -> str:
     lines = []
     for r in results("hmm_em"):
@@ -673,6 +688,7 @@ PARTS = {
     "demo-table": demo_table,
     "summary-table": summary_table,
     "kernels-table": kernels_table,
+    "muon-table": muon_table,
     "startup-table": startup_table,
     "board-table": board_table,
     "hmm-table": hmm_table,
