@@ -22,6 +22,7 @@ def recipe(parallel: dict[str, Any], train: dict[str, Any] | None = None, base: 
     ("parallel", "train", "said"),
     [
         ({"sync_every": 5}, {}, 'parallel.sync_every: parallel.strategy = "sync" has none'),
+        ({"batch_moments": True}, {}, 'it is for parallel.strategy = "local"'),
         ({"strategy": "local", "shard": True}, {}, "leave one of the two out"),
         ({"strategy": "local"}, {"ema": 0.9}, "train.ema: is a mean of the weights of one worker"),
         ({"strategy": "local", "sync_every": 3, "parts": 4}, {}, "must be at most parallel.sync_every = 3"),

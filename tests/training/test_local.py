@@ -96,6 +96,8 @@ def by_hand(parts: int) -> tuple[dict[str, Tensor], list[tuple[float, float]], l
     workers, source, settings = [make(), make()], SOURCES["packed"](), Train(batch=BATCH, lr=1e-2)
     theta = {name: tensor.double() for name, tensor in weights(workers[0]).items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
+    for worker in workers:
+        worker.optimizer.shares = WORKERS
     names = list(theta)
     part_of = dict(zip(names, divide([theta[name].numel() for name in names], parts), strict=True))
     losses, numbers = [], []

@@ -44,6 +44,11 @@ class Parallel:
     parts: Annotated[
         int | None, Between(1, 10**4), "local: parts of the model that are averaged in turn (streaming); default: 1"
     ] = None
+    batch_moments: Annotated[
+        bool | None,
+        "local: AdamW's steps are as long as if its second moments were those of the whole batch, not of the worker's "
+        "share; default: true",
+    ] = None
 
     max_staleness: Annotated[
         int | None,

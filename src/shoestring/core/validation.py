@@ -104,7 +104,7 @@ def _model_problems(recipe: Recipe) -> list[str]:
     return found
 
 
-_LOCAL = ("sync_every", "outer_lr", "outer_momentum", "difference_bits", "parts")
+_LOCAL = ("sync_every", "outer_lr", "outer_momentum", "difference_bits", "parts", "batch_moments")
 _ASYNC = ("max_staleness", "delay_compensation")
 """Fields of `[parallel]` that only one strategy reads."""
 

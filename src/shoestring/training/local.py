@@ -6,7 +6,8 @@
 
 (Nesterov, as torch writes it), and every worker continues from θ with its own optimizer state. With several parts
 (streaming), each part of the model is averaged once in `sync_every` steps, one after the other. The last step, and the
-last one before a cool-down, average everything. Only θ is scored and saved.
+last one before a cool-down, average everything. Only θ is scored and saved. The AdamW of a worker sees only a
+share of the batch, and is corrected for that (`optimizers/batch_moments.py`).
 
 Between two averages no worker waits for another. Losses and requests wait too, and travel with the average.
 """
@@ -40,12 +41,14 @@ class LocalSettings(NamedTuple):
     momentum: float
     bits: int
     parts: int
+    batch_moments: bool = True
 
     @classmethod
     def of(cls, parallel: Parallel) -> LocalSettings:
         lr = OUTER_LR if parallel.outer_lr is None else parallel.outer_lr
         momentum = OUTER_MOMENTUM if parallel.outer_momentum is None else parallel.outer_momentum
-        return cls(parallel.every, lr, momentum, parallel.difference_bits or 32, parallel.parts or 1)
+        bits, parts, moments = parallel.difference_bits or 32, parallel.parts or 1, parallel.batch_moments is not False
+        return cls(parallel.every, lr, momentum, bits, parts, moments)
 
     def parts_due(self, step: int, schedule: Schedule) -> list[int]:
         """The parts of the model that are averaged after `step` steps."""
@@ -240,7 +243,9 @@ class LocalStepper(Stepper):
         return bool(self._average.settings.parts_due(step, schedule))
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> LocalStep:  # type: ignore[override]
-        parts = self._average.settings.parts_due(step + 1, schedule)
+        settings, optimizer = self._average.settings, self.learner.optimizer
+        optimizer.shares = self.learner.group.world if settings.batch_moments else 1  # workers may have left
+        parts = settings.parts_due(step + 1, schedule)
         return LocalStep(super().begin(step, schedule, requests), parts, requests, self)
 
     def finish(self, step: LocalStep) -> Report:

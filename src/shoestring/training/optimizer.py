@@ -17,6 +17,7 @@ from shoestring.core.registry import registry
 from shoestring.core.sections import Train
 from shoestring.models.language_model import LanguageModel
 from shoestring.training.loss_scale import LEAST, LossScale
+from shoestring.training.optimizers.batch_moments import lengthen_steps
 from shoestring.training.sharding import local_part
 
 FACTOR = "lr_factor"
@@ -47,6 +48,8 @@ class Optimizer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: local_part(p) for name, p in self._parameters.items()}
         self.clip, self.ema = settings.clip, settings.ema
+        self.shares = 1
+        """Workers that each update with a share of the batch, where AdamW is to have the moments of the whole."""
         device = next(iter(self.masters.values())).device
         self.refused = torch.zeros((), device=device)
         """1 after the first loss or gradient that was not finite: no more updates are made."""
@@ -134,6 +137,8 @@ class Optimizer:
                 group["lr"] = lr * group[FACTOR] if FACTOR in group else lr
             optimizer.grad_scale, optimizer.found_inf = scale, skip
             optimizer.step()
+            if self.shares > 1:
+                lengthen_steps(optimizer, self.shares)
         if self.averages:
             self.updates += 1 - skip
             decay = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.ema)
