@@ -29,7 +29,7 @@ import record
 RECIPES = record.ROOT / "recipes" / "sync_async"
 TWEETS = record.ROOT.parent / "shared" / "data" / "hate-speech-tweets" / "labeled_data.csv.gz"
 TUNING_SEED = 100
-EVERY = {"parallel.sync_every": "10"}
+EVERY = {"parallel.sync_every": "5"}
 RATES = {"sync": ("2e-3", "4e-3", "8e-3"), "local": ("3e-3", "4e-3", "6e-3"), "async": ("1e-3", "2e-3", "4e-3")}
 OUTER = [{}, *({"parallel.outer_lr": lr, "parallel.outer_momentum": m} for lr, m in (("1", "0.3"), ("0.7", "0.9")))]
 """The plain mean, some momentum, and DiLoCo's."""

@@ -37,5 +37,6 @@ def lengthened(x: Tensor, workers: int) -> Tensor:
 def _update(state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
     """The update that AdamW made at rate 1, without decay; any number if it has made none."""
     count, (beta1, beta2) = state["step"].clamp(min=1), group["betas"]
-    corrected = state["exp_avg_sq"] / (1 - beta2**count)
-    return state["exp_avg"] / (1 - beta1**count) / corrected.sqrt_().add_(group["eps"])
+    divisor: Tensor = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
+    update: Tensor = state["exp_avg"] / (1 - beta1**count) / divisor
+    return update
