@@ -67,7 +67,7 @@ def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Ten
             stream = [w["scales.weight"][0] * x + w["scales.weight"][1] * y for x, y in zip(stream, first)]
         normed = [rms(x, w.get("norm1.weight")) for x in stream]
         made = [(w["qkv.weight"] @ x).view(h + 2 * kv, c) for x in normed]
-        reach = len(ids) if (layers - 1 - layer) % model.full_every == 0 else model.window or len(ids)
+        reach = len(ids) if (layers - 1 - layer) % (model.full_every or 4) == 0 else model.window or len(ids)
         changes = []
         for place in range(len(ids)):
             heads = []

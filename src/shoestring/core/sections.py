@@ -224,7 +224,9 @@ class Model:
         'scales (docs/how-to/swift.md); default: "qk_norm, gains"',
     ] = None
     window: Annotated[int | None, SIZE, "swift: positions that a query sees in layers of local attention"] = None
-    full_every: Annotated[int, SIZE, "swift: of so many layers one sees all positions, the last layer too"] = 4
+    full_every: Annotated[
+        int | None, SIZE, "swift: of so many layers one sees all positions, the last layer too; default: 4"
+    ] = None
     positions: Annotated[int | None, SIZE, "gpt2, masked_lm: learned positions; default: data.length"] = None
     classes: Annotated[int | None, Between(2, 10**6), "masked_lm: classes of data.label"] = None
     latents: Annotated[int | None, SIZE, "perceiver_ar: positions at the end of a row that are predicted"] = None

@@ -12,8 +12,14 @@ from shoestring.cost.transformer import FLEX, Setting, Transformer, Work
 from shoestring.models.families.llama import LlamaFamily
 
 DEFAULT = PartsSpec("qk_norm, gains")
+FULL_EVERY = 4
 GATE = 32
 """Channels of the stream that the gate of value embeddings reads, at most."""
+
+
+def full_every(model: Model) -> int:
+    """Of how many layers one sees all positions."""
+    return FULL_EVERY if model.full_every is None else model.full_every
 
 
 def parts_of(model: Model) -> PartsSpec:
@@ -30,7 +36,7 @@ class SwiftFamily(LlamaFamily):
 
     def problems(self, recipe: Recipe) -> list[str]:
         model, found = recipe.model, super().problems(recipe)
-        if model.window is None and model.full_every != Model().full_every:
+        if model.window is None and model.full_every is not None:
             found.append(f"model.full_every = {model.full_every}: needs model.window, the positions of local attention")
         return found
 
@@ -49,7 +55,7 @@ class SwiftFamily(LlamaFamily):
 
     def window(self, model: Model, layer: int) -> int | None:
         """Positions that a query of a layer sees; None: all before it."""
-        return None if (model.layers - 1 - layer) % model.full_every == 0 else model.window
+        return None if (model.layers - 1 - layer) % full_every(model) == 0 else model.window
 
     def hidden(self, model: Model) -> int:
         """F: as given; 4 D for squared ReLU, and as many parameters for SwiGLU."""
@@ -80,7 +86,7 @@ class SwiftFamily(LlamaFamily):
         return replace(super().work(model, vocabulary, length, predicted), pairs=length * sum(seen))
 
     def decisive(self, model: Model) -> dict[str, object]:
-        every = None if model.window is None else model.full_every
+        every = None if model.window is None else full_every(model)
         return super().decisive(model) | {
             "parts": parts_of(model).in_order,
             "window": model.window,

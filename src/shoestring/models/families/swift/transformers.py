@@ -11,7 +11,7 @@ from torch import Tensor
 from shoestring.core.sections import Model
 from shoestring.models.families.llama import norm_eps
 from shoestring.models.families.llama import transformers as llama
-from shoestring.models.families.swift import FAMILY, parts_of
+from shoestring.models.families.swift import FAMILY, full_every, parts_of
 from shoestring.models.layers.rotary import frequencies
 from shoestring.models.transformers_format import TransformersFormat, WeightNames
 
@@ -160,7 +160,7 @@ def _own_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "frequencies": frequencies(model.width // model.heads, model.rotary_base, scaling).tolist(),
         "parts": parts_of(model).in_order,
         "window": model.window,
-        "full_every": model.full_every,
+        "full_every": full_every(model),
         "tied": model.tied,
         "tie_word_embeddings": False,
         "bos_token_id": None,
@@ -169,8 +169,9 @@ def _own_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
 
 
 def _own_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    same = ("parts", "window", "full_every", "tied", "rotary_scaling")
+    same = ("parts", "window", "tied", "rotary_scaling")
     return {name: config[name] for name in same} | {
+        "full_every": None if config["window"] is None else config["full_every"],
         "width": config["hidden_size"],
         "layers": config["num_hidden_layers"],
         "heads": config["num_attention_heads"],
