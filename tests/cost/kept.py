@@ -8,6 +8,7 @@ To compile takes half a minute, so what came of it is kept in that file, with a 
 
 import ast
 import hashlib
+import inspect
 import json
 import sys
 import warnings
@@ -19,7 +20,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring import models
-from shoestring.core import sections
 from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
@@ -85,12 +85,28 @@ def of_a_compiled_row(model: Model) -> float:
     return (found[1] - found[0]) / 2
 
 
-def key_of_sources() -> str:
-    """Of torch, this file and all code of the models, without comments and docstrings."""
-    package = Path(models.__file__).parent
-    files = [Path(__file__), Path(sections.__file__), *sorted(package.rglob("*.py"))]
-    told = [torch.__version__, *(f"{file.name} {_code(file)}" for file in files)]
+def key_of_sources(family: str) -> str:
+    """Of torch, this file and the code of the models that a family needs, without comments and docstrings."""
+    files = [Path(__file__), *sorted(sources_of(family))]
+    told = [torch.__version__, inspect.getsource(Model), *(f"{file.name} {_code(file)}" for file in files)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def sources_of(family: str) -> set[Path]:
+    """Modules of a family and of what all share, all modules of the models that they import, and so on."""
+    package = Path(models.__file__).parent
+    found, todo = set[Path](), [*package.glob("*.py"), *(package / "families" / family.partition(":")[0]).rglob("*.py")]
+    while todo:
+        file = todo.pop()
+        if file in found or not file.is_file():
+            continue
+        found.add(file)
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shoestring.models"):
+                place = package.parents[1].joinpath(*str(node.module).split("."))
+                todo += [place.with_suffix(".py"), place / "__init__.py"]
+                todo += [place / f"{name.name}.py" for name in node.names]
+    return found
 
 
 def _code(file: Path) -> str:
@@ -106,11 +122,10 @@ def _is_text(line: ast.AST) -> bool:
     return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
 
 
-def recorded_rows() -> dict[str, float] | None:
-    """What was found in a process of its own; None where the code is another now."""
-    record: dict[str, Any] = json.loads(RECORD.read_text())
-    found: dict[str, float] | None = record["bytes"] if record["key"] == key_of_sources() else None
-    return found
+def recorded_rows() -> dict[str, float]:
+    """What was found in a process of its own, of the families whose code is still the same."""
+    record = json.loads(RECORD.read_text())
+    return {family: size for family, (key, size) in record.items() if key == key_of_sources(family)}
 
 
 if __name__ == "__main__":
@@ -118,5 +133,6 @@ if __name__ == "__main__":
     record = sys.argv[1:] == ["--record"]
     rows = {family: of_a_compiled_row(small(family)) for family in (COMPILED if record else sys.argv[1:])}
     if record:
-        RECORD.write_text(json.dumps({"key": key_of_sources(), "bytes": rows}) + "\n")
+        kept = {family: (key_of_sources(family), size) for family, size in rows.items()}
+        RECORD.write_text(json.dumps(kept) + "\n")
     print(json.dumps(rows))
