@@ -166,15 +166,15 @@ def _weights(run: Path) -> bytes:
         return b"".join(file.get_tensor(name).numpy().tobytes() for name in sorted(file.keys()))
 
 
-def test_four_fits_two_at_a_time(sweep: Callable[..., SweepFolder], tmp_path: Path) -> None:
-    folder = sweep(HMM, "--over", "hmm.states=4,5", "--seeds", "2", "--at-once", "2")
+def test_six_fits_two_at_a_time(sweep: Callable[..., SweepFolder], tmp_path: Path) -> None:
+    folder = sweep(HMM, "--over", "hmm.states=4,5,6", "--seeds", "2", "--at-once", "2")
     array = _jobs(folder)[0]
     _until(folder.report.exists, f"the report\n{_told(folder)}")
-    assert len(list(tmp_path.glob("runs/hmm-*/DONE"))) == 4
+    assert len(list(tmp_path.glob("runs/hmm-*/DONE"))) == 6
     shown = _asked("scontrol", "show", "job", array)
     times = [re.findall(rf"{name}Time=(\S+)", shown) for name in ("Start", "End")]
     spans = [tuple(map(datetime.fromisoformat, pair)) for pair in zip(*times)]
-    assert len(spans) == 4
+    assert len(spans) == 6
     for begin, _ in spans:  # seconds are whole, so one that ends in the second in which another begins does not count
         assert sum(other <= begin < end for other, end in spans) <= 2
 

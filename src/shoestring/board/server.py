@@ -30,8 +30,9 @@ from shoestring.board.sweeps import RESULTS
 
 EVERY = 1.0
 """Seconds between two looks at the run folders."""
-QUIET, LONGEST_WAIT = 0.15, 1.0
-"""Lines are read when for so many seconds nothing was asked, or after so many; one core answers faster alone."""
+QUIET, MOST_WAIT = 0.15, 1.5
+"""Lines are read when for so many seconds nothing was asked: one core answers faster alone. A look at all runs waits so
+long at most, since a page asks again for what was read."""
 MOST_RUNS, MOST_BUCKETS = 500, 4000
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -62,6 +63,7 @@ def make_app(folder: Path, token: str, every: float = EVERY) -> Starlette:
     def watch() -> None:
         board.refresh()
         while not stop.is_set():
+            asked.begin_look()
             board.refresh()
             for run in list(board.runs.values()):  # those that are finished have no lines read for their rows
                 asked.wait()
@@ -174,15 +176,18 @@ class LastAsked:
     """When a page last asked for something: reading lines gives way to it."""
 
     def __init__(self) -> None:
-        self._when = -QUIET
+        self._when, self._left = -QUIET, MOST_WAIT
 
     def now(self) -> None:
         self._when = time.monotonic()
 
+    def begin_look(self) -> None:
+        self._left = MOST_WAIT
+
     def wait(self) -> None:
-        begun = time.monotonic()
-        while time.monotonic() < min(self._when + QUIET, begun + LONGEST_WAIT):
+        while self._left > 0 and time.monotonic() < self._when + QUIET:
             time.sleep(QUIET / 10)
+            self._left -= QUIET / 10
 
 
 def _guarded(endpoint: Endpoint, token: str, asked: LastAsked) -> Endpoint:

@@ -4,6 +4,7 @@
 const COLOURS = ["#1d4e89", "#c8553d", "#3a7d44", "#8a4fa3", "#d39a1f", "#2a9d8f", "#d6336c", "#7a5c3e", "#5b6ee1", "#6f8f1f",
   "#a33b3b", "#3d7ea6"];
 const BUCKETS = 500;
+const ORDER = new Intl.Collator(undefined, { numeric: true }); // made once: a comparison of its own makes one each time
 const $ = (id) => document.getElementById(id);
 const rows = new Map();
 const chosen = new Map(); // name -> colour
@@ -54,11 +55,11 @@ function shown() {
     return words.every((word) => text.includes(word));
   });
   const key = sorting.key && (KEYS[sorting.key] || ((row) => row[sorting.key]));
-  if (!key) return found.sort((a, b) => (a.state === "running" ? 0 : 1) - (b.state === "running" ? 0 : 1) || a.name.localeCompare(b.name, undefined, { numeric: true }));
+  if (!key) return found.sort((a, b) => (a.state === "running" ? 0 : 1) - (b.state === "running" ? 0 : 1) || ORDER.compare(a.name, b.name));
   return found.sort((a, b) => {
     const [x, y] = [key(a), key(b)];
     if (x === null || x === undefined || y === null || y === undefined) return (x === null || x === undefined) - (y === null || y === undefined);
-    const order = typeof x === "number" ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true });
+    const order = typeof x === "number" ? x - y : ORDER.compare(String(x), String(y));
     return sorting.up ? order : -order;
   });
 }
@@ -103,11 +104,14 @@ function drawList() {
   $("compare").disabled = chosen.size !== 2;
 }
 
+function mark(name) {
+  const used = new Set(chosen.values());
+  chosen.set(name, COLOURS.find((colour) => !used.has(colour)) || COLOURS[chosen.size % COLOURS.length]);
+}
+
 function choose(name, on) {
-  if (on && !chosen.has(name)) {
-    const used = new Set(chosen.values());
-    chosen.set(name, COLOURS.find((colour) => !used.has(colour)) || COLOURS[chosen.size % COLOURS.length]);
-  } else if (!on) chosen.delete(name);
+  if (on && !chosen.has(name)) mark(name);
+  else if (!on) chosen.delete(name);
   drawList();
   drawCurves();
 }
@@ -299,9 +303,10 @@ async function begin() {
   $("folder").textContent = found.folder;
   rows.clear();
   for (const row of found.runs) rows.set(row.name, row);
-  if (first) for (const row of shown().slice(0, 6)) choose(row.name, true);
+  if (first) for (const row of shown().slice(0, 6)) mark(row.name);
   first = false;
   drawList();
+  await new Promise((shown) => requestAnimationFrame(() => setTimeout(shown))); // the list is on the screen first
   drawCurves();
   drawSweeps();
 }
