@@ -17,7 +17,7 @@ from shoestring.models.layers.adapter import Adapter
 from shoestring.models.tuning import tune
 from shoestring.training.learner import Learner
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 CUDA = torch.device("cuda")
 V, LENGTH = 300, 64
 
