@@ -4,7 +4,7 @@
 const COLOURS = ["#1d4e89", "#c8553d", "#3a7d44", "#8a4fa3", "#d39a1f", "#2a9d8f", "#d6336c", "#7a5c3e", "#5b6ee1", "#6f8f1f",
   "#a33b3b", "#3d7ea6"];
 const BUCKETS = 500;
-const ORDER = new Intl.Collator(undefined, { numeric: true }); // made once: a comparison of its own makes one each time
+const ORDER = new Intl.Collator(undefined, { numeric: true }); // made once: localeCompare makes one for each pair
 const $ = (id) => document.getElementById(id);
 const rows = new Map();
 const chosen = new Map(); // name -> colour
@@ -306,7 +306,7 @@ async function begin() {
   if (first) for (const row of shown().slice(0, 6)) mark(row.name);
   first = false;
   drawList();
-  await new Promise((shown) => requestAnimationFrame(() => setTimeout(shown))); // the list is on the screen first
+  await new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn))); // the list is on the screen first
   drawCurves();
   drawSweeps();
 }

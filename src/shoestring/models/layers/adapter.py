@@ -1,7 +1,7 @@
 """Adapters of low rank: a product of two small matrices, added to the product of a layer.
 
-On a GPU in half precision the two are added to the layer's matrix once in a pass, when it is rounded anyway: products
-of 8 columns take longer to launch than to compute. Shapes: N positions, A channels in, B channels out, K rank.
+On a GPU in half precision the two are added to the layer's matrix once in a pass, when it is rounded anyway, in place
+of two more products of few columns. Shapes: N positions, A channels in, B channels out, K rank.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shoestring.models.layers.operators import HALF, Operator, register, wide_pr
 NAME = "lora"
 """The module of a layer that holds its adapter."""
 MOST_CHANNELS = 1024
-"""AB / (A + B) up to which the gradient of the whole matrix takes no longer than four products of K columns, which read
-the inputs and the gradients of outputs twice."""
+"""AB / (A + B) up to which the gradient of the whole matrix should take no longer than four products of K columns,
+which read the inputs and the gradients of outputs twice: by bytes and FLOPs of an H200, not by timing."""
 
 
 class Adapter(nn.Module):

@@ -160,9 +160,7 @@ class SwiftFamily(LlamaFamily):
         if not (parts.has("gains") or setting.fused):
             found["output"] -= n * 4 * d
         found["embedding"] += n * norm * parts.has("embedding_norm")
-        if (
-            parts.has("scales") and setting.recompute != "full"
-        ):  # else it is the input of the first block, which is saved
+        if parts.has("scales") and setting.recompute != "full":  # "full" saves it as the input of the first block
             found["embedding"] += n * setting.number * d
         return found
 
