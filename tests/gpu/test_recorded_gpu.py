@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.sections import Data, Model, Train
@@ -14,6 +15,7 @@ from shoestring.core.tuning import Lora
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
 from shoestring.models.tuning import tune
+from shoestring.training.graphs import Recordings
 from shoestring.training.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -101,3 +103,21 @@ def test_passes_of_transformers_are_recorded_as_compiled(lora: Lora | None, tmp_
         learner.update(learner.accumulate(batch, ROWS), 0.01)
     assert learner._recordings is not None and learner._recordings._recording is not None
     assert learner._recordings._recording._update is not None
+
+
+def test_after_a_recording_that_failed_plain_passes_and_random_numbers_go_on() -> None:
+    def waits(batch: Batch) -> Tensor:
+        loss = (weight * torch.rand(4, device="cuda")).sum()
+        return loss * float(loss.detach() > 0)  # asks the device, which no recording can
+
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    recordings = Recordings(waits, [weight])
+    (part,) = batches(False)[0].to(torch.device("cuda")).split(ROWS)
+    assert recordings.of([part], begin=True) is None and recordings.failure is None, "seen for the first time"
+    torch.manual_seed(1)
+    expected = torch.rand(8, device="cuda")
+    torch.manual_seed(1)
+    assert recordings.of([part], begin=True) is None and "captur" in str(recordings.failure)
+    assert torch.equal(torch.rand(8, device="cuda"), expected)
+    waits(part).backward()
+    assert weight.grad is not None and torch.isfinite(weight.grad).all()

@@ -59,6 +59,15 @@ def test_a_verdict_is_said_when_it_first_holds_and_not_again(tiny: Path, tmp_pat
     assert len(said) == 1
 
 
+def test_a_run_says_once_that_its_steps_are_not_recorded(tiny: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    reasons = iter([None, *["it waits"] * 99])
+    watch = Watch(load(tiny), tmp_path / "metrics.jsonl", said.append, unrecorded=lambda: next(reasons))
+    for now in range(1, 101):
+        watch(after(now), REPORT)
+    assert said == ["steps could not be recorded as CUDA graphs, so each takes longer: it waits"]
+
+
 @pytest.mark.parametrize(("counted", "kinds"), [(2.99, ["learned_nothing"]), (3.1, []), (None, [])])
 def test_a_run_that_is_not_below_the_frequencies_of_tokens_says_so_before_it_ends(
     tiny: Path, tmp_path: Path, counted: float | None, kinds: list[str]

@@ -144,7 +144,7 @@ def count_cost(
     return Cost(parameters=sizes, forward_flops_per_token=counter.get_total_flops() / length)
 
 
-def first_line(cause: Exception) -> str:
+def first_line(cause: BaseException) -> str:
     """The first line of an error's message, or its type."""
     return str(cause).strip().partition("\n")[0] or type(cause).__name__
 

@@ -121,6 +121,10 @@ class NetworkTrainee(Trainee):
     def settling(self) -> bool:
         return self.learner.settling
 
+    @property
+    def unrecorded(self) -> str | None:
+        return self.learner.unrecorded
+
     def open_rows(self) -> None:
         recipe, group = self.recipe, self.group
         self.corpus = group.on_all(open_corpus, recipe, self.plan)

@@ -57,6 +57,11 @@ class Trainee(ABC):
         return False
 
     @property
+    def unrecorded(self) -> str | None:
+        """Why its steps could not be recorded as CUDA graphs."""
+        return None
+
+    @property
     @abstractmethod
     def saveable(self) -> Saveable:
         """What its checkpoints hold, besides `saved_values`."""

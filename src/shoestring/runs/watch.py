@@ -60,9 +60,12 @@ class Watch:
         say: Callable[[str], None],
         notes: Notes | None = None,
         counted: Callable[[], float | None] = lambda: None,
+        unrecorded: Callable[[], str | None] = lambda: None,
     ):
-        """`counted`: the held-out loss of predictions by how often tokens occur, asked for once."""
+        """`counted`: the held-out loss of predictions by how often tokens occur, asked for once; `unrecorded`: why
+        steps could not be recorded as CUDA graphs."""
         self._recipe, self._metrics, self._say, self._notes, self._count = recipe, metrics, say, notes, counted
+        self._unrecorded, self._said_unrecorded = unrecorded, False
         self._counted: float | None = None
         self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
         self._looked, self._halfway = 0.0, False
@@ -81,6 +84,9 @@ class Watch:
 
     def _look(self, state: State, progress: float) -> None:
         curve = self._curve()
+        if not self._said_unrecorded and (reason := self._unrecorded()) is not None:
+            self._said_unrecorded = True
+            self._say(f"steps could not be recorded as CUDA graphs, so each takes longer: {reason}")
         if progress >= _HALFWAY and not self._halfway:
             self._halfway, self._counted = True, self._count()
             if self._counted is not None and self._notes is not None:

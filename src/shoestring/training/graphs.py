@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from shoestring.core.host import is_out_of_memory
 from shoestring.models.batch import Batch
+from shoestring.models.logits_model import first_line
 
 Shape = tuple[torch.Size, torch.Size | None, int | None]
 
@@ -112,7 +113,8 @@ class Recordings:
         self._recording: Recording | None = None
         self._current: Recording | None = None
         """The one that began the gradient in progress; None if a plain pass did."""
-        self._failed = False
+        self.failure: str | None = None
+        """Why a pass could not be recorded. Nothing is recorded after it."""
 
     def of(self, parts: list[Batch], begin: bool) -> Recording | None:
         """The recording to replay over these parts, if there is one; `begin`: there is no gradient yet."""
@@ -128,7 +130,7 @@ class Recordings:
         """The recording for these parts; None if they differ in shape or have segments, and for a new shape: its first
         pass compiles, which cannot be recorded. After a failure nothing is recorded any more."""
         shapes = {shape_of(part) for part in parts}
-        if self._failed or any(part.segments is not None for part in parts) or len(shapes) != 1:
+        if self.failure is not None or any(part.segments is not None for part in parts) or len(shapes) != 1:
             return None
         (shape,) = shapes
         if shape != self._shape:
@@ -143,10 +145,10 @@ class Recordings:
             except RuntimeError as cause:
                 if is_out_of_memory(cause):
                     raise
-                self._failed = True  # something in the model waits for the device or allocates
+                self.failure = first_line(cause.__context__ or cause)  # something waits for the device, or compiles
                 for p in self._parameters:
                     p.grad = None
-                torch.cuda.synchronize()
+                _after_failure()
         return self._recording
 
     def update(self, sums: Tensor) -> tuple[Tensor, ...] | None:
@@ -157,7 +159,7 @@ class Recordings:
             return self._current.update(sums, self._apply)
         except RuntimeError:  # as for passes, or there is no memory for it
             self._apply = None
-            torch.cuda.synchronize()
+            _after_failure()
             return None
 
     def drop(self) -> None:
@@ -166,3 +168,10 @@ class Recordings:
         if self._recording is not None:
             self._recording = None
             torch.cuda.empty_cache()
+
+
+def _after_failure() -> None:
+    """Take up plain passes: a recording that ends in an error leaves torch's random numbers as if it went on."""
+    torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())

@@ -103,6 +103,11 @@ class Learner:
         """Whether layers run as they are until they are compiled."""
         return self._beside is not None
 
+    @property
+    def unrecorded(self) -> str | None:
+        """Why passes could not be recorded as CUDA graphs; None: they could, or were not to be."""
+        return None if self._recordings is None else self._recordings.failure
+
     def _compile(self) -> None:
         compile_layers(self.model.blocks)
         one_mode = all(isinstance(block, Block) and not block.dropout for block in self.model.blocks)

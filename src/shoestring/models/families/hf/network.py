@@ -161,7 +161,7 @@ class HF(LogitsModel):
         mask = None
         if self.masked and inputs.segments is not None:
             mask = seen_keys(inputs.segments)[:, 0, 0].long()
-        with whole_rows():
+        with whole_rows() if mask is None else contextlib.nullcontext():
             return module(input_ids=inputs.ids, attention_mask=mask, **self._options)
 
     def _follow_recompute(self) -> None:
@@ -185,18 +185,21 @@ class HF(LogitsModel):
 
 @contextlib.contextmanager
 def whole_rows() -> Iterator[None]:
-    """Let transformers know that each row is one sequence.
+    """Let transformers know that each row is one sequence without padding.
 
     It asks the positions, which waits for the device. While a CUDA graph is recorded it cannot ask, and makes a mask
-    instead, for which no layer was compiled: nothing could be recorded.
+    instead (before 5.23 in any case), for which no layer was compiled: nothing could be recorded.
     """
     masks: Any = importlib.import_module("transformers.masking_utils")
-    asked = getattr(masks, "find_packed_sequence_indices", None)
-    masks.find_packed_sequence_indices = lambda _: None
+    answers = {"find_packed_sequence_indices": lambda _: None, "is_tracing": lambda _=None: False}
+    asked = {name: getattr(masks, name) for name in answers if hasattr(masks, name)}
+    vars(masks).update(answers)
     try:
         yield
     finally:
-        masks.find_packed_sequence_indices = asked
+        for name in answers:
+            delattr(masks, name)
+        vars(masks).update(asked)
 
 
 def hf_cost(model: Model, vocab_size: int, length: int) -> Cost:
