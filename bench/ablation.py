@@ -1,27 +1,31 @@
 """What each part of a Swift is worth: all parts, each left out in turn, AdamW for Muon, and a Llama.
 
-python bench/ablation.py [--width 128] [--layers 3] [--heads 4] [--length 128] [--batch 12] [--steps 200 | --seconds 60]
-                         [--seeds 3] [--rates 0.0075 0.015] [--adamw-rates 0.003] [--llama-rates 0.015 0.03]
-                         [--source stories] [--tokenizer words:640] [--only NAME ...] [--out FOLDER]
+    python bench/ablation.py [--size 25m|124m | --width 128 --layers 3 --heads 4] [--steps 200 | --seconds 60]
+                             [--length 128] [--batch 12] [--seeds 3] [--factors 1 | --rates 0.0075 0.015]
+                             [--adamw-rates 0.003] [--llama-rates 0.015 0.03] [--text FILE] [--documents 20000]
+                             [--tokenizer words:640] [--only NAME ...] [--limit SECONDS] [--out FOLDER]
 
-With --steps all have as many steps. With --seconds each has as many as it can take in so many seconds of training, by
-a run of 100 steps before. Rates of a variant are compared by the mean over seeds. The record is written after each run,
-and runs that it has are not repeated.
+With --steps all have as many steps. With --seconds each has as many as it can take in so many seconds of steps:
+compiling before them and scoring after them are not counted, and its learning rate follows the seconds. Learning
+rates are --factors times the law's, or given. Rates of a variant are compared by the mean over seeds. --size has rows
+of 512 bytes, 64 a step. All runs are of one process, the record is written after each, and runs that it has are not
+repeated; no run begins that would end after --limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import record
 import torch
+from timed import Timed, rows_of, timed_run
 
-import shoestring
 from shoestring.core.recipe import Recipe
 from shoestring.core.scoring_sections import Evaluate
 from shoestring.core.sections import Budget, Data, Model, Run, Train
@@ -32,37 +36,58 @@ from shoestring.training.learner import Learner
 
 PARTS = tuple(name for name in PartsSpec.names if name != "embedding_norm")
 """All that are left out in turn."""
-PROBE = 100
-"""Steps that measure the speed of a variant."""
+CANDIDATE = "qk_norm, gains, zero_outputs, value_embeddings, scales"
+SIZES = {
+    "25m": {"width": 512, "layers": 8, "heads": 8},
+    "124m": {"width": 1024, "layers": 10, "heads": 16},
+}
+"""Parameters of the blocks."""
+OF_SIZE = {"length": 512, "batch": 64, "tokenizer": "bytes", "rows": 512, "documents": 100_000}
+"""Other options that --size changes."""
 VOCABULARY = 640
 """Ids of the rows with which steps on a CPU are timed."""
 TIMED = 8
 
 
+class Rate(NamedTuple):
+    """A learning rate: a number, or a factor of the law's."""
+
+    lr: float | None = None
+    factor: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.lr:g}" if self.lr is not None else f"{self.factor:g} × law"
+
+
 def variants() -> dict[str, dict[str, Any]]:
     """The fields of [model] and [train] that differ, by name."""
     every = {"family": "swift", "tied": False, "parts": ", ".join(PARTS)}
-    found: dict[str, dict[str, Any]] = {"all parts": every}
+    found: dict[str, dict[str, Any]] = {
+        "all parts": every,
+        "candidate": every | {"parts": CANDIDATE},
+        "llama": {"family": "llama"},
+        "adamw": every | {"optimizer": "adamw"},
+        "qk_norm and gains": {"family": "swift", "parts": "qk_norm, gains"},
+    }
     for name in PARTS:
         found[f"no {name}"] = every | {"parts": ", ".join(part for part in PARTS if part != name)}
     found["tied head"] = every | {"tied": True}
     found["with embedding_norm"] = every | {"parts": ", ".join([*PARTS, "embedding_norm"])}
-    found["adamw"] = every | {"optimizer": "adamw"}
-    found["qk_norm and gains"] = {"family": "swift", "parts": "qk_norm, gains"}
-    found["llama"] = {"family": "llama"}
+    found["llama, adamw"] = {"family": "llama", "optimizer": "adamw"}
     return found
 
 
-def recipe_of(
-    asked: argparse.Namespace, variant: dict[str, Any], lr: float, seed: int, steps: int, place: Path
-) -> Recipe:
+def recipe_of(asked: argparse.Namespace, variant: dict[str, Any], lr: float, seed: int, place: Path) -> Recipe:
     shape = {"width": asked.width, "layers": asked.layers, "heads": asked.heads}
     model = {name: value for name, value in variant.items() if name != "optimizer"}
+    text = None if asked.text is None else SourceSpec(f"text:{asked.text.resolve()}")
     return Recipe(
-        run=Run(name=str(time.time_ns()), folder=str(place / "runs"), seed=seed),
-        budget=Budget(steps=steps),
+        run=Run(name="ablation", folder=str(place / "runs"), seed=seed),
+        budget=Budget(steps=1),
         data=Data(
-            source=SourceSpec(asked.source),
+            source=text or SourceSpec("stories"),
+            documents=None if text else asked.documents,
             tokenizer=TokenizerSpec(asked.tokenizer),
             length=asked.length,
             folder=str(place / "stores"),
@@ -84,70 +109,73 @@ def step_seconds(recipe: Recipe) -> float:
     return min(found)
 
 
-def speed(asked: argparse.Namespace, variant: dict[str, Any], lr: float, place: Path) -> float:
-    """Steps per second of training."""
-    outcome = shoestring.train(recipe_of(asked, variant, lr, 0, PROBE, place), show=False).outcome
-    return outcome.tokens_per_second / (asked.batch * asked.length)
-
-
-def measured(asked: argparse.Namespace, name: str, lr: float, seed: int, steps: int, place: Path) -> dict[str, Any]:
+def measured(asked: argparse.Namespace, name: str, rate: Rate, seed: int, place: Path) -> dict[str, Any]:
     """One run."""
-    recipe = recipe_of(asked, variants()[name], lr, seed, steps, place)
-    run = shoestring.train(recipe, show=False)
-    step = asked.batch * asked.length / run.outcome.tokens_per_second
-    found = {"lr": lr, "seed": seed, "steps": run.outcome.steps, "loss": run.outcome.loss, "wall_step_seconds": step}
+    recipe = recipe_of(asked, variants()[name], rate.lr or 1e-3, seed, place)
+    steps = asked.steps if asked.seconds is None else None
+    corpus = rows_of(recipe_of(asked, variants()[name], 1e-3, 0, place))  # the same rows for all seeds
+    run: Timed = timed_run(recipe, corpus, seconds=asked.seconds, steps=steps, factor=rate.factor)
+    found = {"rate": rate.name, "seed": seed, "wall_step_seconds": run.seconds / run.steps, **run._asdict()}
     return found | ({"cpu_step_seconds": step_seconds(recipe)} if pick_device().type == "cpu" else {})
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The best rate by the mean over seeds, with that mean and its standard error."""
-    by_rate: dict[float, list[float]] = {}
+    by_rate: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        by_rate.setdefault(run["lr"], []).append(run["loss"])
-    lr, losses = min(by_rate.items(), key=lambda item: statistics.mean(item[1]))
+        by_rate.setdefault(run["rate"], []).append(run)
+    best = min(by_rate.values(), key=lambda same: statistics.mean(run["loss"] for run in same))
+    losses = [run["loss"] for run in best]
     error = statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
-    return {"lr": lr, "loss": statistics.mean(losses), "error": error, "seeds": len(losses)}
+    return {"lr": best[0]["lr"], "loss": statistics.mean(losses), "error": error, "seeds": len(losses)}
 
 
-def rates_of(asked: argparse.Namespace, name: str) -> list[float]:
-    special: dict[str, list[float]] = {"adamw": asked.adamw_rates, "llama": asked.llama_rates}
-    return special.get(name, asked.rates)
+def rates_of(asked: argparse.Namespace, name: str) -> list[Rate]:
+    special: dict[str, list[float] | None] = {"adamw": asked.adamw_rates, "llama": asked.llama_rates}
+    given = special.get(name, None if name == "llama, adamw" else asked.rates)
+    return [Rate(lr=lr) for lr in given] if given else [Rate(factor=factor) for factor in asked.factors]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES))
     for name, kind, usual in (
         ("width", int, 128), ("layers", int, 3), ("heads", int, 4), ("length", int, 128), ("batch", int, 12),
         ("steps", int, 200), ("seconds", float, None), ("seeds", int, 3), ("rows", int, 256),
-        ("source", str, "stories"), ("tokenizer", str, "words:640"), ("schedule", str, "cosine"),
+        ("documents", int, 20_000), ("tokenizer", str, "words:640"), ("schedule", str, "cooldown"),
+        ("limit", float, float("inf")), ("text", Path, None), ("out", Path, None),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=usual)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.0075, 0.015])
-    parser.add_argument("--adamw-rates", type=float, nargs="+", default=[0.003, 0.006])
-    parser.add_argument("--llama-rates", type=float, nargs="+", default=[0.015, 0.03])
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.0])
+    for name in ("rates", "adamw-rates", "llama-rates"):
+        parser.add_argument(f"--{name}", type=float, nargs="+")
     parser.add_argument("--only", nargs="+", choices=list(variants()), default=list(variants()))
-    parser.add_argument("--out", type=Path)
+    begun, sized = time.perf_counter(), parser.parse_known_args()[0].size
+    if sized is not None:
+        parser.set_defaults(**SIZES[sized], **OF_SIZE)
     asked = parser.parse_args()
-    size = f"{asked.width} × {asked.layers}, {asked.tokenizer}, {asked.batch} rows of {asked.length}, "
+    text = "built-in stories" if asked.text is None else asked.text.name.partition(".")[0]
+    size = f"{asked.width} × {asked.layers}, {text}, {asked.tokenizer}, {asked.batch} rows of {asked.length}, "
     size += f"{asked.steps} steps" if asked.seconds is None else f"{asked.seconds:g} s"
     results = record.earlier("ablation", asked.out)
     found: dict[str, Any] = results.setdefault(size, {})
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
-        for seed in range(asked.seeds):
-            for name in asked.only:
-                own = found.setdefault(name, {"runs": []})
-                for lr in rates_of(asked, name):
-                    if any((run["lr"], run["seed"]) == (lr, seed) for run in own["runs"]):
-                        continue
-                    if asked.seconds is not None and "steps_per_second" not in own:
-                        own["steps_per_second"] = speed(asked, variants()[name], lr, place)
-                    steps = asked.steps if asked.seconds is None else int(asked.seconds * own["steps_per_second"])
-                    own["runs"].append(measured(asked, name, lr, seed, steps, place))
-                    print(name, own["runs"][-1], flush=True)
-                    found[name] = own | summary(own["runs"])
-                    own = found[name]
-                    record.write("ablation", {"results": results}, asked.out)
+        place, longest = Path(temporary), asked.seconds or 0.0
+        os.environ.setdefault("SHOESTRING_CACHE", str(place / "cache"))
+        for seed, name in ((seed, name) for seed in range(asked.seeds) for name in asked.only):
+            own = found.setdefault(name, {"runs": []})
+            for rate in rates_of(asked, name):
+                if any((run["rate"], run["seed"]) == (rate.name, seed) for run in own["runs"]):
+                    continue
+                started = time.perf_counter()
+                if started - begun + longest > asked.limit:
+                    print(f"{name} is left: {asked.limit:g} s would not suffice")
+                    return
+                own["runs"].append(measured(asked, name, rate, seed, place) | {"commit": record.commit()})
+                longest = max(longest, time.perf_counter() - started)
+                print(f"{name}: {own['runs'][-1]}", flush=True)
+                own |= summary(own["runs"])
+                record.write("ablation", {"results": results}, asked.out)
 
 
 if __name__ == "__main__":
