@@ -15,7 +15,6 @@ repeated; no run begins that would end after --limit.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -30,6 +29,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.scoring_sections import Evaluate
 from shoestring.core.sections import Budget, Data, Model, Run, Train
 from shoestring.core.specs import PartsSpec, SourceSpec, TokenizerSpec
+from shoestring.core.units import Count
 from shoestring.models.language_model import build
 from shoestring.probe.machine import pick_device
 from shoestring.training.learner import Learner
@@ -84,7 +84,7 @@ def recipe_of(asked: argparse.Namespace, variant: dict[str, Any], lr: float, see
     text = None if asked.text is None else SourceSpec(f"text:{asked.text.resolve()}")
     return Recipe(
         run=Run(name="ablation", folder=str(place / "runs"), seed=seed),
-        budget=Budget(steps=1),
+        budget=Budget(steps=Count(1)),
         data=Data(
             source=text or SourceSpec("stories"),
             documents=None if text else asked.documents,
@@ -161,7 +161,6 @@ def main() -> None:
     found: dict[str, Any] = results.setdefault(size, {})
     with tempfile.TemporaryDirectory() as temporary:
         place, longest = Path(temporary), asked.seconds or 0.0
-        os.environ.setdefault("SHOESTRING_CACHE", str(place / "cache"))
         for seed, name in ((seed, name) for seed in range(asked.seeds) for name in asked.only):
             own = found.setdefault(name, {"runs": []})
             for rate in rates_of(asked, name):

@@ -118,7 +118,10 @@ def ours(file: Path, folder: Path) -> dict[str, Any]:
 
 def write_rows(recipe: Recipe, seconds: float, folder: Path) -> list[str]:
     """Our training rows, and the held-out ones that are scored, as the peer reads them."""
-    corpus = open_corpus(recipe, read_plan(recipe, RunFolder.of(recipe).plan))
+    return rows_to_files(open_corpus(recipe, read_plan(recipe, RunFolder.of(recipe).plan)), recipe, seconds, folder)
+
+
+def rows_to_files(corpus: object, recipe: Recipe, seconds: float, folder: Path) -> list[str]:
     assert isinstance(corpus, StoreCorpus | StreamCorpus), "it has rows of tokens"
     source, at_once = corpus.training(pick_device()), ROWS_AT_ONCE
     rows = len(corpus.training_rows) if isinstance(corpus, StoreCorpus) else int(PEER_TOKENS * seconds / LENGTH)
@@ -144,19 +147,37 @@ def theirs(peer: Path, files: list[str], seconds: float, options: list[str], fol
     return told | {"wall": wall, "besides": wall - told["training_seconds"], "seconds": seconds}
 
 
+def peer_options(depth: int) -> list[str]:
+    return ["--depth", str(depth), "--head", "64", "--batch-tokens", "32768", "--rows", "64"]
+
+
+def seconds_besides(peer: Path, files: list[str], depth: int, folder: Path) -> float:
+    """What the peer takes beside training, once it is compiled."""
+    theirs(peer, files, 1.0, peer_options(depth), folder)  # compiles
+    besides: float = theirs(peer, files, 1.0, peer_options(depth), folder)["besides"]
+    return besides
+
+
+def peer_run(
+    peer: Path, files: list[str], depth: int, seconds: float, lr: float, besides: float, folder: Path
+) -> dict[str, Any]:
+    """A run that took the time, or the last of some."""
+    options = [*peer_options(depth), "--matrix-lr", f"{lr:g}"]
+    for _ in range(ATTEMPTS):
+        told = theirs(peer, files, max(1.0, seconds - besides), options, folder)
+        besides = told["besides"]
+        if abs(told["wall"] / seconds - 1) <= NEAR:
+            break
+    return told | {"lr": lr}
+
+
 def swept(asked: argparse.Namespace, files: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """One run for each learning rate that took the time."""
-    options = ["--depth", str(asked.depth), "--head", "64", "--batch-tokens", "32768", "--rows", "64"]
-    theirs(asked.peer, files, 1.0, options, folder)  # compiles
-    besides = theirs(asked.peer, files, 1.0, options, folder)["besides"]
+    """One run for each learning rate."""
+    besides = seconds_besides(asked.peer, files, asked.depth, folder)
     for factor in SWEEP:
-        for _ in range(ATTEMPTS):
-            rate = ["--matrix-lr", f"{factor * PEER_LR:g}"]
-            told = theirs(asked.peer, files, max(1.0, asked.time - besides), [*options, *rate], folder)
-            besides = told["besides"]
-            if abs(told["wall"] / asked.time - 1) <= NEAR:
-                break
-        yield told | {"lr": factor * PEER_LR}
+        told = peer_run(asked.peer, files, asked.depth, asked.time, factor * PEER_LR, besides, folder)
+        besides = told["besides"]
+        yield told
 
 
 def main() -> None:

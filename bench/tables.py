@@ -16,6 +16,7 @@ from typing import Any
 
 from icll_tables import draw_updates, icll_table
 from strategy_tables import starts_line, stragglers_table, strategies_table
+from swift_tables import ablation_table, time_to_loss_table
 from tuning_tables import finetune_table, overlap_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -708,6 +709,8 @@ PARTS = {
     "overlap-table": lambda: overlap_table(results("overlap")),
     "finetune-table": lambda: finetune_table(results("finetune")),
     "deadline-table": deadline_table,
+    "time-to-loss-table": lambda: time_to_loss_table(results("time_to_loss")),
+    "ablation-table": lambda: ablation_table(results("ablation")),
     "rates-table": rates_table,
     "regret-table": regret_table,
     "probes-table": probes_table,

@@ -78,6 +78,7 @@ def timed_run(
     device = pick_device()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+        torch._dynamo.reset()  # beyond a number of graphs layers would run as they are
     learner, source = make_learner(recipe, device), corpus.training(device)
     step_seconds = _rehearse(learner, source.batch(source.order(recipe.run.seed, 0, recipe.batch)), recipe.batch)
     expected = steps if steps is not None else max(1, round((seconds or 0.0) / step_seconds))
