@@ -1,6 +1,6 @@
 """Fine-tuning a model of Qwen2.5-0.5B's shape with random weights: ours beside transformers.Trainer (and peft).
 
-    python bench/finetune.py [--steps 1000] [--peer-steps 1000] [--tiny]
+    python bench/finetune.py [--steps 1000] [--peer-steps 1000] [--only "ours full"] [--tiny]
 
 The same rows of random ids, 16 × 512 tokens a step, all weights and LoRA of rank 8 on all layers, each in a process of
 its own: seconds of a step, peak memory of the device, and what one comparison with the fingerprints costs. Then the
@@ -33,7 +33,9 @@ TINY = {
 }  # fmt: skip
 RANK, RATE, WARM = 8, 1e-5, 3
 """WARM: first steps, which are not timed: they compile and load."""
+EVALUATIONS = 10
 WAYS = ("ours full", "ours lora", "trainer full", "trainer lora")
+LARGEST_OF = ("largest full", "largest lora")
 LARGEST = """[run]
 name = "{name}"
 [budget]
@@ -81,7 +83,6 @@ def ours(folder: Path, lora: bool, rows: Any) -> dict[str, Any]:
     from shoestring.core.sections import Data, Model, Train
     from shoestring.core.tuning import Lora
     from shoestring.models.language_model import build
-    from shoestring.models.overlap import BaseLists
     from shoestring.probe.machine import pick_device
     from shoestring.runs.network_workload import tune
     from shoestring.training.learner import Learner
@@ -102,20 +103,27 @@ def ours(folder: Path, lora: bool, rows: Any) -> dict[str, Any]:
             per_device, tries = -(-per_device // 2), tries + 1
         losses.append(learner.update(tally, RATE).nats / tally.predictions)
     seconds = (wait() - begun) / (steps - WARM)
-    peak, ids = peak_bytes(), rows[0][:, :64].to(learner.device)
-    prompts = ids.repeat(2, 1)[:20]
-    with learner.writing():
-        base = BaseLists.of(
-            model.last_logits(prompts).float().log_softmax(-1).cpu(), min(2000, model.network.config.vocab_size // 10)
-        )
-        started = wait()
-        base.compare(model.last_logits(prompts).float().log_softmax(-1).cpu())
-        overlap = wait() - started
-    losses = torch.stack(losses).tolist()
+    peak, losses = peak_bytes(), torch.stack(losses).tolist()
     return {
-        "seconds": seconds, "peak_bytes": peak, "per_device": per_device, "halved": tries, "overlap_seconds": overlap,
-        "first_loss": losses[0], "last_loss": losses[-1],
+        "seconds": seconds, "peak_bytes": peak, "per_device": per_device, "halved": tries, "first_loss": losses[0],
+        "last_loss": losses[-1], "overlap_seconds": overlap(learner, rows[0]),
     }  # fmt: skip
+
+
+def overlap(learner: Any, rows: Any) -> list[float]:
+    """Seconds of comparing a model with its base, at the first evaluations of a run."""
+    from shoestring.runs.drift import Drift, _predictions
+
+    prompts = rows[:, :64].repeat(2, 1)[:20]
+    drift = Drift(
+        prompts, _predictions(learner, prompts).cpu(), min(2000, learner.model.network.config.vocab_size // 10)
+    )
+    seconds = []
+    for _ in range(EVALUATIONS):
+        begun = wait()
+        drift.scores(learner)
+        seconds.append(wait() - begun)
+    return seconds
 
 
 def trainer(folder: Path, lora: bool, rows: Any) -> dict[str, Any]:
@@ -193,6 +201,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--peer-steps", type=int, help="of transformers.Trainer; default: as many")
     parser.add_argument("--tiny", action="store_true", help="a small network, to try the flow")
+    parser.add_argument("--only", nargs="+", choices=(*WAYS, *LARGEST_OF), help="these, beside those of the record")
     parser.add_argument("--way", choices=WAYS, help="one of them, in this process")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
@@ -202,14 +211,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         make_folder(Path(temporary), given.tiny)
-        results = {}
-        for way in WAYS:
-            steps = given.steps if way.startswith("ours") else given.peer_steps or given.steps
-            results[way] = in_process(way, Path(temporary), steps, given.tiny) | {"steps": steps}
-            print(way, results[way], flush=True)
-        for way in ("full", "lora"):
-            results[f"largest {way}"] = largest(Path(temporary), way == "lora", given.tiny)
-            print("largest", way, results[f"largest {way}"], flush=True)
+        results = record.earlier("finetune", given.out) if given.only and not given.tiny else {}
+        for way in given.only or (*WAYS, *LARGEST_OF):
+            if way in LARGEST_OF:
+                found = largest(Path(temporary), way.endswith("lora"), given.tiny)
+            else:
+                steps = given.steps if way.startswith("ours") else given.peer_steps or given.steps
+                found = in_process(way, Path(temporary), steps, given.tiny) | {"steps": steps}
+            results[way] = found | {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
+            print(way, found, flush=True)
     if given.tiny and given.out is None:
         print("nothing is recorded of a small network; --out writes it elsewhere")
         return

@@ -444,3 +444,13 @@ def test_a_pass_that_is_recorded_has_the_masks_of_any_other(
         assert not masks.is_tracing(None), "else 5.17 makes a mask of any rows"
     assert masks.is_tracing(None), "as it was for others"
     assert masks.find_packed_sequence_indices(torch.arange(4)[None] % 2) is not None
+
+
+def test_counting_does_not_look_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking whether a CUDA graph is recorded initialises CUDA, and `measure` counts before it forks."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(asked.append(1)))
+    model = saved(tmp_path, "qwen2")[0]
+    cost(model, VOCABULARY, LENGTH)
+    hf_saved_bytes(model, VOCABULARY, LENGTH, 2)
+    assert not asked

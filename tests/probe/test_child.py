@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.errors import UserError
-from shoestring.probe.child import Died, OutOfTime, RemoteTrials, alone
+from shoestring.probe.child import Died, OutOfTime, RemoteTrials, alone, looked_for_gpu
 from shoestring.probe.search import find_largest
 
 CODE = """
@@ -236,3 +236,21 @@ def test_ctrl_c_while_it_waits_ends_all_processes() -> None:
             trials.ask({"do": "sleep"})
         pressed[1].cancel()
     assert not any(process.exists() for process in processes)
+
+
+@pytest.mark.parametrize(("error", "looked"), [(3, False), (0, True), (100, True)])
+def test_whether_cuda_is_initialised_is_asked_of_its_driver(
+    error: int, looked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 is CUDA_ERROR_NOT_INITIALIZED; 100, no device, is said only by a driver that was initialised."""
+    asked: list[tuple[str, int]] = []
+
+    class Driver:
+        def __init__(self, name: str, mode: int):
+            asked.append((name, mode))
+
+        def cuDeviceGetCount(self, _: object) -> int:  # noqa: N802
+            return error
+
+    monkeypatch.setattr("ctypes.CDLL", Driver)
+    assert looked_for_gpu() is looked and asked == [("libcuda.so.1", os.RTLD_NOLOAD)]

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -20,42 +21,59 @@ def least_likely(scores: Float[Tensor, "P V"], k: int) -> Int[Tensor, "P K"]:
     return scores.sort(dim=-1, stable=True).indices[:, :k]
 
 
-def most_likely(scores: Float[Tensor, "P V"], k: int) -> Int[Tensor, "P K"]:
-    """The ids of the k highest scores, the highest first."""
-    return least_likely(-scores, k)
+def among_least(scores: Float[Tensor, "P V"], k: int) -> Bool[Tensor, "P V"]:
+    """Which ids have the k lowest scores: those of `least_likely`, without sorting all of them."""
+    last = scores.topk(k, largest=False, sorted=False).values.amax(dim=-1, keepdim=True)
+    below, equal = scores < last, scores == last
+    free = k - below.sum(dim=-1, keepdim=True)
+    return below | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= free))
 
 
-def shared(one: Int[Tensor, "P K"], other: Int[Tensor, "P K"], vocabulary: int) -> Float[Tensor, " P"]:
-    """The share of ids that two lists of each prompt have in common; their order does not matter."""
-    has = torch.zeros(len(one), vocabulary, dtype=torch.bool, device=one.device).scatter_(1, one, True)
-    return has.gather(1, other).double().mean(dim=1)
+def among_most(scores: Float[Tensor, "P V"], k: int) -> Bool[Tensor, "P V"]:
+    """Which ids have the k highest scores."""
+    return among_least(-scores, k)
+
+
+def shared(one: Bool[Tensor, "P V"], other: Bool[Tensor, "P V"]) -> Float[Tensor, " P"]:
+    """The share of the ids of one that are in the other, too; both have equally many."""
+    return (one & other).sum(dim=1).double() / one.sum(dim=1)
 
 
 def divergence(base: Float[Tensor, "P V"], tuned: Float[Tensor, "P V"]) -> Float[Tensor, " P"]:
-    """KL(base ‖ tuned) of log-probabilities, in nats."""
-    return torch.nn.functional.kl_div(tuned.double(), base.double(), reduction="none", log_target=True).sum(dim=1)
+    """KL(base ‖ tuned) of log-probabilities, in nats; prompt by prompt, as it is computed in float64."""
+    return torch.stack(
+        [F.kl_div(t.double(), b.double(), reduction="sum", log_target=True) for b, t in zip(base, tuned, strict=True)]
+    )
 
 
 class BaseLists(NamedTuple):
     """What is compared of the base's predictions, made once."""
 
     log_p: Float[Tensor, "P V"]
-    bottom: Int[Tensor, "P K"]
-    top: Int[Tensor, "P K"]
+    bottom: Bool[Tensor, "P V"]
+    top: Bool[Tensor, "P V"]
+    k: int
 
     @classmethod
     def of(cls, log_p: Float[Tensor, "P V"], k: int) -> BaseLists:
-        return cls(log_p, least_likely(log_p, k), most_likely(log_p, k))
+        return cls(log_p, among_least(log_p, k), among_most(log_p, k), k)
+
+    def to(self, device: torch.device) -> BaseLists:
+        return BaseLists(self.log_p.to(device), self.bottom.to(device), self.top.to(device), self.k)
 
     def compare(self, log_p: Float[Tensor, "P V"]) -> dict[str, float]:
         """Mean, least and most over the prompts of both overlaps and of the divergence, by the names of metrics."""
-        (_, k), vocabulary = self.bottom.shape, log_p.shape[1]
         found = {
-            "overlap": shared(self.bottom, least_likely(log_p, k), vocabulary),
-            "overlap_top": shared(self.top, most_likely(log_p, k), vocabulary),
+            "overlap": shared(self.bottom, among_least(log_p, self.k)),
+            "overlap_top": shared(self.top, among_most(log_p, self.k)),
             "overlap_kl": divergence(self.log_p, log_p),
         }
         scores: dict[str, float] = {}
         for name, each in found.items():
-            scores |= {name: float(each.mean()), f"{name}_min": float(each.min()), f"{name}_max": float(each.max())}
+            values = each.cpu()
+            scores |= {
+                name: float(values.mean()),
+                f"{name}_min": float(values.min()),
+                f"{name}_max": float(values.max()),
+            }
         return scores

@@ -30,6 +30,8 @@ from shoestring.probe.trials import Overheads, Trial, Trials, Usage
 
 _MARK = "shoestring-finding "
 _SET_DEATH_SIGNAL = 1
+_NOT_INITIALISED = 3
+"""CUDA's number of that error."""
 _FORKS = sys.platform == "linux"
 """Whether a process that has loaded torch may be forked; elsewhere a server is its only worker."""
 
@@ -51,12 +53,13 @@ def worker_age() -> float:
 def serve(answer: Callable[[Request], Answer]) -> None:
     """Answer requests, in the server, until there are no more. Running out of memory is an answer.
 
-    Everything should be loaded before this call, and no GPU looked for: a process that did cannot be forked.
+    Everything should be loaded before this call, and no GPU looked for: a process that did cannot be forked, and is its
+    only worker.
     """
     global _loading
     _end_with_parent()
     for _ in iter(sys.stdin.readline, ""):  # asks for a worker, which reads the lines that follow
-        if not _FORKS:
+        if not _FORKS or looked_for_gpu():
             _work(answer)
             return
         _loading = _loading or process_age()
@@ -64,6 +67,15 @@ def serve(answer: Callable[[Request], Answer]) -> None:
         if worker == 0:
             _work_alone(answer)
         _send({"ended": os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])})
+
+
+def looked_for_gpu() -> bool:
+    """Whether CUDA's driver has been initialised in this process."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)  # only if it is loaded
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALISED)
 
 
 def _work_alone(answer: Callable[[Request], Answer]) -> NoReturn:

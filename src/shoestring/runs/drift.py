@@ -44,7 +44,7 @@ class Drift:
                 f"{where}: it is of a model with {given.vocabulary:,} ids ({given.base}), and this one predicts "
                 f"{predicted:,}; make it with: shoestring fingerprints BASE"
             )
-        log_p = _predictions(learner, ids)
+        log_p = _predictions(learner, ids).cpu()
         off = (log_p.max(dim=1).values - torch.tensor(given.likeliest)).abs().mean()
         if float(off) > OTHER_BASE:
             say(f"{where}: its base is another model ({given.base}); the overlap is with the run's own first weights")
@@ -57,19 +57,19 @@ class Drift:
         return cls(prompts, log_p, int(found.note))
 
     def write(self, path: Path) -> None:
-        _, k = self._base.bottom.shape
-        tensors = {"prompts": self._ids.numpy(), "log_p": self._base.log_p.numpy()}
-        write_tensors(path, tensors, str(k), parents=False)
+        tensors = {"prompts": self._ids.numpy(), "log_p": self._base.log_p.numpy(force=True)}
+        write_tensors(path, tensors, str(self._base.k), parents=False)
 
     def scores(self, learner: Learner) -> dict[str, float]:
         """Both overlaps and the divergence; all prompts in one pass."""
+        self._base = self._base.to(learner.device)
         return self._base.compare(_predictions(learner, self._ids))
 
 
 def _predictions(learner: Learner, ids: Tensor) -> Tensor:
-    """Log-probabilities of the token after each prompt, (prompts, vocabulary), on the CPU in float32."""
+    """Log-probabilities of the token after each prompt, (prompts, vocabulary), in float32."""
     with learner.writing():
-        return learner.model.last_logits(ids.to(learner.device)).detach().float().log_softmax(-1).cpu()
+        return learner.model.last_logits(ids.to(learner.device)).detach().float().log_softmax(-1)
 
 
 @dataclass

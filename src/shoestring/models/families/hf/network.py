@@ -188,7 +188,8 @@ def whole_rows() -> Iterator[None]:
     """Let transformers know that each row is one sequence without padding.
 
     It asks the positions, which waits for the device. While a CUDA graph is recorded it cannot ask, and makes a mask
-    instead (before 5.23 in any case), for which no layer was compiled: nothing could be recorded.
+    instead (before 5.23 in any case), for which no layer was compiled: nothing could be recorded. Asking whether one is
+    recorded initialises CUDA, which a process that will be forked must not do.
     """
     masks: Any = importlib.import_module("transformers.masking_utils")
     answers = {"find_packed_sequence_indices": lambda _: None, "is_tracing": lambda _=None: False}
@@ -221,7 +222,8 @@ def hf_cost(model: Model, vocab_size: int, length: int) -> Cost:
                 network = auto_class(masked).from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
         except (RuntimeError, ValueError, NotImplementedError) as cause:
             raise UserError(f"{place}: its FLOPs cannot be counted from shapes alone ({first_line(cause)})") from cause
-        return count_cost(network, length, "meta", place)
+        with whole_rows():
+            return count_cost(network, length, "meta", place)
 
 
 def hf_saved_bytes(model: Model, vocab_size: int, length: int, number: int) -> dict[str, int]:
@@ -251,7 +253,7 @@ def hf_saved_bytes(model: Model, vocab_size: int, length: int, number: int) -> d
         return sum(storages.values()) + int(hidden.untyped_storage().nbytes())
 
     try:
-        with quiet(), FakeTensorMode():
+        with quiet(), whole_rows(), FakeTensorMode():
             network = auto_class(masked).from_config(config, dtype=torch.float32, trust_remote_code=False).train()
             saved = kept(network, 3) - kept(network, 2)  # without weights and their copies
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as cause:
