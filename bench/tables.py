@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from icll_tables import draw_updates, icll_table
+from strategy_gpu_table import strategies_gpu_table
 from strategy_tables import starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
 from tuning_tables import finetune_table, overlap_table
@@ -29,6 +30,10 @@ PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def results(name: str) -> list[dict[str, Any]]:
     """All records of a benchmark, by device."""
     return [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob(f"{name}-*.json"))]
+
+
+def _on(device: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record for record in records if record["machine"]["device"] == device]
 
 
 def demo_transcript() -> str:
@@ -715,7 +720,8 @@ PARTS = {
     "regret-table": regret_table,
     "probes-table": probes_table,
     "means-table": means_table,
-    "strategies-table": lambda: strategies_table(results("strategies")),
+    "strategies-table": lambda: strategies_table(_on("cpu", results("strategies"))),
+    "strategies-gpu-table": lambda: strategies_gpu_table(_on("cuda", results("strategies"))),
     "stragglers-table": lambda: stragglers_table(results("stragglers")),
     "starts-line": lambda: starts_line(results("starts")),
 }

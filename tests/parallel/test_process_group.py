@@ -10,9 +10,17 @@ import torch
 import torch.distributed as dist
 from processes import together
 
+from shoestring.core.environment import Launched
 from shoestring.core.errors import DataError, Fault, RunError, ShoestringError, UserError
 from shoestring.parallel import process_group
-from shoestring.parallel.process_group import ProcessGroup, ReportedElsewhere, join, sharing_work
+from shoestring.parallel.process_group import (
+    ProcessGroup,
+    ReportedElsewhere,
+    backend_for,
+    join,
+    own_gpu,
+    sharing_work,
+)
 
 CPU = torch.device("cpu")
 ALONE = ProcessGroup(0, 1, CPU)
@@ -31,6 +39,22 @@ def test_one_process_is_a_group() -> None:
 
 def _refuse(error: ShoestringError) -> None:
     raise error
+
+
+def test_more_processes_than_gpus_share_them_on_one_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses two processes on one GPU; on several machines each must know that all others have one."""
+    four = [Launched(4, rank, rank, 4) for rank in range(4)]
+    apart = [Launched(4, rank, rank % 2, 2) for rank in range(4)]
+    gpu = torch.device("cuda", 0)
+    for gpus, numbers, backend in ((1, [0, 0, 0, 0], "gloo"), (2, [0, 1, 0, 1], "gloo"), (4, [0, 1, 2, 3], "nccl")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert [own_gpu(here, gpus) for here in four] == numbers
+        assert {backend_for(gpu, here) for here in four} == {backend}
+        assert {backend_for(CPU, here) for here in four} == {"gloo"}
+    assert [own_gpu(here, 2) for here in apart] == [0, 1, 0, 1]
+    for here in (apart[1], Launched(4, 1, 1, None), Launched(4, 1, None, 4)):
+        with pytest.raises(UserError, match="must be from 0 to 0, a GPU; processes share a GPU only if all are on one"):
+            own_gpu(here, 1)
 
 
 def test_buckets_hold_one_type_each_and_every_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:

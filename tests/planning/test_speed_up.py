@@ -60,6 +60,13 @@ def test_the_speed_up_is_that_by_hand(parallel: dict[str, Any], step: float) -> 
     assert value == f"{0.85 / step:.2g}×"
 
 
+@pytest.mark.parametrize("strategy", ["sync", "local", "async"])
+def test_workers_on_one_gpu_take_turns(strategy: str) -> None:
+    assert lines(replace(PROFILE, sharing=2), strategy=strategy) == [
+        ("speed-up", "about 1×", "2 workers take turns on one GPU")
+    ]
+
+
 def test_the_reason_names_what_a_step_is_made_of() -> None:
     assert lines() == [
         (

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from shoestring.core.clock import Clock
-from shoestring.core.errors import Refusal
+from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build
-from shoestring.core.records import Density, Plan, Profile
+from shoestring.core.records import Density, Machine, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.trials import Usage
 from shoestring.runs import counted, measure
-from shoestring.runs.counted import CPU_POSITIONS, ROOM_SHARE, counted_peaks, counted_profile
+from shoestring.runs.counted import CPU_POSITIONS, ROOM_SHARE, Here, counted_peaks, counted_profile
 from shoestring.runs.first_steps import FirstSteps, Took, final_plan
 from shoestring.runs.measure import Measuring, ensure_profile, measuring_of
 from shoestring.runs.plan import plan_task
@@ -90,6 +90,38 @@ def test_a_budget_of_memory_bounds_what_is_counted(tmp_path: Path) -> None:
 def test_several_devices_share_the_batch(tmp_path: Path) -> None:
     found = counted_profile(task_of(recipe_in(tmp_path)), CPU, devices=2)
     assert found is not None and {point.batch for point in found.points} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "gpus", "sharing", "copies"),
+    [
+        ("sync", 1, 1, None, 1),
+        ("sync", 4, 1, 4, 4),
+        ("local", 4, 3, 2, 2),
+        ("async", 2, 1, 2, 3),
+        ("async", 2, 2, None, 2),
+    ],
+)
+def test_workers_on_one_gpu_divide_its_memory(
+    strategy: str, workers: int, gpus: int, sharing: int, copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of an asynchronous run are its workers and the one that holds the weights."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    gpu, fields = torch.device("cuda", 0), {"strategy": strategy, "workers": workers}
+    task = task_of(recipe_in(tmp_path, parallel=fields))
+    need = max(counted_peaks(task.recipe, vocabulary_of(task.recipe), gpu, 4 // workers).values())
+    enough = copies * (int(need / ROOM_SHARE) + 1)
+    machine = Machine(device="cuda", device_name="x", threads=1, memory_bytes=enough, system="", python="", versions={})
+    here = Here(gpu, machine, enough, lambda _: 1e12)
+    found = counted_profile(task, gpu, workers, here)
+    assert found is not None and (found.sharing, found.available_bytes) == (sharing, enough // copies)
+    assert max(point.batch for point in found.points) == 4 // workers
+    short = here._replace(free=copies * 1000)
+    if copies == 1:
+        assert counted_profile(task, gpu, workers, short) is None
+    else:
+        with pytest.raises(PlanError, match=f"{copies} processes share a GPU, 1 kB for each.* take fewer parallel.w"):
+            counted_profile(task, gpu, workers, short)
 
 
 def test_an_hmm_and_a_sharded_model_are_measured(tmp_path: Path) -> None:

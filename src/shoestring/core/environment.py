@@ -28,6 +28,8 @@ class Launched(NamedTuple):
     rank: int
     local_rank: int | None
     """Of its machine; None: not said."""
+    local_world: int | None = None
+    """Processes on its machine; None: not said."""
 
 
 def launched() -> Launched:
@@ -46,7 +48,7 @@ def launched() -> Launched:
         )
     if address and not _HOST.fullmatch(address):
         raise UserError(f"MASTER_ADDR={address[:40]!r} in the environment: must be the name or address of a machine")
-    return Launched(world, rank, _number("LOCAL_RANK", 0, world - 1))
+    return Launched(world, rank, _number("LOCAL_RANK", 0, world - 1), _number("LOCAL_WORLD_SIZE", 1, world))
 
 
 class SlurmJob(NamedTuple):

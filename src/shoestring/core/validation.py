@@ -135,7 +135,7 @@ def _parallel_problems(parallel: Parallel, train: Train, tuned: bool) -> list[st
             f"{(parallel.workers or 1) - 1}: gradients of the same weights are applied one after the other"
         )
     if parallel.shares == "async" and train.precision == "fp16":
-        found.append(f'train.precision = "fp16": {strategy} has workers on a CPU; take "fp32" or "bf16"')
+        found.append(f'train.precision = "fp16": {strategy} has one loss scale for each worker; take "fp32" or "bf16"')
     return found
 
 

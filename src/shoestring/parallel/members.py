@@ -44,6 +44,7 @@ class Members:
         self._attempt = 0
         self._lines: dict[int, socket.socket] = {}
         if group.world > 1:
+            self._backend = dist.get_backend()
             self._store = PrefixStore("members", _get_default_store())
             host_group()  # a collective call: here all processes are together
             self._lines = self._accept() if group.rank == 0 else {0: self._connect()}
@@ -144,10 +145,6 @@ class Members:
         connect(self._backend, PrefixStore(f"again/{self._attempt}", self._store), rank, world)
         self.group.rank, self.group.world = rank, world
         host_group()
-
-    @property
-    def _backend(self) -> str:
-        return "nccl" if self.group.device.type == "cuda" else "gloo"
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from shoestring.core.environment import launched
+from shoestring.core.environment import Launched, launched
 from shoestring.core.errors import Fault, ShoestringError, UserError
 
 P = ParamSpec("P")
@@ -51,31 +51,44 @@ class NotConnected(RuntimeError):
 
 
 def join(device: torch.device, watch: Callable[[], None] = lambda: None) -> ProcessGroup:
-    """Connect to the other processes, if there are any; on GPUs each process gets its own.
+    """Connect to the other processes, if there are any; each gets its own GPU where there are as many.
 
     The first one calls `watch` while it waits for the others; it raises when one of them has ended.
     """
     here = launched()
     if here.world > 1:
         if device.type == "cuda":
-            count = torch.cuda.device_count()
-            if here.local_rank is None or here.local_rank >= count:
-                raise UserError(
-                    f"LOCAL_RANK={here.local_rank} in the environment: must be from 0 to {count - 1}, a GPU"
-                )
-            device = torch.device("cuda", here.local_rank)
+            device = torch.device("cuda", own_gpu(here, torch.cuda.device_count()))
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             _check_address(os.environ["MASTER_ADDR"])
-            backend = "nccl" if device.type == "cuda" else "gloo"
             store, rank, world = _open_store()
             own = PrefixStore(agree(store, rank, world, PATIENCE, watch), store)
             try:
-                connect(backend, own, rank, world)
+                connect(backend_for(device, here), own, rank, world)
             except NotConnected as cause:
                 raise Fault(f"{cause}; see their output") from cause
             atexit.register(leave)
     return ProcessGroup.of(device)
+
+
+def own_gpu(here: Launched, gpus: int) -> int:
+    """The number of the GPU of this process; those of one machine share GPUs where there are more of them."""
+    if here.local_rank is not None and (here.local_rank < gpus or here.local_world == here.world):
+        return here.local_rank % gpus
+    raise UserError(
+        f"LOCAL_RANK={here.local_rank} in the environment: must be from 0 to {gpus - 1}, a GPU; processes share a GPU "
+        f"only if all are on one machine, and LOCAL_WORLD_SIZE says so"
+    )
+
+
+def backend_for(device: torch.device, here: Launched) -> str:
+    """NCCL for processes with a GPU each; it refuses two on one GPU. Those, and CPUs, have gloo, which copies through
+    the host."""
+    if device.type != "cuda":
+        return "gloo"
+    shared = here.local_world == here.world and here.world > torch.cuda.device_count()
+    return "gloo" if shared else "nccl"
 
 
 def _open_store() -> tuple[Store, int, int]:
@@ -192,6 +205,11 @@ class ProcessGroup:
         """All processes of `torch.distributed`, or this one alone."""
         together = dist.is_available() and dist.is_initialized()
         return cls(dist.get_rank() if together else 0, dist.get_world_size() if together else 1, device)
+
+    @property
+    def through_host(self) -> bool:
+        """Whether what GPUs exchange is copied to the host and back: several of its processes have one GPU."""
+        return self.world > 1 and self.device.type == "cuda" and dist.get_backend() == "gloo"
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in few large messages; does not wait for the device."""

@@ -22,6 +22,8 @@ def speed_up_lines(recipe: Recipe, profile: Profile, split: Split) -> list[tuple
     if profile.machine.device == "cpu" and recipe.workers > 1:
         threads = counted(profile.machine.threads, "thread")
         return [("speed-up", "about 1×", f"{workers} workers on this machine divide the {threads} that one has alone")]
+    if profile.sharing is not None:
+        return [("speed-up", "about 1×", f"{profile.sharing} workers take turns on one GPU")]
     try:
         one = choose_split(profile, recipe.batch, recipe.train.per_device, recipe.budget.memory)
     except PlanError:

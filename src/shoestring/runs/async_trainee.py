@@ -10,7 +10,6 @@ from typing import Any
 
 from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
-from shoestring.core.errors import UserError
 from shoestring.core.parallel import Parallel
 from shoestring.core.registry import dump_added
 from shoestring.core.results import Sharing
@@ -41,18 +40,24 @@ class AsyncTrainee(NetworkTrainee):
 
     _dealer: Dealer | None
 
+    def _compiles_beside(self) -> bool:
+        """This process takes no steps."""
+        return False
+
     def warm_up(self) -> None:
         """Start the workers, which load what they need while rows are prepared."""
-        if self.group.device.type != "cpu":
-            raise UserError('parallel.strategy = "async": its workers share the memory of a CPU; on GPUs take "local"')
         masters, workers = self.learner.optimizer.masters, self.recipe.workers
-        self._shared = SharedWeights(masters, workers, keep_read=self.recipe.compensates)
+        device = self.group.device
+        self._shared = SharedWeights(masters, workers, keep_read=self.recipe.compensates, device=device)
+        if device.type == "cuda":
+            self.learner.optimizer.prepare()
         for name, tensor in self._shared.weights.items():
             tensor.copy_(masters[name].detach())
             self.learner.parameters[name].data = tensor
-        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split)
+        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split, None)
         for worker in range(workers):
-            process, self._lines[worker] = start_worker(order._replace(worker=worker), self._shared)
+            own = order._replace(worker=worker, mapped=self._shared.map())
+            process, self._lines[worker] = start_worker(own, self._shared)
             self._processes.append(process)
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep:  # type: ignore[override]

@@ -17,17 +17,18 @@ import torch
 
 from shoestring.core import recipe_file
 from shoestring.core.environment import slowness, step_seconds
-from shoestring.core.errors import ShoestringError
-from shoestring.core.host import end_with_parent
+from shoestring.core.errors import Fault, ShoestringError
+from shoestring.core.host import end_with_parent, is_out_of_memory
 from shoestring.core.reading import parse_toml
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.registry import load_added
 from shoestring.core.seeds import derive
 from shoestring.datasets.corpus import open_corpus
-from shoestring.parallel.shared_weights import SharedWeights
+from shoestring.parallel.shared_weights import Mapped, SharedWeights
+from shoestring.probe.machine import pick_device
 from shoestring.runs.launch import THREADS, threads_each
-from shoestring.runs.network_workload import make_learner
+from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.training.asynchronous import Share
 from shoestring.training.passes import half
 from shoestring.training.stepper import slow_down
@@ -43,6 +44,8 @@ class Order(NamedTuple):
     workers: int
     rows: tuple[int, int]
     """Of the effective batch, and of a micro-batch."""
+    mapped: Mapped | None
+    """The memory of a GPU that holds weights and gradients; None: it is the host's."""
 
 
 def start_worker(order: Order, shared: SharedWeights) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -64,16 +67,38 @@ def start_worker(order: Order, shared: SharedWeights) -> tuple[subprocess.Popen[
 
 
 def work(line: Connection, file: int) -> None:
-    """Answer shares with gradients; the first message is the order, the second says that the rows are there."""
+    """Answer shares with gradients; the first message is the order, the second says that the rows are there.
+
+    On a GPU everything is compiled before the second: a first gradient that took seconds more would be stale.
+    """
     order: Order = line.recv()
     load_added(order.added)
     recipe = recipe_file.build(parse_toml(order.recipe, Path("the recipe")), "the recipe")
-    learner = make_learner(recipe, torch.device("cpu"), init=False)
-    shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates)
+    device = _own_device(order)
+    try:
+        learner = make_learner(recipe, device, init=False)
+    except (RuntimeError, MemoryError) as cause:
+        if not is_out_of_memory(cause):
+            raise
+        raise Fault("its copy of the model does not fit the memory; take fewer parallel.workers") from cause
+    held = device if order.mapped is None else torch.device("cuda", 0)
+    shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates, held, order.mapped)
+    if device.type == "cuda":
+        learner.warm_up(RandomRows(recipe).rows(order.rows[1]), order.rows[1])
     before: int = line.recv()
     compute = _computing(recipe, Plan.from_dict(order.plan, "the plan"), order, before, learner, shared)
     while True:
         line.send(compute(Share(*line.recv())))
+
+
+def _own_device(order: Order) -> torch.device:
+    """The CPU where weights are there; else a GPU, which workers share if there are more of them."""
+    if order.mapped is None:
+        return torch.device("cpu")
+    pick_device()  # compiled kernels are kept
+    device = torch.device("cuda", order.worker % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _computing(
@@ -82,7 +107,7 @@ def _computing(
     """What computes the gradient of a share into shared memory, and returns its loss and predictions."""
     source, seed = open_corpus(recipe, plan).training(learner.device), recipe.run.seed
     batch, per_device = order.rows
-    gradients, slow = shared.gradients[order.worker], slowness(order.worker)
+    slow = slowness(order.worker)
     least = step_seconds() / order.workers
 
     def compute(share: Share) -> tuple[float, int]:
@@ -96,8 +121,7 @@ def _computing(
             if tally.fitted:
                 break
             per_device = half(min(per_device, len(index.rows)))
-        for tensor, gradient in zip(gradients.values(), learner.optimizer.gradients(), strict=True):
-            tensor.copy_(gradient)
+        shared.put_gradients(learner.optimizer.gradients(), order.worker)
         learner.drop_gradient()
         slow_down(slow, begun, learner.device, least)
         return float(tally.nats), tally.predictions

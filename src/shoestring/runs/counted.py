@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 
-from shoestring.core.errors import ShoestringError
+from shoestring.core.environment import launched
+from shoestring.core.errors import PlanError, ShoestringError
 from shoestring.core.family import is_compiled, learned_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, Point, Profile
+from shoestring.core.units import Bytes
 from shoestring.cost.memory import CONTEXT_BYTES, HELD_SHARE, PROCESS_BYTES, estimate_memory
 from shoestring.cost.seconds import training_flops
 from shoestring.planning.split import divisors_of
@@ -72,7 +75,10 @@ def look(device: torch.device) -> Here:
 
 
 def counted_profile(task: Task, device: torch.device, devices: int = 1, here: Here | None = None) -> Profile | None:
-    """The profile for a device's share of the batch; None where memory cannot be counted, or may be too small."""
+    """The profile for a device's share of the batch; None where memory cannot be counted, or may be too small.
+
+    Workers on one GPU have equal parts of its memory; raises PlanError where none fits its part.
+    """
     recipe = task.recipe
     if recipe.kind == "hmm" or (recipe.parallel is not None and recipe.parallel.shard and devices > 1):
         return None
@@ -81,12 +87,30 @@ def counted_profile(task: Task, device: torch.device, devices: int = 1, here: He
     except ShoestringError:  # of a network that is measured, or files that say more clearly what is wrong
         return None
     here = here or look(device)
-    free = here.free
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    sharing = sharing_of(recipe, gpus)
+    copies = sharing + (gpus > 0 and recipe.strategy == "async")  # one more process holds the weights
+    free = None if here.free is None else here.free // copies
     most = free if recipe.budget.memory is None else min(int(recipe.budget.memory), free or int(recipe.budget.memory))
     fitting = {rows: peak for rows, peak in peaks.items() if most is None or peak <= ROOM_SHARE * most}
+    if not fitting and copies > 1:
+        rows = min(peaks, key=lambda each: peaks[each])
+        each, needs = (Bytes(number).short() for number in (most or 0, peaks[rows]))
+        raise PlanError(
+            f"nothing fits the memory: {copies} processes share a GPU, {each} for each, of which {ROOM_SHARE:.0%} are "
+            f"used, and a micro-batch of {rows} needs {needs}; take fewer parallel.workers, or a smaller model or "
+            f"data.length"
+        )
     if not fitting:
         return None
-    return _profile(task, here, fitting)
+    return replace(_profile(task, here._replace(free=free), fitting), sharing=sharing if sharing > 1 else None)
+
+
+def sharing_of(recipe: Recipe, gpus: int) -> int:
+    """The workers of a run on one GPU of this machine; 1 where each has its own, or there is none."""
+    here = launched()
+    local = recipe.workers if here.world == 1 else here.local_world or 1
+    return -(-local // gpus) if gpus else 1
 
 
 def counted_peaks(recipe: Recipe, vocabulary: int, device: torch.device, share: int) -> dict[int, int]:

@@ -59,7 +59,8 @@ def started(recipe: Recipe, plan_file: Path | None) -> Iterator[Callable[[], Non
 def environments(workers: int) -> list[dict[str, str]]:
     """What torchrun would put into the environment of each of so many workers on this machine."""
     threads = os.environ.get(THREADS) or str(threads_each(workers))
-    shared = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(workers))
     return [shared | {THREADS: threads, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
 
 

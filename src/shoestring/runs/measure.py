@@ -158,7 +158,7 @@ def at_once(task: Task, how: Measuring, reporter: Reporter) -> Profile | None:
     cached, file = _kept_here(task, how, device, 1)
     if cached is not None:
         reporter.say(_where_kept(cached, file))
-    return cached or counted_profile(task, device)
+    return cached or counted_profile(task, device, task.recipe.workers if task.recipe.strategy == "async" else 1)
 
 
 def at_once_together(task: Task, how: Measuring, group: ProcessGroup) -> Profile | None:

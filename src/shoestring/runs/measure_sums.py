@@ -43,8 +43,11 @@ def sum_seconds(group: ProcessGroup, numbers: int) -> float:
 
 def with_sum(profile: Profile, group: ProcessGroup) -> Profile:
     """A profile with the sum over the processes of a group, called by all of them."""
+    import torch
+
     seconds = sum_seconds(group, profile.cost.total_parameters)
-    return replace(profile, sum_seconds=seconds, sum_workers=group.world)
+    sharing = -(-group.world // torch.cuda.device_count()) if group.through_host else None
+    return replace(profile, sum_seconds=seconds, sum_workers=group.world, sharing=sharing)
 
 
 def with_sum_of(profile: Profile, workers: int) -> Profile:

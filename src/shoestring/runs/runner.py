@@ -89,6 +89,11 @@ def _run_together(
 
     with sharing_work(pick_device(), watch) as group:
         reporter = reporter if group.rank == 0 else Reporter()
+        if group.through_host:
+            if recipe.parallel is not None and recipe.parallel.shard:
+                raise UserError(f"parallel.shard: each of its processes needs its own GPU, and {group.world} share one")
+            why = "NCCL takes one process per GPU"
+            reporter.say(f"{group.world} workers share the GPUs: {why}, so they exchange through the host (gloo)")
         finished = _run(recipe, reporter, clock, plan_file, limit, until, group)
         return finished if group.rank == 0 else None
 

@@ -38,7 +38,7 @@ class Share(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """What a worker tells of a share whose gradient lies in shared memory."""
+    """What a worker says of a share whose gradient lies in shared memory."""
 
     nats: float
     predictions: int
@@ -112,6 +112,7 @@ class Dealer:
         if self._applied is None or not (self._waiting or self._under_way):
             self._applied = step * self.workers
         self._schedule = schedule
+        self._shared.wait()  # weights that were restored are there when a worker reads them
         self._waiting += [Share(step, number) for number in range(self.workers)]
         self._deal()
         return AsyncStep(step, self)
@@ -191,7 +192,8 @@ class Dealer:
                 compensate(gradient, shared.weights[name], read, self._compensation, told.predictions)
         for parameter, gradient in self._gradients[worker]:
             parameter.grad = gradient
-        tally = Tally(torch.tensor(told.nats, dtype=torch.float64), told.predictions)
+        nats = torch.tensor(told.nats, dtype=torch.float64, device=self._learner.device)
+        tally = Tally(nats, told.predictions)
         with shared.changing():
             update = self._learner.update(tally, self._rate(self._applied // self.workers))
         norm = float(update.norm)
