@@ -230,11 +230,13 @@ def test_ctrl_c_while_it_waits_ends_all_processes() -> None:
         # the instant before the wait is noticed only after it, so there is a second one, as of a person
         me = (threading.get_ident(), signal.SIGINT)
         pressed = [threading.Timer(seconds, signal.pthread_kill, me) for seconds in (0.05, 10.0)]
-        for each in pressed:
-            each.start()
-        with pytest.raises(KeyboardInterrupt):
-            trials.ask({"do": "sleep"})
-        pressed[1].cancel()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                for each in pressed[::-1]:
+                    each.start()
+                trials.ask({"do": "sleep"})
+        finally:
+            pressed[1].cancel()
     assert not any(process.exists() for process in processes)
 
 
