@@ -125,7 +125,7 @@ def _run(
         from shoestring.probe import child
         from shoestring.studies.sweep import driver, survey
 
-        survey.crowd = lambda *_: None  # it would take seconds
+        survey.crowd = survey.fly = lambda *_: None  # they would take seconds
         child.subprocess = SimpleNamespace(Popen=_Child, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
         driver.subprocess = SimpleNamespace(Popen=_SweepRun, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
     if begin is None:

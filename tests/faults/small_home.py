@@ -104,7 +104,7 @@ def _quick() -> Iterator[None]:
     before = sys.modules.get("vl_convert", refuse)
     sys.modules["vl_convert"] = None  # type: ignore[assignment]
     try:
-        with mock.patch.object(RemoteTrials, "ask", refuse), mock.patch.object(sample_texts, "LEAST_SECONDS", 1e9):
+        with mock.patch.object(RemoteTrials, "ask", refuse), mock.patch.object(sample_texts, "TEXTS_SECONDS", 1e9):
             yield
     finally:
         del sys.modules["vl_convert"]

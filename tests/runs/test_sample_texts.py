@@ -18,12 +18,13 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import Fault
 from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
+from shoestring.planning.stops import TEXTS_SECONDS, TEXTS_SHARE
 from shoestring.report.page import write_page
 from shoestring.report.samples import texts_by_prompt
 from shoestring.runs import sample_texts, session
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
-from shoestring.runs.sample_texts import LEAST_SECONDS, SHARE, TOKENS, Sample, SampleTexts, _beginnings
+from shoestring.runs.sample_texts import TOKENS, Sample, SampleTexts, _beginnings
 from shoestring.track import LineFile, read_lines
 
 
@@ -66,9 +67,9 @@ def test_texts_take_a_bounded_share_of_the_time_and_are_spread_over_it(
     for step in range(1, 101):
         clock.now, training = clock.now + each, training + each
         after(samples, step)
-    assert clock.now - training <= LEAST_SECONDS + SHARE * clock.now + 4 * token
+    assert clock.now - training <= TEXTS_SECONDS + TEXTS_SHARE * clock.now + 4 * token
     lines = read_lines(tmp_path / "samples.jsonl")
-    steps, most = [line["step"] for line in lines], int((LEAST_SECONDS + SHARE * clock.now - 4 * token) / cost)
+    steps, most = [line["step"] for line in lines], int((TEXTS_SECONDS + TEXTS_SHARE * clock.now - 4 * token) / cost)
     assert steps[0] == 1 and steps[-1] == 100, "the first and the last evaluation"
     assert min(100, most) - 2 <= len(steps) <= min(100, most)
     gaps = [after - before for before, after in itertools.pairwise(steps)]
@@ -116,7 +117,7 @@ def test_a_run_has_its_texts_in_a_file_and_on_its_page(kind: str, tiny: Path, mo
     }
     """And what it writes when asked for it, line by line."""
     file = tiny
-    monkeypatch.setattr(sample_texts, "LEAST_SECONDS", 1e9)
+    monkeypatch.setattr(sample_texts, "TEXTS_SECONDS", 1e9)
     monkeypatch.setattr(session, "draw", lambda _: {})
     if kind == "hmm":
         file = tiny.with_name("hmm.toml")
@@ -154,7 +155,7 @@ def test_a_run_has_its_texts_in_a_file_and_on_its_page(kind: str, tiny: Path, mo
 
 def test_an_interrupted_run_has_each_text_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.parent)
-    monkeypatch.setattr(sample_texts, "LEAST_SECONDS", 1e9)
+    monkeypatch.setattr(sample_texts, "TEXTS_SECONDS", 1e9)
     monkeypatch.setattr(session, "draw", lambda _: {})
     whole, cut = (load(tiny, (f"run.name={name}", "evaluate.every=0.1")) for name in ("whole", "cut"))
     for recipe in (whole, cut):

@@ -70,7 +70,8 @@ def finish(run: Planned) -> None:
 def sweep(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SweepFolder, Grid]:
     """Eighteen runs, of which all but the last one are done."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shoestring.studies.sweep.survey.crowd", lambda *_: None)  # it would take seconds
+    monkeypatch.setattr("shoestring.studies.sweep.survey.crowd", lambda *_: None)  # they would take seconds
+    monkeypatch.setattr("shoestring.studies.sweep.survey.fly", lambda *_: None)
     grid = read_grid(tiny, (), ["train.lr=1e-3,3e-3,1e-2", "model.width=16,32"], seeds=3)
     found = survey(grid, Reporter())
     keep(found)

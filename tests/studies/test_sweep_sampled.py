@@ -54,6 +54,7 @@ def driven(found: Survey, sampler: str, trials: int, most: int = 10**6) -> list[
 def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "crowd", lambda *_: None)
+    monkeypatch.setattr(module, "fly", lambda *_: None)
     return tiny
 
 

@@ -199,6 +199,8 @@ class Profile(Record):
     """Of the measurement, as 2026-11-15."""
     devices: int = 1
     """Devices that measured at the same time, one process each; the least favourable values are kept."""
+    loading_seconds: float = 0.0
+    """Of the set-up, until the libraries are loaded; a process that has loaded them does not need it."""
     sum_seconds: float | None = None
     """Of a sum of all gradients over `sum_workers` processes; None: not measured."""
     sum_workers: int | None = None

@@ -138,14 +138,16 @@ def compare(now: Plan | None, then: Plan) -> list[tuple[str, str, str, str]]:
     return [*rows, ("binding", now.binding, then.binding, "" if now.binding == then.binding else "another one")]
 
 
-def scaled_profile(profile: Profile, cost: Cost, length: int, workload: str) -> tuple[Profile, str]:
+def scaled_profile(
+    profile: Profile, cost: Cost, length: int, workload: str, exponent: float = 1.0
+) -> tuple[Profile, str]:
     """The estimated profile of a model that was not measured, from one that was, and a note on the estimate.
 
-    Passes scale with the FLOPs of a row, updates and checkpoints with the parameters. Memory does not follow from
-    these, so it is unknown.
+    Passes scale with the FLOPs of a row to the power of `exponent`, updates and checkpoints with the parameters. Memory
+    does not follow from these, so it is unknown.
     """
     old, new = (c.train_flops_per_token * rows for c, rows in ((profile.cost, profile.length), (cost, length)))
-    work, size = new / old, cost.total_parameters / profile.cost.total_parameters
+    work, size = (new / old) ** exponent, cost.total_parameters / profile.cost.total_parameters
     points = tuple(
         replace(
             point,

@@ -14,6 +14,9 @@ longer than so many seconds. Then there are fewer."""
 CPU_SHARE = 0.02
 """On a CPU an evaluation takes long where it takes this share of the time, too: seconds there vary with other work."""
 
+TEXTS_SHARE, TEXTS_SECONDS = 0.003, 0.5
+"""Texts that a model writes after evaluations take at most this share of a run's time, and these seconds."""
+
 
 def checkpoint_interval(recipe: Recipe, write_seconds: float = 0.0) -> float:
     """Seconds between checkpoints; by default more where one takes long to write."""

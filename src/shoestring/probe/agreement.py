@@ -17,7 +17,13 @@ Rules = dict[str, Callable[[Sequence[Any]], Any]]
 _TIMES = ("setup", "update", "checkpoint", "compile", "write", "warmup")
 _PROFILE: Rules = {
     **{f"{name}_seconds": max for name in _TIMES},
-    **{"validate_seconds_per_row": max, "available_bytes": min, "thorough": all, "estimated": any},
+    **{
+        "validate_seconds_per_row": max,
+        "available_bytes": min,
+        "loading_seconds": min,
+        "thorough": all,
+        "estimated": any,
+    },
 }
 _POINT: Rules = dict.fromkeys(("seconds", "slowest_seconds", "fastest_seconds", "peak_bytes"), max)
 _MEMORY: Rules = {

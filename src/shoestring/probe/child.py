@@ -45,6 +45,11 @@ _loading = 0.0
 """Seconds from the start of the server to the fork of its first worker."""
 
 
+def loading() -> float:
+    """Seconds that the libraries of this worker took to load, from the start of a process."""
+    return _loading
+
+
 def worker_age() -> float:
     """Seconds since the start of a process like this worker that loaded the libraries itself, as a run does."""
     return _loading + process_age()

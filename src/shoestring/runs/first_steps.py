@@ -14,14 +14,13 @@ from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
 from shoestring.planning.lines import parts_reason, warmup_line
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.meter import Meter
+from shoestring.runs.timeline import BEFORE
 from shoestring.runs.trainee import Trainee
 from shoestring.training.checkpoint import State
 from shoestring.training.deadline import Deadline
 from shoestring.training.hooks import KeepDeadline
 from shoestring.training.loop import Report
 
-BEFORE = ("start", "measure", "plan")
-"""Parts of a session that a plan calls "spent so far"."""
 _ALIKE = 0.05
 """Steps show their speed where the last ones, the later half and all differ by no more than this share."""
 _LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
@@ -220,6 +219,7 @@ def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
         points=(point,),
         update_seconds=update,
         setup_seconds=plan.parts["set-up"],
+        loading_seconds=0.0,
         validate_seconds_per_row=plan.parts["evaluations"] / max(1, plan.evaluations or 0) / scored,
         stopped="taken from the first steps of the run",
         date=datetime.date.today().isoformat(),

@@ -37,15 +37,18 @@ def plan_task(
     devices: int = 1,
     estimate_error: float = 0.0,
     history: Sequence[Path] = (),
+    loaded: bool = False,
 ) -> Plan:
     """The plan, with `spent` seconds of the time budget already used; for an HMM, its rows are made.
+
+    `loaded`: the process has loaded its libraries in these seconds.
 
     It is corrected by the finished runs beside this one, or those in `history`. `estimate_error` is the relative error
     of a profile that was estimated instead of measured; it widens the interval of the seconds. What was measured while
     the machine was busy is no reason to refuse a run, which adapts to its pace: then a faster machine is assumed.
     """
     correction = learned(task.recipe, profile, history)
-    plan = corrected_plan(task, profile, correction, spent, devices, estimate_error)
+    plan = corrected_plan(task, profile, correction, spent, devices, estimate_error, loaded)
     return with_loss(plan, task.recipe, profile, history)
 
 
@@ -56,8 +59,11 @@ def corrected_plan(
     spent: float = 0.0,
     devices: int = 1,
     estimate_error: float = 0.0,
+    loaded: bool = False,
 ) -> Plan:
     """As `plan_task`, with a correction that is known, and without a loss: no other run is read."""
+    if loaded:
+        profile = replace(profile, setup_seconds=max(0.0, profile.setup_seconds - profile.loading_seconds))
     correction = replace(correction, spread=math.hypot(correction.spread, estimate_error))
     try:
         return task.make_plan(profile, spent, devices, correction)

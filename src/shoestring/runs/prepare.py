@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from shoestring.core.errors import DataError, InUse, UserError
 from shoestring.core.family import family_of
-from shoestring.core.recipe import Recipe
+from shoestring.core.recipe import Recipe, fingerprint
 from shoestring.core.records import Density, Plan, Profile
+from shoestring.core.schema import encode
 from shoestring.data.tokenize.vocabulary import row_specials, text_room, vocabulary_size
 from shoestring.planning.corpus import Ready
 from shoestring.runs.reporter import Reporter
@@ -82,6 +83,28 @@ def ready_rows(recipe: Recipe) -> Ready | None:
 
         rows = len(PackedSource(store, "train", length, data.packing))
     return Ready(rows, store.manifest.bytes, f"for training, in {store.paths.folder}")
+
+
+def rows_key(recipe: Recipe) -> str:
+    """What the rows on disk depend on: recipes with the same key share them."""
+    data = {name: value for name, value in encode(recipe.data).items() if value is not None}
+    seed = recipe.run.seed if recipe.data.source.kind == "stories" else None
+    return fingerprint([data, seed, None if recipe.hmm is None else [recipe.hmm.unique, recipe.hmm.plain]])
+
+
+def is_prepared(recipe: Recipe, plan: Plan | None = None) -> bool:
+    """Whether the rows of a run are on disk, or need no preparing."""
+    data = recipe.data
+    if data.stream is not None or data.label is not None or data.source.kind == "store":
+        return True
+    if recipe.hmm is not None:
+        from shoestring.data.store.sentence_store import rows_file
+
+        return rows_file(data, recipe.run.seed, recipe.hmm).is_file()
+    from shoestring.data.store.prepare import planned_documents, store_folder
+    from shoestring.data.store.store import StorePaths
+
+    return StorePaths(store_folder(data, recipe.run.seed, planned_documents(data, plan))).manifest.is_file()
 
 
 def prepared_documents(recipe: Recipe) -> tuple[int, ...]:

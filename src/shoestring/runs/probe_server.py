@@ -14,7 +14,7 @@ from shoestring.core import recipe_file
 from shoestring.core.errors import UserError
 from shoestring.core.registry import load_added
 from shoestring.core.schema import encode
-from shoestring.probe.child import Answer, Request, answer, serve, worker_age
+from shoestring.probe.child import Answer, Request, answer, loading, serve, worker_age
 from shoestring.probe.load import load, used_by_others
 from shoestring.probe.machine import available_bytes, describe_machine, pick_device
 from shoestring.probe.meter import Meter
@@ -62,6 +62,7 @@ class Server:
             "available_bytes": self._available,
             "cost": encode(self._task.cost()),
             "setup_seconds": max(0.0, ready - (first.seconds - recording)),
+            "loading_seconds": loading(),
             "compile_seconds": first.compile_seconds if compiled else None,
             "warmup_seconds": first.warmup_seconds,
             "first_seconds": first.compile_seconds + first.warmup_seconds,

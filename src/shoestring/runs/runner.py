@@ -6,6 +6,7 @@ Measure, plan, prepare, train, evaluate, report: each writes a file, and a file 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,6 @@ def ensure_plan(
         work.begin_sampling()
         with clock.during("measure"):
             profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured, work.density)
-        given = plan_task(task, profile, clock.elapsed(), devices)
+        given = plan_task(task, profile, clock.elapsed(), devices, loaded="torch" in sys.modules)
     folder.write(folder.plan, given)
     return given

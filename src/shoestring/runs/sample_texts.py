@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoestring.core.clock import Clock
 from shoestring.core.run_folder import RunFolder
+from shoestring.planning.stops import TEXTS_SECONDS, TEXTS_SHARE
 from shoestring.track import LineFile, NoLines, read_lines
 from shoestring.training.checkpoint import State
 from shoestring.training.hooks import Label
@@ -27,8 +28,6 @@ _PROMPT = 12
 """Tokens of a prompt from a held-out row, at most: a quarter of the row."""
 _TRIED = 2
 """Tokens that are written first, to see how long a token takes."""
-SHARE, LEAST_SECONDS = 0.003, 0.5
-"""Texts take at most this share of a run's time, and these seconds."""
 
 
 class Sample(NamedTuple):
@@ -120,7 +119,7 @@ class SampleTexts:
 
     def _affordable(self, progress: float) -> float:
         """How many more evaluations can have texts, by the time that the run will take at its pace so far."""
-        left = LEAST_SECONDS + SHARE * self._clock.elapsed() / max(progress, 1e-9) - self._spent
+        left = TEXTS_SECONDS + TEXTS_SHARE * self._clock.elapsed() / max(progress, 1e-9) - self._spent
         return left / max(1e-9, TOKENS * (self._token_seconds or 0.0))
 
     def _timed(self, tokens: int) -> list[Sample]:

@@ -7,6 +7,8 @@ from typing import Any
 
 UNKNOWN = "unknown"
 """The part of a session that was killed: it did not say what it did."""
+BEFORE = ("start", "measure", "plan")
+"""Parts of a session that a plan calls "spent so far"."""
 Line = dict[str, Any]
 
 

@@ -83,14 +83,19 @@ class SentenceStore(NamedTuple):
         return f"{self.path.parent.name}-{check:08x}"
 
 
+def rows_file(data: Data, seed: int, hmm: Hmm) -> Path:
+    """Where the rows are, or will be."""
+    words = data.tokenizer.words
+    options = [words, data.length, data.documents, data.heldout, hmm.unique, hmm.plain]
+    identity = [_FORMAT, open_source(data, seed).identity(), *options]
+    return Path(data.folder) / f"sentences-{words}-{fingerprint(encode(identity))[:8]}" / FILE
+
+
 def prepare_rows(data: Data, seed: int, hmm: Hmm) -> SentenceStore:
     """The rows of `data.documents` documents (default: all), made if they are not on disk yet."""
-    source = open_source(data, seed)
     words = data.tokenizer.words
     assert words is not None, "checked when the recipe was read"
-    options = [words, data.length, data.documents, data.heldout, hmm.unique, hmm.plain]
-    identity = [_FORMAT, source.identity(), *options]
-    path = Path(data.folder) / f"sentences-{words}-{fingerprint(encode(identity))[:8]}" / FILE
+    source, path = open_source(data, seed), rows_file(data, seed, hmm)
     if path.is_file():
         drop_lock(path.parent / ".lock")
         return read_rows(path)

@@ -25,13 +25,13 @@ from shoestring.core.schema import Record
 from shoestring.core.units import Interval, Seconds
 from shoestring.probe.load import load, used_by_others
 
-_VALID = 86_400.0
+VALID = 86_400.0
 """Seconds for which a measurement is kept."""
 _PATIENCE = 120.0
 """Seconds to wait for the processes."""
-_SPENT = "spent so far"
+SPENT = "spent so far"
 """The part of a plan that is the start of its process."""
-_QUIET = 0.25
+QUIET = 0.25
 """Share of the processors that others may use while it is measured."""
 WORTH = 20.0
 """Seconds of a sweep from which on it is worth measuring."""
@@ -80,7 +80,7 @@ class Crowd(Record):
     @property
     def is_disturbed(self) -> bool:
         """Whether others used so much that it says little about another hour."""
-        return self.others is not None and self.others > _QUIET * (os.cpu_count() or 1)
+        return self.others is not None and self.others > QUIET * (os.cpu_count() or 1)
 
     def seconds(self, plan: Plan, left: float = 1.0) -> Interval:
         """Of a process that follows a plan, of which the share `left` is to do.
@@ -89,7 +89,7 @@ class Crowd(Record):
         """
         assert plan.seconds is not None, "a plan that was made has seconds"
         low, high = plan.intervals.get("seconds", (plan.seconds, plan.seconds))
-        spent = plan.parts.get(_SPENT, 0.0)
+        spent = plan.parts.get(SPENT, 0.0)
         again = self.start + plan.parts.get("set-up", 0.0) * self.slower + self.end
         if plan.binding == "time":
             ends = [each + self.end for each in (low, plan.seconds, high)]
@@ -100,7 +100,7 @@ class Crowd(Record):
 
 def of_plan(plan: Plan) -> Crowd:
     """What a plan says by itself, where nothing was measured."""
-    return Crowd(start=plan.parts.get(_SPENT, 0.0), end=0.0, slower=1.0)
+    return Crowd(start=plan.parts.get(SPENT, 0.0), end=0.0, slower=1.0)
 
 
 def crowd(at_once: int, threads: int, machine: str) -> Crowd | None:
@@ -108,7 +108,7 @@ def crowd(at_once: int, threads: int, machine: str) -> Crowd | None:
     file = cache_folder() / "crowds" / f"{fingerprint([machine, at_once, threads, sys.executable])}.json"
     with contextlib.suppress(ShoestringError):
         found = Crowd.read_if_there(file)
-        if found is not None and 0 <= time.time() - found.measured < _VALID:
+        if found is not None and 0 <= time.time() - found.measured < VALID:
             return found
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         made = measure(at_once, threads)
@@ -122,7 +122,7 @@ def crowd(at_once: int, threads: int, machine: str) -> Crowd | None:
 
 def measure(at_once: int, threads: int, seconds: float = 0.7) -> Crowd:
     """Start so many processes, let them work alone and together, and end them."""
-    began, before, own = time.perf_counter(), load(), _children()
+    began, before, own = time.perf_counter(), load(), children()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-c", PROCESS]
     processes = [
@@ -156,11 +156,11 @@ def measure(at_once: int, threads: int, seconds: float = 0.7) -> Crowd:
                 pass
     slower = max(1.0, alone / together) if at_once > 1 else 1.0
     after = load()
-    others = used_by_others(before, after._replace(own=after.own + _children() - own))
+    others = used_by_others(before, after._replace(own=after.own + children() - own))
     return Crowd(start=fmean(starts), end=end, slower=slower, measured=time.time(), others=others)
 
 
-def _children() -> float:
+def children() -> float:
     """Seconds of processors that processes of this one took, which have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

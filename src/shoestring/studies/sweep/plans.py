@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from shoestring.planning.alternatives import ESTIMATE_ERROR, scaled_profile
 from shoestring.planning.history import Correction
 from shoestring.runs.measure import measure_unkept, measuring_of, own_profile
 from shoestring.runs.plan import corrected_plan, learned
-from shoestring.runs.prepare import recipe_density, specials_per_row
+from shoestring.runs.prepare import is_prepared, recipe_density, specials_per_row
 from shoestring.runs.profile_cache import cache_file, read_cached
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.settle import settled
@@ -51,6 +52,10 @@ class Forecast:
     how: str
     """counted, measured or scaled; empty for a refusal."""
     refusal: str | None = None
+    recipe: Recipe | None = None
+    """With numbers in place of "auto"; None for a refusal."""
+    profile: Profile | None = None
+    """That it was planned by."""
     crowd: Crowd | None = None
     """What processes take besides; None: not measured."""
 
@@ -111,12 +116,25 @@ def cost_key(recipe: Recipe) -> str:
     return fingerprint(parts)
 
 
+def work_key(recipe: Recipe) -> str:
+    """What decides the seconds of each part of a run, however many steps and evaluations it has."""
+    parts = {section: fields for section, fields in encode(recipe).items() if fields is not None}
+    for section in ("run", "budget", "track"):
+        parts.pop(section, None)
+    for section, names in (*FREE.items(), ("evaluate", ("every",)), ("data", ("folder",))):
+        if section in parts:
+            parts[section] = {name: value for name, value in parts[section].items() if name not in names}
+    return fingerprint(parts)
+
+
 class _Planner:
     """Plans recipes, and looks up once what they share."""
 
     def __init__(self, reporter: Reporter, spent: float):
         self._reporter, self._spent = reporter, spent
         self._densities: dict[str, Density | None] = {}
+        self._making: dict[str, float] = {}
+        """Seconds in which rows of HMMs were made, by their text."""
         self._corrections: dict[tuple[str, str, str], Correction] = {}
         self._here: Here | None = None
 
@@ -148,6 +166,10 @@ class _Planner:
     def _task(self, recipe: Recipe) -> Task:
         task = settled(recipe, RunFolder.of(recipe), density=lambda: self._density(recipe), speed=self._speed)
         task.check(1)
+        if recipe.hmm is not None and not is_prepared(recipe):
+            began = time.perf_counter()
+            task.before_measuring()
+            self._making[recipe.corpus] = time.perf_counter() - began
         return task
 
     def _known(self, task: Task, folder: RunFolder) -> Profile | None:
@@ -183,7 +205,10 @@ class _Planner:
         profile = replace(profile, density=density)
         error = ESTIMATE_ERROR if how == "scaled" else 0.0
         correction = self._correction(recipe, profile)
-        return Forecast(plan=corrected_plan(task, profile, correction, self._spent, 1, error), how=how)
+        plan = corrected_plan(task, profile, correction, self._spent, 1, error, True)
+        if (making := self._making.get(recipe.corpus)) is not None:  # as others of the sweep will, with another seed
+            plan = with_part(plan, "prepare", making)
+        return Forecast(plan=plan, how=how, recipe=recipe, profile=profile)
 
     def _density(self, recipe: Recipe) -> Density | None:
         key = recipe.corpus
@@ -214,6 +239,18 @@ class _Planner:
         return here.device.type, PASS_SHARE[here.device.type] * here.flops(recipe)
 
 
+def with_part(plan: Plan, name: str, seconds: float) -> Plan:
+    """The plan with one more part."""
+    assert plan.seconds is not None, "a plan that was made has seconds"
+    low, high = plan.intervals.get("seconds", (plan.seconds, plan.seconds))
+    return replace(
+        plan,
+        parts=plan.parts | {name: seconds},
+        seconds=plan.seconds + seconds,
+        intervals=plan.intervals | {"seconds": (low + seconds, high + seconds)},
+    )
+
+
 @contextlib.contextmanager
 def _refused(found: dict[str, Forecast], key: str) -> Iterator[None]:
     """Keep the message of a plan that is refused as the forecast of its run."""
@@ -224,14 +261,23 @@ def _refused(found: dict[str, Forecast], key: str) -> Iterator[None]:
 
 
 def _scaled(task: Task, measured: Sequence[Profile]) -> Profile:
-    """The nearest measured profile by FLOPs, scaled."""
+    """The nearest measured profile by FLOPs, scaled as seconds grow between the two nearest."""
     cost, length = task.cost(), task.recipe.data.length
     flops = cost.train_flops_per_token * length
 
-    def distance(profile: Profile) -> float:
-        return abs(math.log(flops / (profile.cost.train_flops_per_token * profile.length)))
+    def work(profile: Profile) -> float:
+        return profile.cost.train_flops_per_token * profile.length
 
-    return scaled_profile(min(measured, key=distance), cost, length, task.workload)[0]
+    def row(profile: Profile) -> float:
+        return min(point.seconds / point.batch for point in profile.points)
+
+    nearest, *others = sorted(measured, key=lambda profile: abs(math.log(flops / work(profile))))
+    exponent = 1.0
+    for other in others[:1]:
+        if work(other) != work(nearest) and row(other) > 0 and row(nearest) > 0:
+            found = math.log(row(other) / row(nearest)) / math.log(work(other) / work(nearest))
+            exponent = min(1.0, max(0.0, found))
+    return scaled_profile(nearest, cost, length, task.workload, exponent)[0]
 
 
 def schedule(seconds: Sequence[float], at_once: int) -> list[float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from shoestring.core import recipe_file
@@ -15,10 +16,12 @@ from shoestring.core.host import free_host_bytes
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sweep_folder import SweepFolder, SweepIndex, SweepRun
 from shoestring.core.units import Interval, Seconds, counted
+from shoestring.runs.prepare import is_prepared, rows_key
 from shoestring.runs.reporter import Reporter
 from shoestring.studies.sweep.crowd import WORTH, Crowd, crowd
 from shoestring.studies.sweep.crowd import shown as crowd_shown
 from shoestring.studies.sweep.grid import Grid, Planned
+from shoestring.studies.sweep.pilots import Candidate, Pilots, fly, hand_over
 from shoestring.studies.sweep.plans import Forecast, estimates, forecasts, schedule, total
 from shoestring.studies.sweep.slots import Slots, this_machine, within_memory
 from shoestring.studies.sweep.states import Standing, failures, standing
@@ -123,8 +126,11 @@ def survey(
     else:
         slots = replace(slots, at_once=at_once or max(1, len(open_runs)), reason="if Slurm has room for them")
     notes = []
-    if elsewhere is None and (measured := _crowd(slots, made)) is not None:
-        made = _beside(made, measured)
+    if elsewhere is None and (tried := _pilots(slots, made)) is not None:
+        made = _each(made, partial(_by_pilots, tried))
+        notes.append(tried.shown())
+    elif elsewhere is None and (measured := _crowd(slots, made)) is not None:
+        made = _each(made, lambda each: replace(each, crowd=measured))
         notes.append(crowd_shown(measured, slots.at_once))
     by_name = {planned.name: each for planned, each in zip(open_runs, made)}
     return Survey(
@@ -135,36 +141,64 @@ def survey(
         forecasts=by_name,
         slots=slots,
         limit=limit if limit is not None else None if grid.sweep.time is None else float(grid.sweep.time),
-        ready=_ready(open_runs, slots.at_once),
+        ready=_ready(open_runs, made, slots.at_once),
         notes=tuple(notes),
     )
 
 
+def _pilots(slots: Slots, made: Sequence[Forecast]) -> Pilots | None:
+    """What short runs showed; None: they are not worth their time, or failed."""
+    candidates = [
+        Candidate(recipe=each.recipe, plan=each.plan, profile=each.profile)
+        for each in {id(each): each for each in made}.values()
+        if each.plan is not None and each.recipe is not None and each.profile is not None
+    ]
+    return fly(candidates, slots, _expected(slots, made))
+
+
+def _by_pilots(tried: Pilots, each: Forecast) -> Forecast:
+    """The forecast with what short runs showed; a run with a time takes it."""
+    if each.plan is None or each.plan.binding == "time":
+        return each
+    plan, process = tried.seen.corrected(each.plan)
+    return replace(each, plan=plan, crowd=process, how="measured")
+
+
+def _expected(slots: Slots, made: Sequence[Forecast]) -> float:
+    """Seconds of the sweep, before anything is measured for it."""
+    return max(schedule([each.seconds.expected for each in made], slots.at_once), default=0.0)
+
+
 def _crowd(slots: Slots, made: Sequence[Forecast]) -> Crowd | None:
     """What processes take on this machine; None: not worth measuring, or on GPUs, which they do not share."""
-    expected = max(schedule([each.seconds.expected for each in made], slots.at_once), default=0.0)
-    if slots.gpus or expected < WORTH:
+    if slots.gpus or _expected(slots, made) < WORTH:
         return None
     from shoestring.probe.machine import describe_machine, pick_device
 
     return crowd(slots.at_once, slots.threads, describe_machine(pick_device()).fingerprint)
 
 
-def _beside(made: Sequence[Forecast], measured: Crowd) -> list[Forecast]:
-    """The forecasts with what was measured; those that were one are one again."""
-    known = {id(each): replace(each, crowd=measured) for each in made}
+def _each(made: Sequence[Forecast], change: Callable[[Forecast], Forecast]) -> list[Forecast]:
+    """The forecasts with a change; those that were one are one again."""
+    known = {id(each): change(each) for each in {id(each): each for each in made}.values()}
     return [known[id(each)] for each in made]
 
 
-def _ready(runs: Sequence[Planned], at_once: int) -> frozenset[str]:
-    """The runs that start after another one on the same text has prepared it: not the first ones, which wait for it."""
-    seen: set[str] = set()
+def _ready(runs: Sequence[Planned], made: Sequence[Forecast], at_once: int) -> frozenset[str]:
+    """The runs whose rows are on disk when they start: there already, or made by an earlier run; the first ones wait
+    for each other."""
+    there: dict[str, bool] = {}
     found = set()
-    for number, planned in enumerate(runs):
-        corpus = planned.recipe.corpus
-        if number >= at_once and corpus in seen:
+    for number, (planned, each) in enumerate(zip(runs, made)):
+        if each.plan is None:
+            continue
+        key = rows_key(planned.recipe)
+        if key not in there:
+            there[key] = is_prepared(planned.recipe, each.plan)
+        elif number >= at_once:
+            there[key] = True
+        if there[key]:
             found.add(planned.name)
-        seen.add(corpus)
     return frozenset(found)
 
 
@@ -205,6 +239,9 @@ def keep(found: Survey) -> list[str]:
         file, text = found.folder.recipe(planned.name), recipe_file.dump(planned.recipe)
         if not file.is_file() or file.read_text() != text:
             write_whole(file, text)
+        made = found.forecasts.get(planned.name)
+        if made is not None and made.profile is not None and found.standings[planned.name].state == "waiting":
+            hand_over(made.profile, planned.recipe, RunFolder.of(planned.recipe))
     found.index.write(found.folder.index)
     return said
 
