@@ -257,6 +257,16 @@ class Sharing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grown:
+    """The batch of a run that may grow (train.grow)."""
+
+    rows: int
+    """Of an update, at the end."""
+    noise: float | None
+    """The gradient noise scale in rows, as measured last; None: too few steps for it, or no gradient in the noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome(Record):
     """The outcome of a run; its presence as DONE means that the run is finished."""
 
@@ -293,6 +303,8 @@ class Outcome(Record):
     little was known, or there is no learning rate."""
     sharing: Sharing | None = None
     """None: one process took all steps, or an older version wrote the record."""
+    grown: Grown | None = None
+    """None: the batch may not grow."""
 
     def contradictions(self) -> list[str]:
         lines = negatives(self)

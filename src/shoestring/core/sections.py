@@ -254,6 +254,9 @@ class Train:
 
     batch: Annotated[int | Auto | None, _ROWS, "effective batch in rows; this or tokens; default: auto"] = None
     tokens: Annotated[Count | None, _COUNT, "effective batch in positions: a multiple of data.length"] = None
+    grow: Annotated[
+        int | None, Between(1, 5), "how often the batch may double where gradient noise is larger; default: never"
+    ] = None
     per_device: Annotated[int | None, _ROWS, "micro-batch: rows per device and pass; default: fastest that fits"] = None
     optimizer: Annotated[
         str,

@@ -115,6 +115,8 @@ def _parallel_problems(parallel: Parallel, train: Train, tuned: bool) -> list[st
         found.append(f'train.optimizer = "{train.optimizer}": needs whole matrices, and parallel.shard divides them')
     if parallel.shard and tuned:
         found.append("parallel.shard: frozen parts and adapters are for whole models; leave one of the two out")
+    if train.grow is not None and (parallel.shard or parallel.shares != "sync"):
+        found.append("train.grow: is for whole models that are updated together; leave parallel out, or this")
     if parallel.shares != "local":
         given = [name for name in _LOCAL if getattr(parallel, name) is not None]
         found += [f'parallel.{name}: {strategy} has none; it is for parallel.strategy = "local"' for name in given]

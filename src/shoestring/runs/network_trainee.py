@@ -16,7 +16,7 @@ from shoestring.core.errors import StorageError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.core.results import Evaluation, Sharing
+from shoestring.core.results import Evaluation, Grown, Sharing
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Train, number
 from shoestring.core.units import Bytes
@@ -41,6 +41,7 @@ from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
 from shoestring.training.checkpoint import Saveable, State
+from shoestring.training.growth import GrowingStepper, NoiseLines
 from shoestring.training.hooks import Evenly
 from shoestring.training.learner import Learner
 from shoestring.training.loop import AnyHook, Requests
@@ -67,6 +68,7 @@ class NetworkTrainee(Trainee):
     _reads: StoreCorpus | None
     """The store with the rows that it reads, if they come from one."""
     _drift: Drift | None = None
+    _say: Callable[[str], object] = staticmethod(lambda _: None)
 
     def __init__(self, recipe: Recipe, plan: Plan, group: ProcessGroup):
         assert plan.steps and plan.per_device and plan.effective_batch, "a network's plan has them"
@@ -92,7 +94,7 @@ class NetworkTrainee(Trainee):
 
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
         recipe, group = self.recipe, self.group
-        continued = bool(recipe.train.continued)
+        self._say, continued = say, bool(recipe.train.continued)
         init = fresh and not continued
         self.learner = make_learner(recipe, group.device, group, init, say, self._compiles_beside())
         if fresh and continued:
@@ -136,7 +138,9 @@ class NetworkTrainee(Trainee):
         self._stepper.slowness, self._stepper.least_seconds = slowness(group.rank), step_seconds()
 
     def _make_stepper(self, source: TokenSource, train: Train, **rest: int) -> Stepper:
-        return Stepper(self.learner, source, train, **rest)
+        if train.grow is None:
+            return Stepper(self.learner, source, train, **rest)
+        return GrowingStepper(self.learner, source, train, most=train.grow, say=self._say, **rest)
 
     def warmup(self) -> Warmup:
         if self.recipe.train.continued:
@@ -163,7 +167,9 @@ class NetworkTrainee(Trainee):
         return self._stepper.halve()
 
     def saved_values(self) -> dict[str, Any]:
-        before = {"before": self._before} if self._before else {}
+        before: dict[str, Any] = {"before": self._before} if self._before else {}
+        if isinstance(self._stepper, GrowingStepper):
+            before["growth"] = self._stepper.growth.saved()
         pools = () if self._reads is None else self._reads.training_rows.pools
         if self._reads is None or len(pools) < 2:
             return before
@@ -172,6 +178,8 @@ class NetworkTrainee(Trainee):
     def put_values(self, values: dict[str, Any]) -> None:
         self._saved = values
         self._stepper.before = self._before = steps_before(values, RunFolder.of(self.recipe).checkpoints)
+        if isinstance(self._stepper, GrowingStepper) and "growth" in values:
+            self._stepper.put(values["growth"])
         self._known.forget()
 
     def continue_rows(self) -> None:
@@ -213,7 +221,8 @@ class NetworkTrainee(Trainee):
             self._drift = Drift.read(RunFolder.of(self.recipe).overlap)
         every = max(1, self.planned_steps // METRICS_LINES)
         log = hooks.Log(metrics, timings, clock, every, int(self.tokens_per_step))
-        return [log] if self._drift is None else [log, AfterFirstStep(self._distance, metrics)]
+        found: list[AnyHook] = [log] if self._drift is None else [log, AfterFirstStep(self._distance, metrics)]
+        return [*found, NoiseLines(self._stepper, metrics)] if isinstance(self._stepper, GrowingStepper) else found
 
     def evaluates(self, state: State) -> Evenly:
         every, planned = self.recipe.evaluate.every, self.plan.evaluations
@@ -260,6 +269,9 @@ class NetworkTrainee(Trainee):
             return None
         sent = None if self.learner.sharded else state.step * weight_bytes(self.learner.optimizer.masters.values())
         return Sharing(strategy="sync", workers=workers, synchronisations=state.step, sent_bytes=sent)
+
+    def grown(self) -> Grown | None:
+        return self._stepper.grown() if isinstance(self._stepper, GrowingStepper) else None
 
     def counted_loss(self) -> float | None:
         return counted_loss(self.corpus)

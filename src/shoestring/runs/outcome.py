@@ -49,6 +49,7 @@ def outcome_of(
         skipped=state.skipped,
         verdicts=verdicts_of(folder),
         sharing=trainee.sharing(state),
+        grown=trainee.grown(),
         forecast=recorded_forecast(Curve.of(read_lines(folder.metrics))),
     )
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
-from shoestring.core.results import Evaluation, Sharing
+from shoestring.core.results import Evaluation, Grown, Sharing
 from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.runs.sample_texts import Sample
@@ -185,6 +185,10 @@ class Trainee(ABC):
     def predictions_made(self, state: State) -> int | None:
         """Tokens that contributed to the loss; None: unknown."""
         return state.predictions
+
+    def grown(self) -> Grown | None:
+        """The batch at the end, if it may grow."""
+        return None
 
     def sharing(self, state: State) -> Sharing | None:  # noqa: ARG002
         """How its workers shared what they learned; None: there is one, or it is not counted."""

@@ -95,6 +95,10 @@ class Learner:
         self._fresh = True
         """Whether no gradient has been computed since the last update."""
         self._prepared = False
+        self.notes_part = False
+        """Whether the gradient's squared norm is noted after the first pass of an update."""
+        self.part: tuple[Tensor, int] = torch.zeros((), device=device), 0
+        """It, of the summed loss, and the predictions of that pass."""
         self.unscored = 0
         """How often rows to be scored did not fit the memory."""
 
@@ -132,7 +136,8 @@ class Learner:
         predictions = batch.predictions()
         if self._beside is not None and self._fresh and self._beside.ready:
             self._take_compiled()
-        parts = [part.to(self.device) for part in batch.split(per_device)]
+        apart = batch.split(per_device)
+        parts = [part.to(self.device) for part in apart]
         try:
             self._prepare()
             recording = None if self._recordings is None else self._recordings.of(parts, begin=self._fresh)
@@ -145,6 +150,8 @@ class Learner:
                     loss = self._loss(part)
                     loss.backward()
                     nats += loss.detach()
+                if self._fresh and self.notes_part:
+                    self.part = self._square(), apart[0].predictions()
                 self._fresh = False
             return Tally(nats, predictions)
         except (RuntimeError, MemoryError, OSError) as cause:
@@ -210,6 +217,11 @@ class Learner:
             loss: Tensor = self.model(part) if self.loss_scale is None else self.model(part, self.loss_scale.value)
         return loss
 
+    def _square(self) -> Tensor:
+        """The squared norm of the gradient of this process."""
+        square = squared_norm(self.optimizer.gradients()).double()
+        return square if self.loss_scale is None else square / self.loss_scale.value.double() ** 2
+
     def drop_gradient(self) -> None:
         self._fresh = True
         self.optimizer.clear()
@@ -229,7 +241,7 @@ class Learner:
         else:
             give_back()
 
-    def update(self, tally: Tally, lr: float, others: Sequence[float] = ()) -> Update:
+    def update(self, tally: Tally, lr: float, others: Sequence[float | Tensor] = ()) -> Update:
         """Add up the gradients of `summed_over`, divide them once by all predictions, clip, take a step and clear.
 
         If loss or norm is not finite or a process ran out of memory, neither this step nor any later one is taken. In
@@ -240,9 +252,10 @@ class Learner:
             self._beside.passed()
         return found
 
-    def _update(self, tally: Tally, lr: float, others: Sequence[float]) -> Update:
+    def _update(self, tally: Tally, lr: float, others: Sequence[float | Tensor]) -> Update:
         numbers = (tally.predictions, not tally.fitted, *others)
-        sums = torch.stack([tally.nats, *(torch.full_like(tally.nats, float(number)) for number in numbers)])
+        each = (n if isinstance(n, Tensor) else torch.full_like(tally.nats, float(n)) for n in numbers)
+        sums = torch.stack([tally.nats, *each])
         if self._rate is not None:
             self._rate.fill_(lr)
         recorded = None if self._recordings is None else self._recordings.update(sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch
 from shoestring.training.learner import Learner
 from shoestring.training.loop import Consensus, Report, Requests, Sum
-from shoestring.training.passes import Update, half
+from shoestring.training.passes import Tally, Update, half
 from shoestring.training.schedule import Schedule, learning_rate
 
 
@@ -97,15 +98,30 @@ class Stepper:
         """Of the passes over all rows of a step; those over a share of them take that share of it."""
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> NetworkStep:
+        index, rows, tally = self.take_rows(step)
+        others = requests.numbers(self.learner.group.rank)
+        return self.update(step, index, rows, tally, self.rate(step, schedule), others)
+
+    def take_rows(self, step: int) -> tuple[RowIndex, Batch, Tally]:
+        """The rows of a step, those of this process, and their loss, whose gradient is added."""
         learner, group = self.learner, self.learner.group
         index = self.source.order(self._seed, self.before + step, self._batch)
         _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
         rows = self.source.batch(index.share(group.rank, group.world, self.even))
-        lr = learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
         begun = time.perf_counter()
         tally = learner.accumulate(rows, self.per_device)
         slow_down(self.slowness, begun, learner.device, self.least_seconds / group.world)
-        numbers, done = _to_host(learner.update(tally, lr, requests.numbers(group.rank)))
+        return index, rows, tally
+
+    def rate(self, step: int, schedule: Schedule) -> float:
+        """The learning rate of a step."""
+        return learning_rate(self._settings, schedule.progress(step + 0.5), schedule.warmup)
+
+    def update(
+        self, step: int, index: RowIndex, rows: Batch, tally: Tally, lr: float, others: Sequence[float | Tensor]
+    ) -> NetworkStep:
+        """The update that ends a step."""
+        numbers, done = _to_host(self.learner.update(tally, lr, others))
         return NetworkStep(step, index, rows, lr, numbers, done, time.perf_counter() if done is None else None, self)
 
     def meets(self, step: int, schedule: Schedule) -> bool:  # noqa: ARG002
