@@ -554,6 +554,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
         "compile": True,
         "recompute": "full",
         "ema": 0.9,
+        "grow": 2,
         "head_lr": 2.0,
         "polar_express": True,
         "normalize_neurons": True,
