@@ -92,6 +92,7 @@ def measured(setting: Setting, arguments: argparse.Namespace, folder: Path) -> d
         "tokens": outcome["tokens"],
         "tokens_per_second": pace(folder / name, outcome["tokens"] / arguments.steps),
         "sent_bytes": sharing.get("sent_bytes"),
+        "memory": sharing.get("memory"),
         "staleness": counts,
         "staleness_mean": statistics.fmean(stale) if stale else None,
         "staleness_max": max(stale) if stale else None,

@@ -9,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
 from shoestring.parallel.members import Members
 from shoestring.parallel.process_group import ProcessGroup, join
-from shoestring.parallel.shared_weights import SharedWeights
+from shoestring.parallel.shared_weights import NotShared, SharedWeights
 from shoestring.training.learner import Learner
 from shoestring.training.local import Average, LocalSettings
 
@@ -152,14 +153,22 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def refuse_gpu(shared: SharedWeights) -> None:
+    if shared.device.type == "cuda":
+        raise NotShared("as in a sandbox")
+
+
 def test_one_worker_takes_the_synchronous_steps(there: Path) -> None:
-    """By another process, whose gradients this one applies: what it maps is what was computed."""
+    """By another process, whose gradients this one applies: in the memory of the GPU, or else of the host."""
     exact = ("train.precision=fp32", "train.checkpoint_every=1h")
     sync, one = train(there, "sync", *exact), train(there, "one", "parallel.strategy=async", *exact)
-    assert losses(one) == pytest.approx(losses(sync), rel=1e-4)
-    assert Evaluation.read(one.evaluation).loss == pytest.approx(Evaluation.read(sync.evaluation).loss, rel=1e-4)
-    sharing = Outcome.read(one.done).sharing
-    assert sharing is not None and sharing.staleness == (STEPS,)
+    with patch.object(SharedWeights, "map", refuse_gpu):
+        host = train(there, "host", "parallel.strategy=async", *exact)
+    for run, memory in ((one, "cuda"), (host, "cpu")):
+        assert losses(run) == pytest.approx(losses(sync), rel=1e-4)
+        assert Evaluation.read(run.evaluation).loss == pytest.approx(Evaluation.read(sync.evaluation).loss, rel=1e-4)
+        sharing = Outcome.read(run.done).sharing
+        assert sharing is not None and (sharing.staleness, sharing.memory) == ((STEPS,), memory)
 
 
 TWO = ("killed", "parallel.strategy=async", "parallel.workers=2")

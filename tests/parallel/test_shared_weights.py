@@ -9,7 +9,7 @@ import torch
 
 from shoestring.core.errors import Fault
 from shoestring.parallel import shared_weights
-from shoestring.parallel.shared_weights import SharedWeights
+from shoestring.parallel.shared_weights import NotShared, SharedWeights
 
 GPU = torch.device("cuda", 0)
 LIKE = {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.float64), "c": torch.tensor(1.0)}
@@ -44,13 +44,13 @@ def test_a_gpu_without_room_names_what_is_needed_and_what_is_free(monkeypatch: p
         SharedWeights(LIKE, 2, device=GPU)
 
 
-def test_memory_that_cannot_be_mapped_is_a_fault_with_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_mapped_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sandbox without CUDA IPC, in the process that has the memory and in another."""
-    with pytest.raises(Fault, match=r'\(invalid device handle\).*parallel.strategy = "local"'):
+    with pytest.raises(NotShared, match=r"the memory of the GPU here .invalid device handle; expandable"):
         SharedWeights(LIKE, 2, device=GPU, mapped=(refused(RuntimeError("invalid device handle")), ()))
     monkeypatch.setattr(
         shared_weights, "_allocated", lambda size, *_: torch.zeros(size, dtype=torch.uint8, device="meta")
     )
     monkeypatch.setattr(shared_weights, "reduce_tensor", refused(RuntimeError("operation not supported")))
-    with pytest.raises(Fault, match="operation not supported"):
+    with pytest.raises(NotShared, match="operation not supported"):
         SharedWeights(LIKE, 2, device=GPU).map()

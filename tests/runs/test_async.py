@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from commands import forks
 from conftest import TINY
 
@@ -18,6 +20,8 @@ from shoestring.core.recipe_file import load
 from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.parallel.process_group import ProcessGroup
+from shoestring.parallel.shared_weights import NotShared
 from shoestring.runs import session
 from shoestring.runs.async_trainee import AsyncTrainee
 from shoestring.runs.reporter import Reporter
@@ -131,3 +135,33 @@ def test_torchrun_is_refused(there: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="which is the one for several machines"):
         train(there, "several", "parallel.strategy=async")
+
+
+def test_workers_that_cannot_map_a_gpu_share_the_memory_of_the_host() -> None:
+    """Known to the first process when it shares the memory, or later, by the answer of a worker."""
+    trainee, said, devices = AsyncTrainee.__new__(AsyncTrainee), [], []
+    ends = [Pipe() for _ in range(2)]
+    trainee.group, trainee._say = ProcessGroup(0, 1, torch.device("cpu")), said.append
+    trainee._processes, trainee._lines = [], {number: own for number, (own, _) in enumerate(ends)}
+    ends[0][1].send(None)
+    ends[1][1].send(NotShared("no IPC"))
+    with pytest.raises(NotShared, match="no IPC"):
+        trainee._check_mapped()
+
+    def start(device: torch.device) -> None:
+        devices.append(device.type)
+        if len(devices) == 1:
+            raise NotShared("no IPC")
+
+    with patch.object(trainee, "_start_workers", start):
+        trainee.warm_up()
+    assert devices == ["cpu", "cpu"]
+    assert said == ["no IPC; the workers share that of the host, which is slower"]
+    trainee._lines = {0: Pipe()[0]}
+    trainee._lines[0].close()
+    trainee._check_mapped()  # one that has ended is noticed later
+    own, theirs = Pipe()
+    trainee._lines = {3: own}
+    theirs.send("its copy of the model does not fit")
+    with pytest.raises(Fault, match="worker 3: its copy"):
+        trainee._check_mapped()

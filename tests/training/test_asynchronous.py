@@ -78,17 +78,21 @@ def test_a_stale_gradient_is_compensated_as_by_hand() -> None:
     assert fresh.tolist() == torch.tensor(summed).tolist(), "a gradient of the present weights stays"
 
 
-def test_the_dealer_compensates_by_what_the_worker_read() -> None:
-    """Two workers read the first weights; the second gradient is applied after the first has moved them."""
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_dealer_compensates_by_what_the_worker_read(apart: bool) -> None:
+    """Two workers read the first weights; the second gradient is applied after the first has moved them.
+
+    The weights lie in shared memory, or `apart` from it, as those of a GPU from the memory of the host.
+    """
     learner, predictions, strength = make(), 11, 3.0
     shared = SharedWeights(learner.optimizer.masters, 2, keep_read=True)
-    for name, tensor in shared.weights.items():
+    for name, tensor in () if apart else shared.weights.items():
         tensor.copy_(learner.optimizer.masters[name].detach())
         learner.parameters[name].data = tensor
     ends = [Pipe() for _ in range(2)]
     settings = Train(batch=BATCH, lr=1e-2)
     dealer = Dealer(learner, shared, {n: own for n, (own, _) in enumerate(ends)}, settings, None, compensation=strength)
-    found, first = [], {name: tensor.double() for name, tensor in shared.weights.items()}
+    found, first = [], {name: tensor.detach().double() for name, tensor in learner.parameters.items()}
     update = learner.update
 
     def noted(*given: Any) -> Any:
@@ -119,4 +123,5 @@ def test_the_dealer_compensates_by_what_the_worker_read() -> None:
         expected = (mean + strength * mean**2 * (moved[name] - first[name])) * predictions
         torch.testing.assert_close(found[1][name], expected, rtol=1e-5, atol=1e-6)
         assert not torch.equal(found[1][name], own[1][name].double())
+        assert torch.equal(shared.weights[name], learner.parameters[name])
     assert counts(dealer.staleness) == (1, 1)

@@ -254,6 +254,8 @@ class Sharing:
     counted."""
     staleness: tuple[int, ...] = ()
     """Asynchronous steps: how many gradients were applied 0, 1, 2, … updates after their weights were read."""
+    memory: str | None = None
+    """Asynchronous steps: the kind of device whose memory the workers shared in the last session."""
 
 
 @dataclass(frozen=True, kw_only=True)

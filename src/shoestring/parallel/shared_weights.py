@@ -5,7 +5,8 @@ sees half an update. The system releases the lock of a process that ends.
 
 The memory is the host's or a GPU's. That of a GPU belongs to the first process, and the others map it (CUDA IPC), each
 once: addresses stay, whatever has recorded them. A process gives the lock back, or says that its gradient is there,
-only when the device is done with it. Where the first process ends, the others are ended too.
+only when the device is done with it. Where the first process ends, the others are ended too. Weights and gradients of
+GPUs may also lie in the memory of the host, and are copied there and back.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ UNREAD = -1
 CPU = torch.device("cpu")
 Mapped = tuple[Any, tuple[Any, ...]]
 """How another process maps the memory of a GPU: a function, and what to call it with."""
+
+
+class NotShared(Fault):
+    """Processes cannot map the memory of a GPU here."""
 
 
 class SharedWeights:
@@ -85,6 +90,10 @@ class SharedWeights:
         return found
 
     @property
+    def device(self) -> torch.device:
+        return self._bytes.device
+
+    @property
     def version(self) -> int:
         """How often the weights changed."""
         return int(self._version[0])
@@ -107,6 +116,14 @@ class SharedWeights:
             self.wait()
         if self.weights_read:
             torch._foreach_copy_([self.weights_read[worker][name] for name in weights], own)
+
+    @torch.no_grad()
+    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights of the first process, unless they lie here."""
+        apart = [name for name, tensor in weights.items() if tensor.data_ptr() != self.weights[name].data_ptr()]
+        if apart:
+            torch._foreach_copy_([self.weights[name] for name in apart], [weights[name] for name in apart])
+        self.wait()
 
     @torch.no_grad()
     def put_gradients(self, gradients: Sequence[Tensor], worker: int) -> None:
@@ -154,9 +171,9 @@ def _sharing_a_gpu() -> Iterator[None]:
     try:
         yield
     except RuntimeError as cause:
-        raise Fault(
-            f"processes cannot share the memory of the GPU here ({cause}); expandable segments in "
-            f'PYTORCH_CUDA_ALLOC_CONF may be the reason. parallel.strategy = "local" shares none'
+        raise NotShared(
+            f"processes cannot share the memory of the GPU here ({cause}; expandable segments in "
+            f"PYTORCH_CUDA_ALLOC_CONF may be the reason)"
         ) from cause
 
 

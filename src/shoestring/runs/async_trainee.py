@@ -8,12 +8,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
+
 from shoestring.core import recipe_file
 from shoestring.core.clock import Clock
+from shoestring.core.errors import Fault
 from shoestring.core.parallel import Parallel
 from shoestring.core.registry import dump_added
 from shoestring.core.results import Sharing
-from shoestring.parallel.shared_weights import SharedWeights
+from shoestring.parallel.shared_weights import CPU, NotShared, SharedWeights
 from shoestring.runs.async_worker import Order, start_worker
 from shoestring.runs.network_trainee import NetworkTrainee
 from shoestring.track import LineFile
@@ -46,23 +49,54 @@ class AsyncTrainee(NetworkTrainee):
 
     def warm_up(self) -> None:
         """Start the workers, which load what they need while rows are prepared."""
-        masters, workers = self.learner.optimizer.masters, self.recipe.workers
-        device = self.group.device
-        self._shared = SharedWeights(masters, workers, keep_read=self.recipe.compensates, device=device)
-        if device.type == "cuda":
+        if self.group.device.type == "cuda":
             self.learner.optimizer.prepare()
-        for name, tensor in self._shared.weights.items():
-            tensor.copy_(masters[name].detach())
-            self.learner.parameters[name].data = tensor
-        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split, None)
+        try:
+            self._start_workers(self.group.device)
+        except NotShared as cause:
+            self._share_host_memory(cause)
+
+    def _start_workers(self, device: torch.device) -> None:
+        """Start workers that share memory of a device."""
+        masters, workers = self.learner.optimizer.masters, self.recipe.workers
+        shared = self._shared = SharedWeights(masters, workers, keep_read=self.recipe.compensates, device=device)
+        mapped = [shared.map() for _ in range(workers)]
+        if device == self.group.device:
+            for name, tensor in shared.weights.items():
+                tensor.copy_(masters[name].detach())
+                self.learner.parameters[name].data = tensor
+        kind = self.group.device.type
+        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split, kind)
         for worker in range(workers):
-            own = order._replace(worker=worker, mapped=self._shared.map())
-            process, self._lines[worker] = start_worker(own, self._shared)
+            own = order._replace(worker=worker, mapped=mapped[worker])
+            process, self._lines[worker] = start_worker(own, shared)
             self._processes.append(process)
+
+    def _share_host_memory(self, cause: NotShared) -> None:
+        """Start the workers again."""
+        self._say(f"{cause}; the workers share that of the host, which is slower")
+        self.close()
+        self._processes, self._lines = [], {}
+        self._start_workers(CPU)
+
+    def _check_mapped(self) -> None:
+        """Raise NotShared if a worker cannot map the memory of the GPU; one that has ended is noticed later."""
+        for worker, line in self._lines.items():
+            with suppress(EOFError, OSError):
+                answer = line.recv()
+                if isinstance(answer, NotShared):
+                    raise answer
+                if isinstance(answer, str):
+                    raise Fault(f"worker {worker}: {answer}")
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> PendingStep:  # type: ignore[override]
         self._known.forget()
         if self._dealer is None:
+            if self._shared.device.type == "cuda":
+                try:
+                    self._check_mapped()
+                except NotShared as cause:
+                    self._share_host_memory(cause)
             for line in self._lines.values():
                 with suppress(OSError):  # one that has ended is noticed when it is listened to
                     line.send(self._before)
@@ -103,7 +137,8 @@ class AsyncTrainee(NetworkTrainee):
 
     def sharing(self, state: State) -> Sharing:  # noqa: ARG002
         staleness, left = self._counts()
-        return Sharing(strategy="async", workers=self.recipe.workers, left=tuple(left), staleness=staleness)
+        workers, memory = self.recipe.workers, self._shared.device.type
+        return Sharing(strategy="async", workers=workers, left=tuple(left), staleness=staleness, memory=memory)
 
     def close(self) -> None:
         for line in self._lines.values():

@@ -25,7 +25,7 @@ from shoestring.core.records import Plan
 from shoestring.core.registry import load_added
 from shoestring.core.seeds import derive
 from shoestring.datasets.corpus import open_corpus
-from shoestring.parallel.shared_weights import Mapped, SharedWeights
+from shoestring.parallel.shared_weights import CPU, Mapped, NotShared, SharedWeights
 from shoestring.probe.machine import pick_device
 from shoestring.runs.launch import THREADS, threads_each
 from shoestring.runs.network_workload import RandomRows, make_learner
@@ -44,7 +44,9 @@ class Order(NamedTuple):
     workers: int
     rows: tuple[int, int]
     """Of the effective batch, and of a micro-batch."""
-    mapped: Mapped | None
+    device: str
+    """The kind of device that workers have."""
+    mapped: Mapped | None = None
     """The memory of a GPU that holds weights and gradients; None: it is the host's."""
 
 
@@ -69,7 +71,8 @@ def start_worker(order: Order, shared: SharedWeights) -> tuple[subprocess.Popen[
 def work(line: Connection, file: int) -> None:
     """Answer shares with gradients; the first message is the order, the second says that the rows are there.
 
-    On a GPU everything is compiled before the second: a first gradient that took seconds more would be stale.
+    The answer to an order with a GPU's memory is None, or why that cannot be mapped. On a GPU everything is compiled
+    before the second message: a first gradient that took seconds more would be stale.
     """
     order: Order = line.recv()
     load_added(order.added)
@@ -81,8 +84,14 @@ def work(line: Connection, file: int) -> None:
         if not is_out_of_memory(cause):
             raise
         raise Fault("its copy of the model does not fit the memory; take fewer parallel.workers") from cause
-    held = device if order.mapped is None else torch.device("cuda", 0)
-    shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates, held, order.mapped)
+    held = CPU if order.mapped is None else torch.device("cuda", 0)
+    try:
+        shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates, held, order.mapped)
+    except NotShared as cause:
+        line.send(cause)
+        return
+    if order.mapped is not None:
+        line.send(None)
     if device.type == "cuda":
         learner.warm_up(RandomRows(recipe).rows(order.rows[1]), order.rows[1])
     before: int = line.recv()
@@ -92,9 +101,9 @@ def work(line: Connection, file: int) -> None:
 
 
 def _own_device(order: Order) -> torch.device:
-    """The CPU where weights are there; else a GPU, which workers share if there are more of them."""
-    if order.mapped is None:
-        return torch.device("cpu")
+    """The CPU, or a GPU, which workers share if there are more of them."""
+    if order.device == "cpu":
+        return CPU
     pick_device()  # compiled kernels are kept
     device = torch.device("cuda", order.worker % torch.cuda.device_count())
     torch.cuda.set_device(device)

@@ -111,8 +111,8 @@ class Dealer:
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> AsyncStep:  # noqa: ARG002
         if self._applied is None or not (self._waiting or self._under_way):
             self._applied = step * self.workers
+            self._shared.put_weights(self._learner.optimizer.masters)  # they may have been restored
         self._schedule = schedule
-        self._shared.wait()  # weights that were restored are there when a worker reads them
         self._waiting += [Share(step, number) for number in range(self.workers)]
         self._deal()
         return AsyncStep(step, self)
@@ -191,11 +191,12 @@ class Dealer:
                 read = shared.weights_read[worker][name]
                 compensate(gradient, shared.weights[name], read, self._compensation, told.predictions)
         for parameter, gradient in self._gradients[worker]:
-            parameter.grad = gradient
+            parameter.grad = gradient.to(parameter.device)  # a copy only from the host's memory to a GPU
         nats = torch.tensor(told.nats, dtype=torch.float64, device=self._learner.device)
         tally = Tally(nats, told.predictions)
         with shared.changing():
             update = self._learner.update(tally, self._rate(self._applied // self.workers))
+            shared.put_weights(self._learner.optimizer.masters)
         norm = float(update.norm)
         if not (math.isfinite(told.nats) and math.isfinite(norm)):
             raise Fault(
