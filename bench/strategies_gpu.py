@@ -1,6 +1,6 @@
 """Synchronous, local and asynchronous training of BERT base's shape by 1, 2 and 4 processes on one GPU.
 
-    python bench/strategies_gpu.py --data FOLDER [--steps 100] [--only sync-1,async-2] [--seconds 280] [--tiny]
+    python bench/strategies_gpu.py --data FOLDER [--steps 150] [--only sync-1,async-2] [--seconds 280] [--tiny]
 
 FOLDER holds labeled_data.csv.gz, the tweets. Every setting takes the same rows in the same order with the same
 effective batch, in micro-batches of 32: what differs is who computes which of them, and when it is applied. From random
@@ -109,7 +109,7 @@ def measured(setting: Setting, arguments: argparse.Namespace, folder: Path) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--lr", type=float, default=2e-4, help="of sync and local; async has half of it")
     parser.add_argument("--only", help="settings, as in sync-1,async-2")
     parser.add_argument("--seconds", type=float, default=280.0)

@@ -1,4 +1,4 @@
-"""Several processes on one GPU: asynchronous workers, which map its memory, and groups, which sum through the host."""
+"""Several processes on one GPU: asynchronous workers, and groups, which map the memory of each other."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def take_part(rank: int, port: int, results: Any) -> None:
         averages.append(average.model["w"].cpu().numpy())
     score = learner.score(rows(), 4).numpy()
     members.close()
-    results.put((rank, (group.through_host, group.device.index, stepped.numpy(), averages, score)))
+    results.put((rank, (group.shares_gpus, group.device.index, stepped.numpy(), averages, score)))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="two processes share a GPU where there is one")
-def test_two_processes_on_one_gpu_take_the_steps_of_one_through_the_host() -> None:
+def test_two_processes_on_one_gpu_take_the_steps_of_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     context = torch.multiprocessing.get_context("spawn")
@@ -137,8 +137,8 @@ def test_two_processes_on_one_gpu_take_the_steps_of_one_through_the_host() -> No
             process.kill()
     alone = made()
     expected, mean = two_steps(alone, rows()), (drifted(0).double() + drifted(1).double()) / 2
-    for through_host, number, stepped, (exact, rounded), score in said.values():
-        assert (through_host, number) == (True, 0)
+    for shares, number, stepped, (exact, rounded), score in said.values():
+        assert (shares, number) == (True, 0)
         assert (torch.from_numpy(stepped) - expected).norm() / expected.norm() < 1e-4
         torch.testing.assert_close(torch.from_numpy(exact).double(), mean, rtol=1e-6, atol=1e-6)
         assert (torch.from_numpy(rounded).double() - mean).abs().max() < 0.05

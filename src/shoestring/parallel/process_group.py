@@ -28,6 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from shoestring.core.environment import Launched, launched
 from shoestring.core.errors import Fault, ShoestringError, UserError
+from shoestring.parallel.peer_memory import LEAST_BYTES, peer_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,8 +84,8 @@ def own_gpu(here: Launched, gpus: int) -> int:
 
 
 def backend_for(device: torch.device, here: Launched) -> str:
-    """NCCL for processes with a GPU each; it refuses two on one GPU. Those, and CPUs, have gloo, which copies through
-    the host."""
+    """NCCL for processes with a GPU each; it refuses two on one GPU. Those, and CPUs, have gloo, and what is large is
+    summed in memory that they map (`peer_memory`)."""
     if device.type != "cuda":
         return "gloo"
     shared = here.local_world == here.world and here.world > torch.cuda.device_count()
@@ -160,6 +161,7 @@ def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     host_group.cache_clear()
+    peer_memory.cache_clear()
 
 
 def is_lost(cause: BaseException) -> bool:
@@ -207,8 +209,8 @@ class ProcessGroup:
         return cls(dist.get_rank() if together else 0, dist.get_world_size() if together else 1, device)
 
     @property
-    def through_host(self) -> bool:
-        """Whether what GPUs exchange is copied to the host and back: several of its processes have one GPU."""
+    def shares_gpus(self) -> bool:
+        """Whether several of its processes have one GPU."""
         return self.world > 1 and self.device.type == "cuda" and dist.get_backend() == "gloo"
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
@@ -217,7 +219,11 @@ class ProcessGroup:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
+            large = self.shares_gpus and flat.numel() * flat.element_size() >= LEAST_BYTES
+            if large and (peers := peer_memory(self.device)) is not None:
+                peers.all_reduce(flat)
+            else:
+                dist.all_reduce(flat)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 

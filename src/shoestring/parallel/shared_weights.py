@@ -64,7 +64,7 @@ class SharedWeights:
         if device.type == "cpu":
             self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8, offset=head)
         else:
-            self._bytes = _allocated(numbers, workers, device) if mapped is None else _opened(mapped)
+            self._bytes = _allocated(numbers, workers, device) if mapped is None else opened(mapped)
         counts = np.frombuffer(self._memory, dtype=np.int64, count=1 + workers)
         self._version, self.read = counts[:1], counts[1:]
         """By worker: the version of the weights that its gradient is of."""
@@ -83,11 +83,7 @@ class SharedWeights:
 
     def map(self) -> Mapped | None:
         """What one other process needs to map the memory of a GPU; None for the host's, which the file names."""
-        if self._bytes.device.type == "cpu":
-            return None
-        with _sharing_a_gpu():
-            found: Mapped = reduce_tensor(self._bytes)
-        return found
+        return None if self._bytes.device.type == "cpu" else mapped_by_another(self._bytes)
 
     @property
     def device(self) -> torch.device:
@@ -159,7 +155,15 @@ def _allocated(size: int, workers: int, device: torch.device) -> Tensor:
         ) from cause
 
 
-def _opened(mapped: Mapped) -> Tensor:
+def mapped_by_another(tensor: Tensor) -> Mapped:
+    """What another process needs to map a tensor of a GPU, which must live as long; raises NotShared."""
+    with _sharing_a_gpu():
+        found: Mapped = reduce_tensor(tensor)
+    return found
+
+
+def opened(mapped: Mapped) -> Tensor:
+    """A tensor in the memory of another process; raises NotShared."""
     rebuild, arguments = mapped
     with _sharing_a_gpu():
         found: Tensor = rebuild(*arguments)

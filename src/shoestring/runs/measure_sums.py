@@ -46,7 +46,7 @@ def with_sum(profile: Profile, group: ProcessGroup) -> Profile:
     import torch
 
     seconds = sum_seconds(group, profile.cost.total_parameters)
-    sharing = -(-group.world // torch.cuda.device_count()) if group.through_host else None
+    sharing = -(-group.world // torch.cuda.device_count()) if group.shares_gpus else None
     return replace(profile, sum_seconds=seconds, sum_workers=group.world, sharing=sharing)
 
 

@@ -85,16 +85,17 @@ def _run_together(
     watch: Callable[[], None] = lambda: None,
 ) -> Finished | None:
     """As `run`, in one of several processes; `watch` raises when another has ended."""
+    from shoestring.parallel.peer_memory import peer_memory
     from shoestring.parallel.process_group import sharing_work
     from shoestring.probe.machine import pick_device
 
     with sharing_work(pick_device(), watch) as group:
         reporter = reporter if group.rank == 0 else Reporter()
-        if group.through_host:
+        if group.shares_gpus:
             if recipe.parallel is not None and recipe.parallel.shard:
                 raise UserError(f"parallel.shard: each of its processes needs its own GPU, and {group.world} share one")
-            why = "NCCL takes one process per GPU"
-            reporter.say(f"{group.world} workers share the GPUs: {why}, so they exchange through the host (gloo)")
+            how = "through the host" if peer_memory(group.device) is None else "in memory that each maps"
+            reporter.say(f"{group.world} workers share the GPUs; NCCL takes one per GPU, so they sum {how} (gloo)")
         finished = _run(recipe, reporter, clock, plan_file, limit, until, group)
         return finished if group.rank == 0 else None
 
