@@ -3,7 +3,7 @@
     python bench/finetune.py [--steps 1000] [--peer-steps 1000] [--only "ours full"] [--tiny]
 
 The same rows of random ids, 16 × 512 tokens a step, all weights and LoRA of rank 8 on all layers, each in a process of
-its own: seconds of a step, peak memory of the device, and what one comparison with the fingerprints costs. Then the
+its own: seconds of a step, and peak memory of the device. Then what comparisons with the fingerprints cost, and the
 largest batch by `shoestring measure`, with its trials. The peer may take fewer steps of the same rows: its seconds are
 those of a step. `--tiny` tries the flow with a small network, as on a CPU. Needs transformers, and accelerate and peft
 for the peer.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ TINY = {
 RANK, RATE, WARM = 8, 1e-5, 3
 """WARM: first steps, which are not timed: they compile and load."""
 EVALUATIONS = 10
-WAYS = ("ours full", "ours lora", "trainer full", "trainer lora")
+WAYS = ("ours full", "ours lora", "trainer full", "trainer lora", "overlap full", "overlap lora")
 LARGEST_OF = ("largest full", "largest lora")
 LARGEST = """[run]
 name = "{name}"
@@ -75,8 +76,8 @@ def wait() -> float:
     return time.perf_counter()
 
 
-def ours(folder: Path, lora: bool, rows: Any) -> dict[str, Any]:
-    """Steps of our learner, with the largest micro-batch that fits."""
+def ours(folder: Path, lora: bool, rows: Any, then: Callable[[Any, Any], Any] | None = None) -> Any:
+    """Steps of our learner, with the largest micro-batch that fits; what is found `then`, else their numbers."""
     import torch
 
     from shoestring.core.recipe import Recipe
@@ -103,10 +104,12 @@ def ours(folder: Path, lora: bool, rows: Any) -> dict[str, Any]:
             per_device, tries = -(-per_device // 2), tries + 1
         losses.append(learner.update(tally, RATE).nats / tally.predictions)
     seconds = (wait() - begun) / (steps - WARM)
-    peak, losses = peak_bytes(), torch.stack(losses).tolist()
+    if then is not None:
+        return then(learner, rows[0])
+    losses = torch.stack(losses).tolist()
     return {
-        "seconds": seconds, "peak_bytes": peak, "per_device": per_device, "halved": tries, "first_loss": losses[0],
-        "last_loss": losses[-1], "overlap_seconds": overlap(learner, rows[0]),
+        "seconds": seconds, "peak_bytes": peak_bytes(), "per_device": per_device, "halved": tries,
+        "first_loss": losses[0], "last_loss": losses[-1],
     }  # fmt: skip
 
 
@@ -158,6 +161,8 @@ def trainer(folder: Path, lora: bool, rows: Any) -> dict[str, Any]:
 def measure(way: str, folder: Path, steps: int, tiny: bool) -> dict[str, Any]:
     shape, rows, length = (TINY, 4, 64) if tiny else (QWEN, 16, 512)
     who, _, what = way.partition(" ")
+    if who == "overlap":
+        return {"seconds": ours(folder, what == "lora", rows_of(shape, rows, length, 2 * WARM), overlap)}
     return (ours if who == "ours" else trainer)(folder, what == "lora", rows_of(shape, rows, length, steps))
 
 
@@ -217,13 +222,12 @@ def main() -> None:
                 found = largest(Path(temporary), way.endswith("lora"), given.tiny)
             else:
                 steps = given.steps if way.startswith("ours") else given.peer_steps or given.steps
-                found = in_process(way, Path(temporary), steps, given.tiny) | {"steps": steps}
+                found = in_process(way, Path(temporary), steps, given.tiny)
+                found |= {} if way.startswith("overlap") else {"steps": steps}
             results[way] = found | {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")}
             print(way, found, flush=True)
-    if given.tiny and given.out is None:
-        print("nothing is recorded of a small network; --out writes it elsewhere")
-        return
-    record.write("finetune", {"steps": given.steps, "tiny": given.tiny, "results": results}, given.out)
+            if not given.tiny or given.out is not None:  # nothing is published of a small network
+                record.write("finetune", {"steps": given.steps, "tiny": given.tiny, "results": results}, given.out)
 
 
 if __name__ == "__main__":

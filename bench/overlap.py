@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ def make_wikipedia(folder: Path, data: Path, took: str) -> tuple[str, dict[str, 
     return "runs/wikipedia", fields | tokenizer | {"model.init": "runs/wikipedia"}
 
 
-def measured(name: str, base: str, fields: dict[str, str], seeds: int, folder: Path) -> dict[str, Any]:
-    """Tune a base on both languages, with every seed; the summary, and the mean curve of each language."""
+def measured(name: str, base: str, fields: dict[str, str], seeds: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Tune a base on both languages, with every seed; after each, the summary, and the curves of each language."""
     length = ["--length", "64"]
     shoestring("fingerprints", base, "--out", f"{name}.json", *length, cwd=folder)
     runs: dict[str, list[str]] = {language: [] for language in LANGUAGES}
@@ -98,12 +99,12 @@ def measured(name: str, base: str, fields: dict[str, str], seeds: int, folder: P
             own |= {"data.source": f"text:{short}.txt", "evaluate.overlap": f"{name}.json"}
             shoestring("train", str(RECIPE / f"{language}.toml"), *sets(SHARED | fields | own), cwd=folder)
             runs[language].append(f"runs/{own['run.name']}")
-    shoestring("drift", *(run for each in runs.values() for run in each), "--out", f"{name}-drift", cwd=folder)
-    summary = json.loads((folder / f"{name}-drift" / "summary.json").read_text())
-    prints = json.loads((folder / f"{name}.json").read_text())
-    curves = {language: [curve(folder / run) for run in each] for language, each in runs.items()}
-    shown = {"k": prints["k"], "vocabulary": prints["vocabulary"], "fields": {**SHARED, **fields}}
-    return {**summary, **shown, "curves": curves}
+        shoestring("drift", *(run for each in runs.values() for run in each), "--out", f"{name}-drift-{seed}", cwd=folder)
+        summary = json.loads((folder / f"{name}-drift-{seed}" / "summary.json").read_text())
+        prints = json.loads((folder / f"{name}.json").read_text())
+        curves = {language: [curve(folder / run) for run in each] for language, each in runs.items()}
+        shown = {"k": prints["k"], "vocabulary": prints["vocabulary"], "fields": {**SHARED, **fields}}
+        yield {**summary, **shown, "curves": curves}
 
 
 def curve(run: Path) -> list[dict[str, float]]:
@@ -129,16 +130,18 @@ def main() -> None:
         write_texts(folder, data)
         results = record.earlier("overlap", given.out) if given.only else {}
         if given.only != "wikipedia":
-            results["stories"] = measured("stories", *make_stories(folder, data), given.seeds, folder)
+            for found in measured("stories", *make_stories(folder, data), given.seeds, folder):
+                results["stories"] = found
+                record.write("overlap", {"results": results}, given.out)
         if given.only != "stories":
             base_fields = make_wikipedia(folder, data, given.base_time)
-            results["wikipedia"] = measured("wikipedia", *base_fields, given.seeds, folder)
-        base = folder / "runs/wikipedia"
-        if (base / "DONE").is_file():
+            base = folder / "runs/wikipedia"
             done, evaluation = (json.loads((base / name).read_text()) for name in ("DONE", "evaluation.json"))
             results["base"] = {"steps": done["steps"], "seconds": done["seconds"], "loss": evaluation["loss"]}
             results["base"]["baselines"] = evaluation["baselines"]
-    record.write("overlap", {"results": results}, given.out)
+            for found in measured("wikipedia", *base_fields, given.seeds, folder):
+                results["wikipedia"] = found
+                record.write("overlap", {"results": results}, given.out)
 
 
 if __name__ == "__main__":

@@ -56,15 +56,15 @@ def finetune_table(records: Sequence[dict[str, Any]]) -> str:
             memory = [Bytes(who["peak_bytes"]).short() for who in (ours, theirs)]
             lines.append(
                 f"| {name} | {seconds[0]:.0f} | {seconds[1]:.0f} | {seconds[1] / seconds[0]:.2f} | {memory[0]} | "
-                f"{memory[1]} | {ours['peak_bytes'] / theirs['peak_bytes']:.2f} | {_overlaps(ours)} |\n"
+                f"{memory[1]} | {ours['peak_bytes'] / theirs['peak_bytes']:.2f} | {_overlaps(r, kind)} |\n"
             )
         lines.append(f"\n{_origin(r)}\n")
     return "".join(lines)
 
 
-def _overlaps(row: dict[str, Any]) -> str:
-    seconds = sum(row["overlap_seconds"])
-    return f"{seconds:.2f} s, {seconds / (1000 * row['seconds']):.1%}"
+def _overlaps(r: dict[str, Any], kind: str) -> str:
+    seconds, steps = sum(r["results"][f"overlap {kind}"]["seconds"]), 1000 * r["results"][f"ours {kind}"]["seconds"]
+    return f"{seconds:.2f} s, {seconds / steps:.1%}"
 
 
 def _origin(r: dict[str, Any]) -> str:
