@@ -63,6 +63,8 @@ def finetune_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _overlaps(r: dict[str, Any], kind: str) -> str:
+    if f"overlap {kind}" not in r["results"]:
+        return "not measured"
     seconds, steps = sum(r["results"][f"overlap {kind}"]["seconds"]), 1000 * r["results"][f"ours {kind}"]["seconds"]
     return f"{seconds:.2f} s, {seconds / steps:.1%}"
 
