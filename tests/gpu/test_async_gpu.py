@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,17 +36,21 @@ SHAPES = {"matrix": (1031, 517), "gain": (517,), "one": (1,), "embedding": (3001
 LATE = 120.0
 
 
-def double_weights(pid: int, file: int, mapped: Any, results: Any) -> None:
+def double_weights(file: Connection, mapped: Any, results: Any) -> None:
     """As a worker: read the weights, and give twice their values as gradients, by a recording that is replayed."""
     like = {name: torch.zeros(shape, device=GPU) for name, shape in SHAPES.items()}
-    opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
-    shared = SharedWeights(like, 2, opened, True, GPU, mapped)
+    shared = SharedWeights(like, 2, file.fileno(), True, GPU, mapped)
     own = {name: torch.empty_like(tensor) for name, tensor in like.items()}
     found = [torch.empty_like(tensor) for tensor in like.values()]
+
+    def double() -> None:
+        torch._foreach_copy_(found, torch._foreach_mul(list(own.values()), 2.0))
+
+    double()  # loads its kernels
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        torch._foreach_copy_(found, torch._foreach_mul(list(own.values()), 2.0))
+        double()
     for _ in range(2):
         shared.copy_to(own, 1)
         graph.replay()
@@ -60,7 +65,8 @@ def test_what_a_process_maps_is_what_the_other_has() -> None:
     assert all(tensor.data_ptr() % 16 == 0 for tensor in shared.weights.values()), "the kernel of AdamW reads words"
     context = torch.multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=double_weights, args=(os.getpid(), shared.file, shared.map(), theirs))
+    file = Connection(os.dup(shared.file))  # as such it is passed to a process
+    process = context.Process(target=double_weights, args=(file, shared.map(), theirs))
     for version in (1, 2):
         with shared.changing():
             for tensor in shared.weights.values():
