@@ -99,7 +99,8 @@ def measured(name: str, base: str, fields: dict[str, str], seeds: int, folder: P
             own |= {"data.source": f"text:{short}.txt", "evaluate.overlap": f"{name}.json"}
             shoestring("train", str(RECIPE / f"{language}.toml"), *sets(SHARED | fields | own), cwd=folder)
             runs[language].append(f"runs/{own['run.name']}")
-        shoestring("drift", *(run for each in runs.values() for run in each), "--out", f"{name}-drift-{seed}", cwd=folder)
+        every = [run for each in runs.values() for run in each]
+        shoestring("drift", *every, "--out", f"{name}-drift-{seed}", cwd=folder)
         summary = json.loads((folder / f"{name}-drift-{seed}" / "summary.json").read_text())
         prints = json.loads((folder / f"{name}.json").read_text())
         curves = {language: [curve(folder / run) for run in each] for language, each in runs.items()}
