@@ -25,6 +25,7 @@ from shoestring.training.learner import Learner
 from shoestring.training.local import Average, LocalModel, LocalSettings, LocalStepper, divide
 from shoestring.training.loop import AnyHook, Loop, Report
 from shoestring.training.schedule import Schedule, learning_rate
+from shoestring.training.spacing import Spacing
 
 EVERY, STEPS, CUT, WORKERS = 4, 10, 4, 2
 CASES = [(1, 32), (2, 32), (1, 4), (2, 8)]
@@ -164,11 +165,11 @@ def test_every_weight_is_averaged_once_in_a_round() -> None:
     for every, parts in product((1, 3, 8), (1, 2, 3)):
         if parts > every:
             continue
-        settings, schedule = LocalSettings(every, 0.7, 0.9, 32, parts), Schedule(total=10**6)
+        spacing, schedule = Spacing(every, parts), Schedule(total=10**6)
         for first in (0, every):
-            due = [part for step in range(first + 1, first + every + 1) for part in settings.parts_due(step, schedule)]
+            due = [part for step in range(first + 1, first + every + 1) for part in spacing.parts_due(step, schedule)]
             assert sorted(due) == list(range(parts))
-    assert LocalSettings(8, 0.7, 0.9, 32, 3).parts_due(5, Schedule(total=5)) == [0, 1, 2], "all at the end"
+    assert Spacing(8, 3).parts_due(5, Schedule(total=5)) == [0, 1, 2], "all at the end"
 
 
 def test_parts_are_consecutive_and_about_equal() -> None:

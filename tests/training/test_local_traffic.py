@@ -74,5 +74,5 @@ def take_steps(group: ProcessGroup) -> dict[int, int]:
 def test_diloco_sends_a_hundredth_of_what_synchronous_steps_send() -> None:
     first, second = together(take_steps, 2)
     assert first == second
-    assert first[32] * 100 < 1.001 * first[0], "the weights once, and a few sums of losses and requests"
+    assert first[32] * 100 <= first[0], "the weights once, and as many sums as one synchronous step"
     assert first[8] * 100 < 0.55 * first[0], "codes and scales of the worker's differences and of its share of the mean"

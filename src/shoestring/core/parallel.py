@@ -12,6 +12,8 @@ Strategy = Literal["sync", "local", "async"]
 SYNC_EVERY, OUTER_LR, OUTER_MOMENTUM = 100, 1.0, 0.0
 """Of local steps, where the recipe names none: the plain mean. DiLoCo's 0.7 and 0.9 ended higher where a run has
 tens of averages (docs/how-to/strategies.md)."""
+MOST_APART = 4
+"""Averages that are spaced by the learning rate are at most so many times `sync_every` apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +34,11 @@ class Parallel:
     sync_every: Annotated[
         int | None, Between(1, MOST_STEPS), "local: steps between two averages of a weight; default: 100"
     ] = None
+    sync_spacing: Annotated[
+        Literal["steps", "lr"] | None,
+        "local: averages are equally many steps apart (steps, the default), or closer where the learning rate is "
+        "higher (lr): as many in all, spaced by its square, at most 4 × sync_every apart",
+    ] = None
     outer_lr: Annotated[
         float | None, Between(0, 10, open_low=True), "local: rate of the outer Nesterov update; default: 1"
     ] = None
@@ -47,7 +54,7 @@ class Parallel:
     batch_moments: Annotated[
         bool | None,
         "local: AdamW's steps are as long as if its second moments were those of the whole batch, not of the worker's "
-        "share; default: true",
+        "share; the noise of a share is measured between its two halves; default: true",
     ] = None
 
     max_staleness: Annotated[
@@ -70,5 +77,10 @@ class Parallel:
 
     @property
     def every(self) -> int:
-        """Steps between two averages of a weight."""
+        """Steps between two averages of a weight, in the mean."""
         return self.sync_every or SYNC_EVERY
+
+    @property
+    def most_apart(self) -> int:
+        """The most steps between two averages of a weight."""
+        return self.every if self.sync_spacing != "lr" else MOST_APART * self.every

@@ -104,7 +104,7 @@ def _model_problems(recipe: Recipe) -> list[str]:
     return found
 
 
-_LOCAL = ("sync_every", "outer_lr", "outer_momentum", "difference_bits", "parts", "batch_moments")
+_LOCAL = ("sync_every", "sync_spacing", "outer_lr", "outer_momentum", "difference_bits", "parts", "batch_moments")
 _ASYNC = ("max_staleness", "delay_compensation")
 """Fields of `[parallel]` that only one strategy reads."""
 
@@ -146,7 +146,12 @@ def _average_problems(parallel: Parallel, train: Train) -> list[str]:
     found = []
     if (parallel.parts or 1) > parallel.every:
         found.append(f"parallel.parts = {parallel.parts}: must be at most parallel.sync_every = {parallel.every}")
-    if train.save_every is not None and train.save_every % parallel.every:
+    if train.save_every is not None and parallel.sync_spacing == "lr":
+        found.append(
+            'train.save_every: with parallel.sync_spacing = "lr" averages are not at multiples of a step, and between '
+            "two of them there is no one model to save; leave one of the two out"
+        )
+    elif train.save_every is not None and train.save_every % parallel.every:
         found.append(
             f"train.save_every = {train.save_every}: must be a multiple of parallel.sync_every = {parallel.every}; "
             f"between two averages there is no one model to save"

@@ -193,7 +193,11 @@ def _kept(recipe: Recipe, tuned: Learned) -> dict[str, int]:
     state = rule.count_state(tuned.learned, tuned.matrices, tuned.neurons, recipe.train)
     found = {"weights": 4 * tuned.all, "optimizer": 4 * state}
     found |= {"running mean": 4 * tuned.learned} if recipe.train.ema else {}
-    return found | ({"average and its momentum": 8 * tuned.learned} if recipe.strategy == "local" else {})
+    if recipe.strategy == "local":
+        found["average and its momentum"] = 8 * tuned.learned
+        if recipe.parallel is not None and recipe.parallel.batch_moments is not False:
+            found["noise, and half of the gradient"] = 8 * tuned.learned
+    return found
 
 
 def adapter_bytes(recipe: Recipe, setting: Setting) -> int:

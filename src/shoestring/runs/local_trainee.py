@@ -42,7 +42,7 @@ class LocalTrainee(NetworkTrainee):
         self._average = Average(self.learner.optimizer.masters, settings, self.group)
         self._model = LocalModel(self.learner, self._average)
         self._members = Members(self.group)
-        self._workers, self.steps_to_agree = self.group.world, self.steps_to_agree + settings.every
+        self._workers, self.steps_to_agree = self.group.world, self.steps_to_agree + self.recipe.parallel.most_apart
 
     def together(self, act: Callable[[], T]) -> T:
         known = len(self._members.left)

@@ -131,8 +131,26 @@ class Learner:
         return passing(self.device, self.dtype)
 
     def accumulate(self, rows: SomeRows, per_device: int) -> Tally:
-        """Add the gradient of the summed loss of all rows, in micro-batches of `per_device` rows."""
-        batch, nats = Batch.of(rows), torch.zeros((), device=self.device, dtype=torch.float64)
+        """Add the gradient of the summed loss of all rows, in micro-batches of `per_device` rows.
+
+        A worker with a share of the batch passes over its two halves, whose difference tells its noise.
+        """
+        batch = Batch.of(rows)
+        if len(batch.ids) < 2 or not self.optimizer.wants_half:
+            return self._accumulate(batch, per_device)
+        first, second = batch.split(-(-len(batch.ids) // 2))
+        tally = self._accumulate(first, per_device)
+        if not tally.fitted:
+            return tally
+        self.optimizer.keep_half(tally.predictions, second.predictions())
+        other = self._accumulate(second, per_device)
+        if other.fitted and self.optimizer.wants_half:  # layers were compiled anew, and the gradient was dropped
+            self.drop_gradient()
+            return self.accumulate(batch, per_device)
+        return Tally(tally.nats + other.nats, tally.predictions + other.predictions, other.fitted)
+
+    def _accumulate(self, batch: Batch, per_device: int) -> Tally:
+        nats = torch.zeros((), device=self.device, dtype=torch.float64)
         predictions = batch.predictions()
         if self._beside is not None and self._fresh and self._beside.ready:
             self._take_compiled()
@@ -168,7 +186,7 @@ class Learner:
         if self._beside is not None:
             self._take_compiled()
         self.forget()
-        return self.accumulate(batch, per_device) if full else Tally(torch.zeros_like(nats), predictions, fitted=False)
+        return self._accumulate(batch, per_device) if full else Tally(torch.zeros_like(nats), predictions, fitted=False)
 
     def _prepare(self) -> None:
         """Allocate what is kept before the first pass: between tensors that are freed, it would fragment memory."""

@@ -6,8 +6,9 @@
 
 (Nesterov, as torch writes it), and every worker continues from θ with its own optimizer state. With several parts
 (streaming), each part of the model is averaged once in `sync_every` steps, one after the other. The last step, and the
-last one before a cool-down, average everything. Only θ is scored and saved. The AdamW of a worker sees only a
-share of the batch, and is corrected for that (`optimizers/batch_moments.py`).
+last one before a cool-down, average everything. Averages may be spaced by the learning rate (`spacing.py`). Only θ is
+scored and saved. The AdamW of a worker sees only a share of the batch, and is corrected for that
+(`optimizers/batch_moments.py`).
 
 Between two averages no worker waits for another. Losses and requests wait too, and travel with the average.
 """
@@ -30,6 +31,7 @@ from shoestring.parallel.quantised import mean_of
 from shoestring.training.learner import Learner
 from shoestring.training.loop import Consensus, Report, Requests, Sum
 from shoestring.training.schedule import Schedule
+from shoestring.training.spacing import Spacing
 from shoestring.training.stepper import NetworkStep, Stepper
 
 
@@ -42,19 +44,15 @@ class LocalSettings(NamedTuple):
     bits: int
     parts: int
     batch_moments: bool = True
+    by_rate: bool = False
+    """Whether averages are spaced by the learning rate."""
 
     @classmethod
     def of(cls, parallel: Parallel) -> LocalSettings:
         lr = OUTER_LR if parallel.outer_lr is None else parallel.outer_lr
         momentum = OUTER_MOMENTUM if parallel.outer_momentum is None else parallel.outer_momentum
         bits, parts, moments = parallel.difference_bits or 32, parallel.parts or 1, parallel.batch_moments is not False
-        return cls(parallel.every, lr, momentum, bits, parts, moments)
-
-    def parts_due(self, step: int, schedule: Schedule) -> list[int]:
-        """The parts of the model that are averaged after `step` steps."""
-        if step >= schedule.total or schedule.begins_cooldown(step):
-            return list(range(self.parts))
-        return [part for part in range(self.parts) if (step - (part + 1) * self.every // self.parts) % self.every == 0]
+        return cls(parallel.every, lr, momentum, bits, parts, moments, parallel.sync_spacing == "lr")
 
 
 def divide(sizes: Sequence[int], parts: int) -> list[int]:
@@ -237,15 +235,17 @@ class LocalStepper(Stepper):
         super().__init__(*args, **rest)
         self.learner.summed_over = ProcessGroup(0, 1, self.learner.device)
         self._average, self._together = average, together
+        settings = average.settings
+        self._spacing = Spacing(settings.every, settings.parts, self._settings if settings.by_rate else None)
         self._round = _Round()
 
     def meets(self, step: int, schedule: Schedule) -> bool:
-        return bool(self._average.settings.parts_due(step, schedule))
+        return bool(self._spacing.parts_due(step, schedule))
 
     def begin(self, step: int, schedule: Schedule, requests: Requests) -> LocalStep:  # type: ignore[override]
         settings, optimizer = self._average.settings, self.learner.optimizer
         optimizer.shares = self.learner.group.world if settings.batch_moments else 1  # workers may have left
-        parts = settings.parts_due(step + 1, schedule)
+        parts = self._spacing.parts_due(step + 1, schedule)
         return LocalStep(super().begin(step, schedule, requests), parts, requests, self)
 
     def finish(self, step: LocalStep) -> Report:
@@ -260,15 +260,20 @@ class LocalStepper(Stepper):
             return Report(Sum(0.0, 0), lr, norm, consolidated=False)
         group, own = self.learner.group, self._round
 
+        scaled = self.learner.loss_scale is not None
+
         def exchange() -> Exchanged:
-            skips = own.skipped * (group.rank == 0)
-            mine = [own.nats, own.predictions, own.bad, norm, skips, *step.requests.numbers(group.rank)]
+            """Exchange as many numbers as a synchronous step; a bad round has the loss NaN. fp16 adds skipped steps."""
+            skips = [own.skipped * (group.rank == 0)] if scaled else []
+            nats = math.nan if own.bad else own.nats
+            mine = [nats, own.predictions, norm, *step.requests.numbers(group.rank), *skips]
             numbers = torch.tensor(mine, dtype=torch.float64, device=group.device)
             return self._average.exchange(step.parts, numbers)
 
         exchanged = self._together(exchange)
-        nats, predictions, bad, norm, skipped, *requests = exchanged.sums.tolist()
-        if bad:
+        nats, predictions, norm, *others = exchanged.sums.tolist()
+        skipped = others.pop() if scaled else 0.0
+        if not math.isfinite(nats):
             raise Fault(
                 f"step {step.number}: since the last average the loss or the gradient of a worker was not finite; "
                 f"nothing was averaged, and the last checkpoint is good. A smaller train.lr, a longer train.warmup or "
@@ -277,4 +282,4 @@ class LocalStepper(Stepper):
         self._average.apply(exchanged)
         self._round = _Round()
         loss = Sum(nats, round(predictions))
-        return Report(loss, lr, norm / group.world, consensus=Consensus.of(requests), skipped=round(skipped))
+        return Report(loss, lr, norm / group.world, consensus=Consensus.of(others), skipped=round(skipped))

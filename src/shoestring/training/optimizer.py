@@ -17,7 +17,7 @@ from shoestring.core.registry import registry
 from shoestring.core.sections import Train
 from shoestring.models.language_model import LanguageModel
 from shoestring.training.loss_scale import LEAST, LossScale
-from shoestring.training.optimizers.batch_moments import lengthen_steps
+from shoestring.training.optimizers.batch_moments import Half, lengthen_steps
 from shoestring.training.sharding import local_part
 
 FACTOR = "lr_factor"
@@ -50,6 +50,7 @@ class Optimizer:
         self.clip, self.ema = settings.clip, settings.ema
         self.shares = 1
         """Workers that each update with a share of the batch, where AdamW is to have the moments of the whole."""
+        self._half: Half | None = None
         device = next(iter(self.masters.values())).device
         self.refused = torch.zeros((), device=device)
         """1 after the first loss or gradient that was not finite: no more updates are made."""
@@ -102,7 +103,17 @@ class Optimizer:
                 p.grad = torch.zeros_like(p)
         return [local_part(p.grad) for p in self._parameters.values() if p.grad is not None]
 
+    @property
+    def wants_half(self) -> bool:
+        """Whether the gradient of the first half of the rows is to be kept, and is not yet."""
+        return self.shares > 1 and self._half is None
+
+    def keep_half(self, predictions: int, others: int) -> None:
+        """Keep a copy of the gradients so far, of the first half of the rows; the second has `others` predictions."""
+        self._half = Half([gradient.clone() for gradient in self.gradients()], predictions, others)
+
     def clear(self) -> None:
+        self._half = None
         for p in itertools.chain(self._parameters.values(), self.masters.values()):
             p.grad = None
 
@@ -130,6 +141,10 @@ class Optimizer:
         self.refused.copy_(refused)
         skip = skip.float()
         scale = (divisor * (norm / self.clip).clamp(min=1.0)).float()
+        differences = None
+        if self._half is not None:
+            found = self._half.differences(self.gradients(), scale)
+            differences = {id(p): each for p, each in zip(self.masters.values(), found, strict=True)}
         for name, p in self._parameters.items():
             self.masters[name].grad = None if p.grad is None else local_part(p.grad)
         for optimizer in self.optimizers:
@@ -138,7 +153,7 @@ class Optimizer:
             optimizer.grad_scale, optimizer.found_inf = scale, skip
             optimizer.step()
             if self.shares > 1:
-                lengthen_steps(optimizer, self.shares)
+                lengthen_steps(optimizer, self.shares, differences)
         if self.averages:
             self.updates += 1 - skip
             decay = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.ema)

@@ -1,42 +1,93 @@
 """AdamW of a worker that sees one n-th of a batch, with the second moments of the whole batch.
 
-AdamW moves a weight by −lr x, with x = m / (√v + ε) of the moments m and v. Where the gradient of a worker is a signal
-s with noise σ, v is about s² + σ². For the mean gradient of n workers it would be s² + σ² / n. So a worker that divides
-by its own √v takes too short a step: by a factor of √n where noise prevails, as it does late in training. With m² for
-s², v of the whole batch is about v / n + (1 − 1 / n) m², and the step is
+AdamW moves a weight by −lr m / (√v + ε). Where the gradient of a worker is a signal s with noise σ, v is about s² + σ².
+For the mean gradient of n workers it would be s² + σ² / n. So a worker that divides by its own √v takes too short a
+step: by a factor of √n where noise prevails, as it does late in training.
 
-    −lr x / √(1 / n + (1 − 1 / n) x²).
+The two halves of a worker's rows tell its noise. The halves have gradients a and b, means over p and q predictions, and
+the gradient is (p a + q b) / (p + q). The squares of
 
-It takes no traffic and has no state.
+    δ = (a − b) √(p q) / (p + q)
+
+are σ² in the mean, whatever s is. Their running mean d decays as v does, and the step is taken with
+
+    max(v / n, v − (1 − 1 / n) d).
+
+A share of one row has no halves. There m² takes the place of s²: v / n + (1 − 1 / n) m². That overlooks signals that
+change sign from step to step, as in steep directions, and lengthens steps that must not be longer.
+
+It takes no traffic, and a copy of the gradient and one more moment for each weight.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+NOISE = "noise_sq"
+"""Key of d in the state of AdamW."""
+
+
+class Half(NamedTuple):
+    """The gradient of the first half of a worker's rows, summed over its predictions."""
+
+    gradients: list[Tensor]
+    predictions: int
+    others: int
+    """Predictions of the second half."""
+
+    @torch.no_grad()
+    def differences(self, gradients: list[Tensor], divisor: Tensor) -> list[Tensor]:
+        """δ of all weights, in place of the gradients of this half; 0 where one half predicts nothing.
+
+        `gradients` are the sums over all rows, and `divisor` makes them the means that are applied.
+        """
+        p, q, found = self.predictions, self.others, self.gradients
+        if p and q:
+            torch._foreach_mul_(found, (p + q) / math.sqrt(p * q))
+            torch._foreach_add_(found, gradients, alpha=-math.sqrt(p / q))
+            torch._foreach_div_(found, divisor)
+        else:
+            torch._foreach_zero_(found)
+        return found
+
 
 @torch.no_grad()
-def lengthen_steps(optimizer: Any, workers: int) -> None:
-    """Extend the update that AdamW has just made; weights with another update rule stay as they are."""
+def lengthen_steps(optimizer: Any, workers: int, differences: Mapping[int, Tensor] | None = None) -> None:
+    """Extend the update that AdamW has just made; weights with another update rule stay as they are.
+
+    `differences` are δ by the Python ids of the weights; None: there are no halves.
+    """
     for group in optimizer.param_groups:
         for p in group["params"]:
             state = optimizer.state.get(p, {})
             if {"exp_avg", "exp_avg_sq", "step"} <= state.keys():
-                missing = lengthened(taken := _update(state, group), workers).sub_(taken)
+                m, v = _moments(state, group)
+                if differences is None:
+                    of_batch = v / workers + (1 - 1 / workers) * m.square()
+                else:
+                    d = _noise(state, group, differences[id(p)], optimizer.found_inf)
+                    of_batch = torch.maximum(v / workers, v - (1 - 1 / workers) * d)
+                missing = m / of_batch.sqrt_().add_(group["eps"]) - m / v.sqrt_().add_(group["eps"])
                 p.sub_(missing.mul_(group["lr"] * (1 - optimizer.found_inf)))
 
 
-def lengthened(x: Tensor, workers: int) -> Tensor:
-    """The update with the second moments of `workers` shares, from the update `x` with those of one."""
-    return x * (x.square().mul_(1 - 1 / workers).add_(1 / workers)).rsqrt_()
-
-
-def _update(state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
-    """The update that AdamW made at rate 1, without decay; any number if it has made none."""
+def _moments(state: dict[str, Tensor], group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """m and v without their bias; any numbers if no update was made."""
     count, (beta1, beta2) = state["step"].clamp(min=1), group["betas"]
-    divisor: Tensor = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
-    update: Tensor = state["exp_avg"] / (1 - beta1**count) / divisor
-    return update
+    return state["exp_avg"] / (1 - beta1**count), state["exp_avg_sq"] / (1 - beta2**count)
+
+
+def _noise(state: dict[str, Tensor], group: dict[str, Any], difference: Tensor, found_inf: Tensor) -> Tensor:
+    """d without its bias, after this step; unchanged by a step that was not taken."""
+    beta2 = group["betas"][1]
+    if NOISE not in state:
+        state[NOISE] = torch.zeros_like(difference)
+    kept = state[NOISE]
+    kept.copy_(torch.where(found_inf > 0, kept, kept * beta2 + difference.square() * (1 - beta2)))
+    unbiased: Tensor = kept / (1 - beta2 ** state["step"].clamp(min=1))
+    return unbiased
