@@ -27,6 +27,8 @@ def recipe(parallel: dict[str, Any], train: dict[str, Any] | None = None, base: 
         ({"strategy": "local"}, {"ema": 0.9}, "train.ema: is a mean of the weights of one worker"),
         ({"strategy": "local", "sync_every": 3, "parts": 4}, {}, "must be at most parallel.sync_every = 3"),
         ({"strategy": "local"}, {"save_every": 30}, "must be a multiple of parallel.sync_every = 100"),
+        ({"strategy": "local", "sync_spacing": "lr"}, {"save_every": 100}, "leave one of the two out"),
+        ({"sync_spacing": "lr"}, {}, "parallel.sync_spacing: parallel.strategy = .sync. has none"),
         ({"strategy": "local"}, {"save_steps": "1,2"}, "give train.save_every, a multiple of 100"),
         ({"strategy": "local", "difference_bits": 5}, {}, "must be one of 4, 8, 32"),
         ({"strategy": "locla"}, {}, "parallel.strategy"),
