@@ -35,6 +35,7 @@ from shoestring.core.sections import Data, Model
 from shoestring.core.user_code import TRUST
 from shoestring.data.read.corpora import open_source, texts
 from shoestring.data.tokenize.subwords import load_subwords
+from shoestring.models.families.hf import counting
 from shoestring.models.families.hf import network as hf
 from shoestring.models.transformers_format import read_transformers
 from shoestring.storage.tensor_file import read_tensors, write_tensors
@@ -305,8 +306,8 @@ def _openers(folder: Path) -> list[Callable[[], object]]:
     model = Model(family="hf", name=str(folder))
     return [
         lambda: hf.HF(model, 14, 8, 0),
-        lambda: hf.hf_cost(model, 14, 8),
-        lambda: hf.hf_saved_bytes(model, 14, 8, 4),
+        lambda: counting.hf_cost(model, 14, 8),
+        lambda: counting.hf_saved_bytes(model, 14, 8, 4),
         lambda: read_transformers(str(folder)),
     ]
 

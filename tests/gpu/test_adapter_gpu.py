@@ -14,6 +14,7 @@ from shoestring.core.tuning import Lora
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers import adapter
 from shoestring.models.layers.adapter import Adapter
+from shoestring.models.layers.expert_adapter import ExpertAdapter
 from shoestring.models.tuning import tune
 from shoestring.training.learner import Learner
 
@@ -50,7 +51,7 @@ def tuned(model: Model) -> LanguageModel:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, Adapter):
+            if isinstance(module, Adapter | ExpertAdapter):
                 module.b.copy_(torch.randn(module.b.shape, generator=generator) / 50)
     return network
 
@@ -60,6 +61,8 @@ def gradients(model: Model, device: str) -> dict[str, Tensor]:
     rows = torch.randint(V, (4, LENGTH + 1), generator=torch.Generator().manual_seed(2))
     if device == "cpu":
         network = tuned(model).double()
+        if network.pretrained is not None:
+            network.pretrained.set_experts_implementation("eager")  # others have no float64
         network(rows).backward()
         return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
     learner = Learner(tuned(model), Train(batch=4, lr=1e-3), CUDA)
@@ -78,6 +81,12 @@ def base(kind: str, folder: Path) -> Model:
             vocab_size=V, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=LENGTH,
         )  # fmt: skip
+    elif kind == "qwen2_moe":  # each token has all experts: which it has would depend on rounding
+        config = transformers.Qwen2MoeConfig(
+            vocab_size=V, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=LENGTH, num_experts=4, num_experts_per_tok=4,
+            moe_intermediate_size=32, shared_expert_intermediate_size=64,
+        )  # fmt: skip
     else:
         still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = transformers.GPT2Config(vocab_size=V, n_positions=LENGTH, n_embd=64, n_layer=3, n_head=4, **still)
@@ -85,7 +94,7 @@ def base(kind: str, folder: Path) -> Model:
     return Model(family="hf", name=str(folder))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "gpt2 of transformers"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "qwen2_moe", "gpt2 of transformers"])
 def test_gradients_of_adapters_are_those_of_float64(kind: str, tmp_path: Path) -> None:
     model = base(kind, tmp_path / "base")
     exact, found = gradients(model, "cpu"), gradients(model, "cuda")

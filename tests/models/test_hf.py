@@ -21,7 +21,8 @@ from shoestring.core.family import network_cost as cost
 from shoestring.core.sections import Model, Train
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.batch import Batch
-from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX, hf_saved_bytes, whole_rows
+from shoestring.models.families.hf.counting import hf_saved_bytes
+from shoestring.models.families.hf.network import CAUSAL_HEADS, HF, MASKED_HEADS, PREFIX, whole_rows
 from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import build
 from shoestring.models.layers.cross_entropy import IGNORED

@@ -20,6 +20,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.adapter import adapter_of
+from shoestring.models.layers.expert_adapter import expert_adapters
 from shoestring.models.peft_format import CONFIG, WEIGHTS
 from shoestring.models.tuning import tune
 from shoestring.runs.export import export_adapter, export_run
@@ -123,6 +124,13 @@ def test_adapters_learn_and_the_base_stays(base: Path) -> None:
     torch.testing.assert_close(logits(load_run(folder).model), changed, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(logits(theirs(base)), changed, atol=1e-3)
     names = {f"{name}.weight" for name in adapters}
+    experts = {
+        f"{path}.{name}": each
+        for path, module in apart.network.named_modules()
+        for name, each in expert_adapters(module).items()
+    }
+    assert len(experts) == (4 if "experts" in str(merged) else 0) and all(each.b.any() for each in experts.values())
+    names |= experts.keys()
     for name, p in merged.named_parameters():
         assert torch.equal(p, before[name]) == (name not in names), name
 
@@ -137,9 +145,8 @@ def test_what_is_counted_is_what_is_built(base: Path) -> None:
     found = learned_of(recipe, V)
     assert found is not None and found.all == sum(p.numel() for p in model.parameters())
     assert found.learned == sum(p.numel() for p in learned) == found.all - plain
-    if "experts" not in str(model.network):  # what experts keep of a pass depends on numbers, and is measured
-        fixed = estimate_memory(recipe, V, "cpu").moments["update"].fixed
-        assert fixed["weights"] == 4 * found.all and fixed["gradients"] == 4 * found.learned
+    fixed = estimate_memory(recipe, V, "cpu").moments["update"].fixed
+    assert fixed["weights"] == 4 * found.all and fixed["gradients"] == 4 * found.learned
 
 
 @pytest.mark.parametrize("base", CONFIGS, indirect=True)

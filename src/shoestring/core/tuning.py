@@ -62,7 +62,8 @@ class Lora:
     targets: Annotated[
         str | None,
         Text(4096),
-        'layers of the blocks that have an adapter, by name, as "qkv, out" (hf: "q_proj, v_proj"); default: all',
+        'layers of the blocks that have an adapter, by name, as "qkv, out" (hf: "q_proj, v_proj", experts: '
+        '"gate_up_proj"); default: all',
     ] = None
 
     @property
@@ -87,10 +88,14 @@ class Learned(NamedTuple):
     neurons: int
     """Rows of those tensors."""
     blocks: int
-    """In two-dimensional tensors of the blocks and in the output matrix, learned or not."""
+    """In two-dimensional tensors of the blocks, in experts and in the output matrix, learned or not."""
     weighed: int
-    """Of these, those that are learned."""
+    """Of these, those that have a gradient in a pass: that are learned, and experts with an adapter."""
     head: bool
     """Whether the output matrix is learned."""
     begins: int
     """Blocks at the beginning through which no gradient passes."""
+    changed: int = 0
+    """In experts with an adapter, which a pass reads with the change."""
+    changed_at_once: int = 0
+    """Of these, in the largest mixture."""

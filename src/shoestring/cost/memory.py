@@ -155,11 +155,14 @@ def _estimate_by_passes(
     chunk = {} if "logits" in saved else {"logits": CHUNK_BYTES[device]}
     # gradients exist layer by layer while the activations of earlier layers are still saved
     during = always | copies | gradients | chunk
+    if tuned.changed:
+        during["changed experts"] = 4 * tuned.changed
     mean = gradients | ({"changes of the running mean": 4 * tuned.learned} if recipe.train.ema else {})
     early = during if accumulate else {name: size for name, size in during.items() if name != "gradients"}
+    under_way = {"gradient of changed experts": 4 * tuned.changed_at_once} if tuned.changed else {}
     moments = {
         "loss": Moment(fixed=early, per_row=saved),
-        "backward": Moment(fixed=during, per_row=saved),
+        "backward": Moment(fixed=during | under_way, per_row=saved),
         "update": Moment(fixed=always | mean, per_row={}),
     }
     return MemoryEstimate(device=device, moments=moments)

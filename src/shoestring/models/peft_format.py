@@ -7,7 +7,7 @@ adapter_model.safetensors   two matrices for each of them, in float32
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +23,13 @@ from shoestring.core.sections import Model
 from shoestring.core.tuning import Lora
 from shoestring.models.language_model import LanguageModel
 from shoestring.models.layers.adapter import adapter_of, is_turned
+from shoestring.models.layers.expert_adapter import expert_adapters, expert_weights
 from shoestring.models.transformers_format import format_of, write_error
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _OTHER = {"use_dora": False, "use_rslora": False, "bias": "none", "modules_to_save": None, "lora_bias": False}
-_OTHER |= {"rank_pattern": {}, "alpha_pattern": {}, "target_parameters": None, "trainable_token_indices": None}
+_OTHER |= {"rank_pattern": {}, "alpha_pattern": {}, "trainable_token_indices": None}
 """Settings of peft that change what an adapter is, at the values at which it is the plain one."""
 
 
@@ -49,7 +50,10 @@ def save_adapter(model: LanguageModel, spec: Model, lora: Lora, base: str, folde
         "target_modules": sorted(found),
         "inference_mode": True,
     }
-    tensors = {f"{_PREFIX}{name}{end}": x for name, pair in found.items() for end, x in zip((_A, _B), pair)}
+    if experts := _experts(model):
+        config["target_parameters"] = list(experts)
+    places = found | {_inside(name, experts): pair for name, pair in experts.items()}
+    tensors = {f"{_PREFIX}{name}{end}": x for name, pair in places.items() for end, x in zip((_A, _B), pair)}
     try:
         with temporary_folder(folder.parent) as temporary:
             write_whole(temporary / CONFIG, json.dumps(config, indent=2) + "\n")
@@ -58,7 +62,28 @@ def save_adapter(model: LanguageModel, spec: Model, lora: Lora, base: str, folde
             put_folder(temporary, folder)
     except (OSError, SafetensorError) as cause:
         raise write_error(folder, cause) from cause
-    return len(found)
+    return len(places)
+
+
+def _experts(model: LanguageModel) -> dict[str, tuple[Tensor, Tensor]]:
+    """The two matrices of every adapter of experts, by the name of its parameter in transformers.
+
+    In peft the first has the rows of all experts, and the columns of the second are first by rank, then by expert.
+    """
+    if model.pretrained is None:
+        return {}
+    return {
+        f"{path}.{name}": (each.a.detach().flatten(0, 1), each.b.detach().permute(1, 2, 0).flatten(1))
+        for path, module in model.pretrained.named_modules()
+        for name, each in expert_adapters(module).items()
+    }
+
+
+def _inside(name: str, targets: Iterable[str]) -> str:
+    """Where peft keeps the adapter of a parameter: each later one of the same module is wrapped around it."""
+    module = name.rpartition(".")[0]
+    beside = [each for each in targets if each.rpartition(".")[0] == module]
+    return module + ".base_layer" * (len(beside) - 1 - beside.index(name))
 
 
 def _adapters(model: LanguageModel, spec: Model) -> dict[str, tuple[Tensor, Tensor]]:
@@ -90,6 +115,8 @@ class StoredAdapter(NamedTuple):
     base: str
     """The folder or hub name of the weights that it changes."""
     scale: float
+    parameters: tuple[str, ...] = ()
+    """Of experts: the names, or their ends, of those that it changes."""
 
 
 def stored_adapter(place: str) -> StoredAdapter | None:
@@ -107,7 +134,10 @@ def stored_adapter(place: str) -> StoredAdapter | None:
     rank, alpha, base = (config.get(name) for name in ("r", "lora_alpha", "base_model_name_or_path"))
     if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float) and isinstance(base, str) and base):
         raise UserError(f"{file}: needs r, lora_alpha and base_model_name_or_path")
-    return StoredAdapter(folder, base, alpha / rank)
+    parameters = config.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
+        raise UserError(f"{file}: target_parameters = {parameters} must be a list of names")
+    return StoredAdapter(folder, base, alpha / rank, tuple(parameters))
 
 
 @torch.no_grad()
@@ -121,7 +151,15 @@ def merge_stored(network: nn.Module, adapter: StoredAdapter) -> None:
         raise storage_error("read", file, cause if isinstance(cause, OSError) else OSError(0, str(cause))) from cause
     modules: dict[str, Any] = dict(network.named_modules())
     names = {name.removeprefix(_PREFIX).removesuffix(end) for name in tensors for end in (_A, _B) if name.endswith(end)}
-    _refuse_others(file, tensors, names, modules)
+    experts = _targets(modules, adapter.parameters)
+    places = {_inside(name, experts): name for name in experts}
+    if absent := sorted(set(places) - names):
+        raise UserError(f"{file}: the adapter of {places[absent[0]]} is missing")
+    _refuse_others(file, tensors, names, modules, set(places))
+    for place, name in places.items():
+        a, b = (tensors[f"{_PREFIX}{place}{end}"].double() for end in (_A, _B))
+        _merge_experts(file, modules[name.rpartition(".")[0]], name, a, b, adapter.scale)
+    names -= set(places)
     for name in names:
         a, b = (tensors[f"{_PREFIX}{name}{end}"].double() for end in (_A, _B))
         change, weight = (b @ a) * adapter.scale, modules[name].weight
@@ -131,9 +169,30 @@ def merge_stored(network: nn.Module, adapter: StoredAdapter) -> None:
         weight.copy_(weight.double() + change)
 
 
-def _refuse_others(file: Path, tensors: Iterable[str], names: set[str], modules: dict[str, Any]) -> None:
+def _targets(modules: dict[str, Any], wanted: Sequence[str]) -> list[str]:
+    """The parameters of experts that peft means by these names, in the order of the modules."""
+    every = [f"{path}.{name}" for path, module in modules.items() for name in expert_weights(module)]
+    return [name for name in every if any(name == each or name.endswith(f".{each}") for each in wanted)]
+
+
+def _merge_experts(file: Path, module: nn.Module, name: str, a: Tensor, b: Tensor, scale: float) -> None:
+    weight = module.get_parameter(name.rpartition(".")[2])
+    experts, turned = len(weight), getattr(module, "is_transposed", False)
+    rows, columns = weight.shape[1:][::-1] if turned else weight.shape[1:]
+    rank = a.shape[0] // experts
+    if a.shape != (rank * experts, columns) or b.shape != (rows, rank * experts):
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise UserError(f"{file}: {name} has matrices of {shapes} there, and is {tuple(weight.shape)} in the base")
+    change = b.view(rows, rank, experts).permute(2, 0, 1) @ a.view(experts, rank, columns) * scale
+    weight.copy_(weight.double() + (change.mT if turned else change))
+
+
+def _refuse_others(
+    file: Path, tensors: Iterable[str], names: set[str], modules: dict[str, Any], experts: set[str]
+) -> None:
     known = {f"{_PREFIX}{name}{end}" for name in names for end in (_A, _B)}
     if lost := sorted(known ^ set(tensors)):
         raise UserError(f"{file}: {lost[0]} is missing, or no matrix of an adapter")
-    if absent := sorted(name for name in names if not isinstance(getattr(modules.get(name), "weight", None), Tensor)):
+    others = names - experts
+    if absent := sorted(name for name in others if not isinstance(getattr(modules.get(name), "weight", None), Tensor)):
         raise UserError(f"{file}: the base has no layer {absent[0]}")

@@ -11,6 +11,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.tuning import FreezeSpec, Learned, Lora
 from shoestring.models.language_model import LanguageModel
 from shoestring.models.layers.adapter import NAME, Adapter, adapter_of, add_adapter, is_turned, merge_adapter
+from shoestring.models.layers.expert_adapter import add_expert_adapter, expert_adapters, expert_weights, merge_experts
 
 
 def freeze(model: LanguageModel, spec: FreezeSpec) -> None:
@@ -39,10 +40,21 @@ def layers_of(model: LanguageModel) -> dict[str, nn.Module]:
     }
 
 
+def experts_of(model: LanguageModel) -> dict[str, tuple[nn.Module, str]]:
+    """The parameters that hold a matrix for each expert of a mixture in the blocks, as module and name."""
+    inside = {id(module) for block in model.blocks for module in block.modules()}
+    return {
+        f"{path}.{name}": (module, name)
+        for path, module in model.named_modules()
+        if id(module) in inside
+        for name in expert_weights(module)
+    }
+
+
 def add_lora(model: LanguageModel, lora: Lora, seed: int) -> None:
-    """Freeze the network, and give the layers that `lora` names an adapter."""
-    found = layers_of(model)
-    known = list(dict.fromkeys(name.rpartition(".")[2] for name in found))
+    """Freeze the network, and give the layers and experts that `lora` names an adapter."""
+    found, experts = layers_of(model), experts_of(model)
+    known = list(dict.fromkeys(name.rpartition(".")[2] for name in (*found, *experts)))
     for name in lora.names or ():
         if name not in known:
             raise UserError(
@@ -53,12 +65,17 @@ def add_lora(model: LanguageModel, lora: Lora, seed: int) -> None:
     for name, layer in found.items():
         if lora.names is None or name.rpartition(".")[2] in lora.names:
             add_adapter(layer, Adapter(layer, lora.rank, lora.scale, generator))
+    for name, (module, parameter) in experts.items():
+        if lora.names is None or name.rpartition(".")[2] in lora.names:
+            add_expert_adapter(module, parameter, lora.rank, lora.scale, generator)
 
 
 def merge_lora(model: LanguageModel) -> None:
     """Add all adapters to the matrices of their layers, and remove them."""
     for layer in [module for module in model.modules() if adapter_of(module) is not None]:
         merge_adapter(layer)
+    for module in [module for module in model.modules() if expert_adapters(module)]:
+        merge_experts(module)
     model.requires_grad_(True)
 
 
@@ -79,11 +96,14 @@ def count_learned(recipe: Recipe, vocabulary: int) -> Learned:
         tune(model, recipe, 0)
     inside = {id(p) for p in model.blocks.parameters()}
     matrices = [p for p in model.parameters() if id(p) in inside and p.ndim == 2 and not _is_adapter(model, p)]
+    experts = [module.get_parameter(name) for module, name in experts_of(model).values()]
+    mixtures = [module for module in model.modules() if expert_adapters(module)]
+    changed = [sum(module.get_parameter(name).numel() for name in expert_adapters(module)) for module in mixtures]
     adapters = [p for name, p in model.named_parameters() if f".{NAME}." in name]
     learned = [p for p in model.parameters() if p.requires_grad]
     outer = [p for group in ("embedding", "head") for p in model.parameter_groups().get(group, [])]
     output = max(outer, key=Tensor.numel, default=None)
-    weighed = [*matrices, *([] if output is None else [output])]
+    weighed = [*matrices, *experts, *([] if output is None else [output])]
     turned = [p for p in [*matrices, *adapters] if p.requires_grad and p.ndim == 2]
     return Learned(
         all=sum(p.numel() for p in model.parameters()),
@@ -91,9 +111,11 @@ def count_learned(recipe: Recipe, vocabulary: int) -> Learned:
         matrices=sum(p.numel() for p in turned),
         neurons=sum(p.size(0) for p in turned),
         blocks=sum(p.numel() for p in weighed),
-        weighed=sum(p.numel() for p in weighed if p.requires_grad),
+        weighed=sum(p.numel() for p in weighed if p.requires_grad) + sum(changed),
         head=output is not None and output.requires_grad,
         begins=_begins(model),
+        changed=sum(changed),
+        changed_at_once=max(changed, default=0),
     )
 
 

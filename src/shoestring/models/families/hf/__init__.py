@@ -40,7 +40,7 @@ class HFFamily(InFolder, Family):
         return predicts_hidden(read_config(model.name), model.name)
 
     def cost(self, model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Cost:  # noqa: ARG002
-        from shoestring.models.families.hf.network import hf_cost
+        from shoestring.models.families.hf.counting import hf_cost
 
         return hf_cost(model, vocabulary, length)
 
@@ -50,7 +50,7 @@ class HFFamily(InFolder, Family):
         return HF.skeleton(model, vocabulary, length)
 
     def saved_row_bytes(self, model: Model, vocabulary: int, length: int, number: int) -> dict[str, int] | None:
-        from shoestring.models.families.hf.network import hf_saved_bytes
+        from shoestring.models.families.hf.counting import hf_saved_bytes
 
         return hf_saved_bytes(model, vocabulary, length, number)
 

@@ -21,16 +21,14 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.files import check_readable
-from shoestring.core.records import Cost
 from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.masked_lm.network import seen_keys
 from shoestring.models.language_model import LanguageModel, Output, Rows
-from shoestring.models.logits_model import LogitsModel, count_cost, first_line, layers_of, sees_later_tokens
+from shoestring.models.logits_model import LogitsModel, first_line, layers_of, sees_later_tokens
 from shoestring.models.peft_format import merge_stored, stored_adapter
 
 PREFIX = "network."
@@ -201,66 +199,6 @@ def whole_rows() -> Iterator[None]:
         for name in answers:
             delattr(masks, name)
         vars(masks).update(asked)
-
-
-def hf_cost(model: Model, vocab_size: int, length: int) -> Cost:
-    """Parameters by group and forward FLOPs per token, by the convention of `Cost`, from shapes alone.
-
-    The network is built and run over one row without memory for its numbers, on torch's meta device; the head of a
-    masked model reads every position. In a mixture of experts each token is counted with as many experts as its
-    config says, by the kind of product whose shapes do not depend on numbers.
-    """
-    place = model.name or ""
-    config = read_config(place)
-    masked = predicts_hidden(config, place)
-    check_fit(config, place, vocab_size, length)
-    if any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        config._experts_implementation = "batched_mm"
-    with quiet():
-        try:
-            with torch.device("meta"):
-                network = auto_class(masked).from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
-        except (RuntimeError, ValueError, NotImplementedError) as cause:
-            raise UserError(f"{place}: its FLOPs cannot be counted from shapes alone ({first_line(cause)})") from cause
-        with whole_rows():
-            return count_cost(network, length, "meta", place)
-
-
-def hf_saved_bytes(model: Model, vocab_size: int, length: int, number: int) -> dict[str, int]:
-    """Bytes that the backward pass of one row needs: saved activations, and logits where all are made at once.
-
-    Counted by an eager pass over tensors without numbers, in bf16 (`number` = 2) or fp32; a compiled one saves less.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    place = model.name or ""
-    config = read_config(place)
-    masked = predicts_hidden(config, place)
-    check_fit(config, place, vocab_size, length)
-
-    def kept(network: Any, rows: int) -> int:
-        storages: dict[int, int] = {}
-
-        def keep(x: Tensor) -> Tensor:
-            storages[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
-            alive.append(x)  # so that no other storage gets its number
-            return x
-
-        alive: list[Tensor] = []
-        half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=number == 2)
-        with half, saved_tensors_hooks(keep, lambda x: x):
-            hidden = network.base_model(input_ids=torch.zeros(rows, length, dtype=torch.long)).last_hidden_state
-        return sum(storages.values()) + int(hidden.untyped_storage().nbytes())
-
-    try:
-        with quiet(), whole_rows(), FakeTensorMode():
-            network = auto_class(masked).from_config(config, dtype=torch.float32, trust_remote_code=False).train()
-            saved = kept(network, 3) - kept(network, 2)  # without weights and their copies
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as cause:
-        raise UserError(f"{place}: its memory cannot be counted from shapes alone ({first_line(cause)})") from cause
-    is_chunked = config.model_type in (MASKED_HEADS if masked else CAUSAL_HEADS)
-    logits = 0 if is_chunked else 3 * 4 * length * int(config.get_text_config().vocab_size)
-    return {"activations": saved} | ({"logits": logits} if logits else {})
 
 
 def read_config(place: str) -> Any:
