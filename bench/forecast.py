@@ -65,7 +65,7 @@ def trained(recipes: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
         recipe["run"]["folder"] = str(folder / "runs")
         if "stream" not in recipe["data"]:
             recipe["data"]["folder"] = str(folder / "stores")
-        found.append(shoestring.train(recipe, show=False).folder)
+        found.append(shoestring.train(recipe, show=False).folder.path)
         print(found[-1].name, flush=True)
     return found
 

@@ -1,6 +1,7 @@
 """Does a model drift faster when it is tuned on Japanese than on English? Two real bases, three seeds.
 
-    python bench/overlap.py [--seeds 3] [--base-time 5m] [--only stories] [--data FOLDER] [--folder FOLDER]
+    python bench/overlap.py [--seeds 3] [--at-once 1] [--base-time 5m] [--only stories] [--data FOLDER]
+                            [--folder FOLDER]
 
 The bases: the story model of llama2.c (260 k parameters, 512 pieces, TinyStories), and a Llama that is trained here for
 some minutes on English Wikipedia paragraphs with the tokenizer of Qwen2.5. Both are tuned on other English paragraphs,
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +90,31 @@ def make_wikipedia(folder: Path, data: Path, took: str) -> tuple[str, dict[str, 
     return "runs/wikipedia", fields | tokenizer | {"model.init": "runs/wikipedia"}
 
 
-def measured(name: str, base: str, fields: dict[str, str], seeds: int, folder: Path) -> Iterator[dict[str, Any]]:
+def measured(
+    name: str, base: str, fields: dict[str, str], seeds: int, at_once: int, folder: Path
+) -> Iterator[dict[str, Any]]:
     """Tune a base on both languages, with every seed; after each, the summary, and the curves of each language."""
-    length = ["--length", "64"]
-    shoestring("fingerprints", base, "--out", f"{name}.json", *length, cwd=folder)
+    shoestring("fingerprints", base, "--out", f"{name}.json", "--length", "64", cwd=folder)
     runs: dict[str, list[str]] = {language: [] for language in LANGUAGES}
-    for seed in range(seeds):
-        for language, short in LANGUAGES.items():
-            own = {"run.name": f"{name}-{language}" + (f"-{seed}" if seed else ""), "run.seed": str(seed)}
-            own |= {"data.source": f"text:{short}.txt", "evaluate.overlap": f"{name}.json"}
-            shoestring("train", str(RECIPE / f"{language}.toml"), *sets(SHARED | fields | own), cwd=folder)
-            runs[language].append(f"runs/{own['run.name']}")
-        every = [run for each in runs.values() for run in each]
-        shoestring("drift", *every, "--out", f"{name}-drift-{seed}", cwd=folder)
-        summary = json.loads((folder / f"{name}-drift-{seed}" / "summary.json").read_text())
-        prints = json.loads((folder / f"{name}.json").read_text())
-        curves = {language: [curve(folder / run) for run in each] for language, each in runs.items()}
-        shown = {"k": prints["k"], "vocabulary": prints["vocabulary"], "fields": {**SHARED, **fields}}
-        yield {**summary, **shown, "curves": curves}
+
+    def tune(language: str, seed: int) -> str:
+        own = {"run.name": f"{name}-{language}" + (f"-{seed}" if seed else ""), "run.seed": str(seed)}
+        own |= {"data.source": f"text:{LANGUAGES[language]}.txt", "evaluate.overlap": f"{name}.json"}
+        shoestring("train", str(RECIPE / f"{language}.toml"), *sets(SHARED | fields | own), cwd=folder)
+        return f"runs/{own['run.name']}"
+
+    pairs = [(language, seed) for seed in range(seeds) for language in LANGUAGES]
+    with ThreadPoolExecutor(at_once) as pool:
+        for (language, seed), run in zip(pairs, pool.map(lambda pair: tune(*pair), pairs), strict=True):
+            runs[language].append(run)
+            if language == pairs[-1][0]:
+                each, out = [run for known in runs.values() for run in known], f"{name}-drift-{seed}"
+                shoestring("drift", *each, "--out", out, cwd=folder)
+                summary = json.loads((folder / out / "summary.json").read_text())
+                prints = json.loads((folder / f"{name}.json").read_text())
+                curves = {language: [curve(folder / run) for run in known] for language, known in runs.items()}
+                shown = {"k": prints["k"], "vocabulary": prints["vocabulary"], "fields": {**SHARED, **fields}}
+                yield {**summary, **shown, "curves": curves}
 
 
 def curve(run: Path) -> list[dict[str, float]]:
@@ -118,6 +127,7 @@ def curve(run: Path) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=1, help="runs that are tuned at the same time")
     parser.add_argument("--base-time", default="5m", help="of the second base's training")
     parser.add_argument("--only", choices=("stories", "wikipedia"))
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the text, the tokenizer and the story model")
@@ -131,7 +141,7 @@ def main() -> None:
         write_texts(folder, data)
         results = record.earlier("overlap", given.out) if given.only else {}
         if given.only != "wikipedia":
-            for found in measured("stories", *make_stories(folder, data), given.seeds, folder):
+            for found in measured("stories", *make_stories(folder, data), given.seeds, given.at_once, folder):
                 results["stories"] = found
                 record.write("overlap", {"results": results}, given.out)
         if given.only != "stories":
@@ -140,7 +150,7 @@ def main() -> None:
             done, evaluation = (json.loads((base / name).read_text()) for name in ("DONE", "evaluation.json"))
             results["base"] = {"steps": done["steps"], "seconds": done["seconds"], "loss": evaluation["loss"]}
             results["base"]["baselines"] = evaluation["baselines"]
-            for found in measured("wikipedia", *base_fields, given.seeds, folder):
+            for found in measured("wikipedia", *base_fields, given.seeds, given.at_once, folder):
                 results["wikipedia"] = found
                 record.write("overlap", {"results": results}, given.out)
 
