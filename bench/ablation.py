@@ -32,11 +32,11 @@ from shoestring.core.specs import PartsSpec, SourceSpec, TokenizerSpec
 from shoestring.core.units import Count
 from shoestring.models.language_model import build
 from shoestring.probe.machine import pick_device
+from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
 
 PARTS = tuple(name for name in PartsSpec.names if name != "embedding_norm")
 """All that are left out in turn."""
-CANDIDATE = "qk_norm, gains, zero_outputs, value_embeddings, scales"
 SIZES = {
     "25m": {"width": 512, "layers": 8, "heads": 8},
     "124m": {"width": 1024, "layers": 10, "heads": 16},
@@ -65,7 +65,7 @@ def variants() -> dict[str, dict[str, Any]]:
     every = {"family": "swift", "tied": False, "parts": ", ".join(PARTS)}
     found: dict[str, dict[str, Any]] = {
         "all parts": every,
-        "candidate": every | {"parts": CANDIDATE},
+        "candidate": every | {"parts": SWIFT_PARTS},
         "llama": {"family": "llama"},
         "adamw": every | {"optimizer": "adamw"},
         "qk_norm and gains": {"family": "swift", "parts": "qk_norm, gains"},

@@ -36,7 +36,6 @@ from typing import Any
 import deadline
 import numpy as np
 import record
-from ablation import CANDIDATE
 
 from shoestring.core import recipe_file
 from shoestring.core.family import network_cost
@@ -44,7 +43,7 @@ from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.datasets.corpus import open_corpus
 from shoestring.probe.machine import pick_device
-from shoestring.runs.best import Corpus, Values, look_at, recipe_of, values_for
+from shoestring.runs.best import SWIFT_PARTS, Corpus, Values, look_at, recipe_of, values_for
 from shoestring.runs.plan import read_plan
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
@@ -215,7 +214,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, help="default: 8, of wikitext 12")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
-    parser.add_argument("--parts", default=CANDIDATE, help="of the Swift")
+    parser.add_argument("--parts", default=SWIFT_PARTS, help="of the Swift")
     parser.add_argument("--rows", type=int, default=deadline.SCORED, help="held out")
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--text", type=Path)
