@@ -1,12 +1,15 @@
 """Synchronous, local and asynchronous training on the tweets: loss, macro-F1, seconds, traffic and staleness.
 
     python bench/strategies.py [--seeds 3] [--minutes 10] [--resume FOLDER]
+    python bench/strategies.py --only "local 4" [--only "sync 1" ...]
 
 Every strategy first chooses the best of three learning rates of its own, with two workers (sync: one, whose steps they
-take) and a seed that is not used again; local then also chooses among three outer updates. Then 1, 2 and 4 workers take
-the same rows in the same order with the same effective batch, and one process fine-tunes what they trained on the
-classes. Seconds are worth reading only from a machine that does nothing else: the record has its load. A run that would
-begin after the minutes are over is left out, and the record says so; with a folder, what it holds is not run again.
+take) and a seed that is not used again; local then also chooses how its averages are spaced. Then 1, 2 and 4 workers
+take the same rows in the same order with the same effective batch, and one process fine-tunes what they trained on the
+classes, two runs at a time. A run that would begin after the minutes are over is left out, and the record says so; with
+a folder, what it holds is not run again. `--only` runs these settings anew, with the choices of the record that is
+there, and keeps its other rows. Every run has the cores that others kept busy in the second before it began: only where
+nobody did, seconds are published.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +33,10 @@ import record
 RECIPES = record.ROOT / "recipes" / "sync_async"
 TWEETS = record.ROOT.parent / "shared" / "data" / "hate-speech-tweets" / "labeled_data.csv.gz"
 TUNING_SEED = 100
-EVERY = {"parallel.sync_every": "5"}
+EVERY = {"parallel.sync_every": "5", "parallel.sync_spacing": "lr"}
 RATES = {"sync": ("2e-3", "4e-3", "8e-3"), "local": ("3e-3", "4e-3", "6e-3"), "async": ("1e-3", "2e-3", "4e-3")}
-OUTER = [{}, *({"parallel.outer_lr": lr, "parallel.outer_momentum": m} for lr, m in (("1", "0.3"), ("0.7", "0.9")))]
-"""The plain mean, some momentum, and DiLoCo's."""
+SPACING = ("steps",)
+"""Other spaces between averages, tried with the best rate."""
 
 
 class Setting(NamedTuple):
@@ -50,7 +54,7 @@ class Setting(NamedTuple):
         return f"{self.strategy}-{self.workers}-{seed}"
 
 
-SETTINGS = [Setting("sync", 1), *(Setting(strategy, n) for strategy in ("local", "async", "sync") for n in (2, 4))]
+SETTINGS = [Setting("sync", 1), *(Setting(strategy, n) for strategy in ("sync", "local", "async") for n in (2, 4))]
 
 
 def fields_of(folder: Path, name: str, fields: dict[str, str]) -> list[str]:
@@ -80,6 +84,19 @@ def curve(run: Path) -> list[tuple[float, float]]:
     return [(when[line["step"]], line["heldout_loss"]) for line in lines["metrics"] if "heldout_loss" in line]
 
 
+def busy_cores(seconds: float = 1.0) -> float:
+    """Cores that are busy now."""
+
+    def spent() -> float:
+        names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+        ticks = dict(zip(names, map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]), strict=False))
+        return sum(count for name, count in ticks.items() if name not in ("idle", "iowait")) / os.sysconf("SC_CLK_TCK")
+
+    begun, before = time.perf_counter(), spent()
+    time.sleep(seconds)
+    return (spent() - before) / (time.perf_counter() - begun)
+
+
 def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, name: str = "") -> dict[str, Any]:
     """The numbers of one run; those that are known are read."""
     name = name or setting.run(seed)
@@ -87,12 +104,14 @@ def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, 
     if known.is_file():
         return dict(json.loads(known.read_text()))
     shares = {"parallel.workers": str(setting.workers), "parallel.strategy": setting.strategy, "run.seed": str(seed)}
+    busy = busy_cores()
     found = train("mini.toml", folder, name, fields | shares)
     outcome, sharing = found["outcome"], found["outcome"]["sharing"] or {}
     stale = [age for age, count in enumerate(sharing.get("staleness", [])) for _ in range(count)]
     print(f"{name}: loss {outcome['loss']:.4f}, {found['seconds']:.1f} s", flush=True)
     numbers = {
         "seed": seed,
+        "batch": outcome["tokens"] // outcome["steps"] // LENGTH,
         "loss": outcome["loss"],
         "perplexity": math.exp(outcome["loss"]),
         "seconds": found["seconds"],
@@ -103,9 +122,15 @@ def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, 
         "staleness_mean": statistics.fmean(stale) if stale else None,
         "staleness_max": max(stale) if stale else None,
         "curve": found["curve"],
+        "busy_cores": busy,
+        "commit": record.commit(),
     }
     known.write_text(json.dumps(numbers))
     return numbers
+
+
+LENGTH = 32
+"""`data.length` of the recipe."""
 
 
 def macro_f1(setting: Setting, seed: int, folder: Path) -> float:
@@ -140,8 +165,8 @@ def tuned(strategy: str, folder: Path) -> list[Tried]:
         attempt({"train.lr": lr} | (EVERY if strategy == "local" else {}))
     if strategy == "local":
         chosen = best_of(found)
-        for outer in OUTER[1:]:
-            attempt(chosen | outer)
+        for spacing in SPACING:
+            attempt(chosen | {"parallel.sync_spacing": spacing})
     return found
 
 
@@ -149,41 +174,72 @@ def best_of(tried: list[Tried]) -> dict[str, str]:
     return min(tried, key=lambda each: each.loss).fields
 
 
-def run_all(folder: Path, seeds: int, end: float) -> dict[str, Any]:
-    """Everything that there is time for."""
-    tuning = {strategy: tuned(strategy, folder) for strategy in RATES}
-    results: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in SETTINGS}
+def run_settings(
+    settings: list[Setting], tuning: dict[str, list[Tried]], folder: Path, seeds: int, end: float
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """The runs of each setting, and those that there was no time for."""
+    results: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in settings}
     left_out = []
-    several = [setting for setting in SETTINGS if setting.strategy == "sync" and setting.workers > 1]
-    others = [setting for setting in SETTINGS if setting not in several]  # the losses of `several` are those of one
-    for seed, setting in [*itertools.product(range(seeds), others), *itertools.product(range(seeds), several)]:
+    for seed, setting in itertools.product(range(seeds), settings):
         if time.monotonic() > end and not (folder / f"{setting.run(seed)}.json").is_file():
             left_out.append(f"{setting.name}, seed {seed}")
         else:
             results[setting.name].append(measured(setting, best_of(tuning[setting.strategy]), seed, folder))
-    for seed, setting in itertools.product(range(seeds), SETTINGS):
-        if time.monotonic() > end and not (folder / f"{setting.run(seed)}-classes" / "evaluation.json").is_file():
+
+    def classify(run: tuple[Setting, int]) -> None:
+        setting, seed = run
+        known = folder / f"{setting.run(seed)}-classes" / "evaluation.json"
+        row = next((each for each in results[setting.name] if each["seed"] == seed), None)
+        if row is None or (time.monotonic() > end and not known.is_file()):
             left_out.append(f"classes of {setting.name}, seed {seed}")
-        elif seed < len(results[setting.name]):
-            results[setting.name][seed]["macro_f1"] = macro_f1(setting, seed, folder)
-    tried = {strategy: [each._asdict() for each in found] for strategy, found in tuning.items()}
-    return {"tuning": tried, "results": results, "left_out": left_out}
+        else:
+            row["macro_f1"] = macro_f1(setting, seed, folder)
+
+    with ThreadPoolExecutor(2) as two:
+        list(two.map(classify, [(setting, seed) for seed in range(seeds) for setting in settings]))
+    return results, left_out
+
+
+def earlier(out: Path | None) -> dict[str, Any]:
+    """The record that is there."""
+    path = (out or record.ROOT / "results") / "strategies-cpu.json"
+    if not path.is_file():
+        raise SystemExit(f"--only: there is no {path} to keep rows of; run all settings first")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--only", action="append", choices=[setting.name for setting in SETTINGS])
     parser.add_argument("--resume", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     begun, load = time.monotonic(), os.getloadavg()[0]
+    old = earlier(arguments.out) if arguments.only else {}
+    settings = [setting for setting in SETTINGS if setting.name in (arguments.only or [setting.name])]
     with tempfile.TemporaryDirectory() as text:
         folder = arguments.resume or Path(text)
         folder.mkdir(exist_ok=True)
-        values = run_all(folder, arguments.seeds, begun + 60 * arguments.minutes)
-    taken = {} if arguments.resume else {"seconds": time.monotonic() - begun}
-    record.write("strategies", values | {"load": load} | taken, arguments.out)
+        if old:
+            tuning = {name: [Tried(**each) for each in tried] for name, tried in old["tuning"].items()}
+        else:
+            tuning = {strategy: tuned(strategy, folder) for strategy in RATES}
+        end = begun + 60 * arguments.minutes
+        results, left_out = run_settings(settings, tuning, folder, arguments.seeds, end)
+    kept = old.get("results", {}) | results
+    again = {name.rpartition(",")[0].removeprefix("classes of ") for name in old.get("left_out", [])} & results.keys()
+    left_out += [each for each in old.get("left_out", []) if not any(name in each for name in again)]
+    values = {
+        "tuning": {strategy: [each._asdict() for each in found] for strategy, found in tuning.items()},
+        "results": {setting.name: kept[setting.name] for setting in SETTINGS if setting.name in kept},
+        "left_out": left_out,
+        "load": load,
+    }
+    taken = {} if arguments.resume or arguments.only else {"seconds": time.monotonic() - begun}
+    record.write("strategies", values | taken, arguments.out)
 
 
 if __name__ == "__main__":

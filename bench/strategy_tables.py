@@ -5,12 +5,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-QUIET = 1.0
-"""The load of a machine whose seconds are worth reading."""
+QUIET = 0.3
+"""Cores that others may keep busy when a run begins whose seconds are worth reading."""
 T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t at 97.5 %, by the number of values."""
+NAMES = [
+    "setting",
+    "total batch",
+    "runs",
+    "loss",
+    "perplexity",
+    "to sync 1",
+    "macro-F1",
+    "staleness, mean and most",
+    "sent by each",
+    "seconds",
+    "tokens/s",
+    "speed-up",
+]
+FIGURE = "images/strategies.svg"
 
 
 def strategies_table(records: Sequence[dict[str, Any]]) -> str:
@@ -18,30 +34,44 @@ def strategies_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _strategies(r: dict[str, Any]) -> str:
-    quiet = r["load"] < QUIET
-    names = [
-        "setting",
-        "runs",
-        "loss",
-        "perplexity",
-        "to sync 1",
-        "macro-F1",
-        "staleness, mean and most",
-        "sent by each",
-    ]
-    names += ["seconds", "tokens/s", "speed-up"] if quiet else []
-    lines = [f"| {' | '.join(names)} |\n", f"|{'---|' * len(names)}\n"]
+    lines = [f"| {' | '.join(NAMES)} |\n", f"|{'---|' * len(NAMES)}\n"]
     base = r["results"]["sync 1"]
     for name, runs in r["results"].items():
         if runs:
-            cells = [name, str(len(runs)), *_learned(runs, base), *(_pace(runs, base) if quiet else [])]
+            cells = [name, str(runs[0]["batch"]), str(len(runs)), *_learned(runs, base), *_pace(runs, base)]
             lines.append(f"| {' | '.join(cells)} |\n")
     chosen = "; ".join(f"{strategy} {_chosen(tried)}" for strategy, tried in r["tuning"].items())
+    busy = [name for name, runs in r["results"].items() if not _is_quiet(runs)]
     said = f"Best of what each strategy tried, by the loss of another seed: {chosen}. "
-    said += "Losses with 95 % intervals over seeds where there are several. "
-    said += "" if quiet else f"The machine was busy (load {r['load']:.0f} on two cores): no seconds. "
-    said += f"Left out, as the time was over: {len(r['left_out'])} runs. " if r["left_out"] else ""
-    return "".join(lines) + f"\n{said}By `{r['command']}`, {r['commit']}, {r['date']}.\n"
+    said += "95 % intervals over seeds; to sync 1 seed by seed. "
+    said += f"No seconds, as the machine was busy: {', '.join(busy)}. " if busy else ""
+    said += f"Left out: {len(r['left_out'])} runs. " if r["left_out"] else ""
+    said += f"All of it took {r['seconds'] / 60:.1f} minutes. " if r.get("seconds") else ""
+    said += f"By `{r['command']}`, {r['commit']}, {r['date']}.\n"
+    figure = f"\n![Held-out loss against seconds, first seed](../{FIGURE})\n" if timed(r) else ""
+    return "".join(lines) + f"\n{said}{figure}"
+
+
+def timed(r: dict[str, Any]) -> list[str]:
+    """The settings of a record with seconds worth drawing; none if there is only one."""
+    found = [name for name, runs in r["results"].items() if _is_quiet(runs)]
+    return found if len(found) > 1 else []
+
+
+def draw_strategies(records: Sequence[dict[str, Any]], folder: Path) -> None:
+    """strategies.svg: held-out loss against seconds since the start, of the first seed."""
+    from shoestring.report.figures import svg
+    from shoestring.report.sweep_figures import Line, step_curves
+
+    for r in records:
+        lines = [Line(name, name, [(x, y) for x, y in r["results"][name][0]["curve"]]) for name in timed(r)]
+        if lines:
+            (folder / FIGURE).write_text(svg(step_curves(lines, "held-out loss", "seconds")) + "\n")
+
+
+def _is_quiet(runs: list[dict[str, Any]]) -> bool:
+    busy = [run.get("busy_cores") for run in runs]
+    return bool(busy) and all(cores is not None and cores < QUIET for cores in busy)
 
 
 def _learned(runs: list[dict[str, Any]], base: list[dict[str, Any]]) -> list[str]:
@@ -53,25 +83,35 @@ def _learned(runs: list[dict[str, Any]], base: list[dict[str, Any]]) -> list[str
     return [
         _interval([run["loss"] for run in runs]),
         f"{math.exp(loss):.1f}",
-        f"{loss / one - 1:+.1%}",
+        f"{loss / one - 1:+.1%}" + _apart(runs, base),
         _interval(scores) if scores else "–",
         f"{mean:.2f}, {max(run['staleness_max'] for run in stale)}" if stale else "–",
         "–" if not sent else f"{sent / 1e6:.1f} MB",
     ]
 
 
+def _apart(runs: list[dict[str, Any]], base: list[dict[str, Any]]) -> str:
+    """Half of the 95 % interval of the difference, seed by seed; the seeds differ more than the settings do."""
+    ratios = [run["loss"] / one["loss"] for run, one in zip(runs, base, strict=False)]
+    if len(ratios) < 2 or runs is base:
+        return ""
+    return f" ± {T[len(ratios)] * statistics.stdev(ratios) / math.sqrt(len(ratios)):.1%}"
+
+
 def _pace(runs: list[dict[str, Any]], base: list[dict[str, Any]]) -> list[str]:
+    if not _is_quiet(runs):
+        return ["–"] * 3
     seconds, one = (statistics.fmean(run["training_seconds"] for run in part) for part in (runs, base))
-    whole = statistics.fmean(run["seconds"] for run in runs)
-    return [f"{whole:.1f}", f"{runs[0]['tokens'] / seconds:,.0f}", f"{one / seconds:.2f}×"]
+    whole, rate = _interval([run["seconds"] for run in runs], 1), f"{runs[0]['tokens'] / seconds:,.0f}"
+    return [whole, rate, f"{one / seconds:.2f}×" if _is_quiet(base) else "–"]
 
 
-def _interval(values: list[float]) -> str:
+def _interval(values: list[float], digits: int = 3) -> str:
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return f"{mean:.3f}"
+        return f"{mean:.{digits}f}"
     half = T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.3f} ± {half:.3f}"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def _chosen(tried: list[dict[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from icll_tables import draw_updates, icll_table
 from strategy_gpu_table import strategies_gpu_table
-from strategy_tables import starts_line, stragglers_table, strategies_table
+from strategy_tables import draw_strategies, starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
 from tuning_tables import finetune_table, overlap_table
 
@@ -773,6 +773,7 @@ def main() -> None:
     draw_curves()
     draw_overlap()
     draw_updates(results("icll_sweep"), ROOT / "docs/images")
+    draw_strategies(_on("cpu", results("strategies")), ROOT / "docs")
 
 
 if __name__ == "__main__":
