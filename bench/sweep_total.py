@@ -1,9 +1,10 @@
-"""Whether a sweep takes as long as it was said to: 12 runs, the forecast before, after each run, and what they took.
+"""Whether sweeps take as long as they were said to: 12 runs, the forecast before, after each run, and what they took.
 
-    python bench/sweep_total.py [--steps 400] [--runs 12] [--out FOLDER]
+    SHOESTRING_CACHE=$(mktemp -d) python bench/sweep_total.py [widths hmms masked rates] [--out FOLDER]
 
 It says something only where nothing else uses the machine: other processes slow the runs, and not the forecast. How
-much they used is recorded, and how long the driver took to start the next run after one had ended.
+much they used is recorded, and how long the driver took to start the next run after one had ended. With an empty cache
+all is measured anew, as on a new machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import record
 
@@ -25,20 +26,25 @@ from shoestring.core.units import Seconds
 from shoestring.probe.load import load
 from shoestring.track import read_lines
 
-RECIPE = """
+HEAD = """
 [run]
 name = "total"
 
 [budget]
-steps = {steps}
+{budget}
 
 [data]
 source = "stories"
-tokenizer = "words:200"
+tokenizer = "words:{words}"
 length = 64
-documents = 2000
+documents = {documents}
 
+[evaluate]
+every = 0.25
+"""
+NETWORK = """
 [model]
+family = "{family}"
 width = 64
 layers = 2
 heads = 4
@@ -46,16 +52,42 @@ heads = 4
 [train]
 batch = 8
 lr = 1e-3
-
-[evaluate]
-every = 0.25
+"""
+HMM = """
+[hmm]
+states = 20
+update = "online"
 """
 
 
-def measure(folder: Path, runs: int) -> dict[str, Any]:
+class Setting(NamedTuple):
+    """A sweep of 12 runs."""
+
+    recipe: str
+    over: tuple[str, ...]
+    seeds: int
+
+
+def network(family: str = "llama", documents: int = 2000, steps: int = 400) -> str:
+    head = HEAD.format(budget=f"steps = {steps}", words=200, documents=documents)
+    return head + NETWORK.format(family=family)
+
+
+SWEEPS = {
+    "widths": Setting(network(), ("model.width=32,64,96,128",), 3),
+    "hmms": Setting(
+        HEAD.format(budget="epochs = 40", words=100, documents=8000) + HMM, ("hmm.states=20,40,80,160",), 3
+    ),
+    "masked": Setting(network("masked_lm"), ("model.layers=1,2,4", "train.batch=8,16"), 2),
+    "rates": Setting(network(), ("train.lr=1e-4,2e-4,5e-4,1e-3,2e-3,5e-3",), 2),
+}
+"""Networks of several widths; HMMs; masked models of several depths and batches; and runs that cost the same."""
+
+
+def measure(folder: Path, setting: Setting) -> dict[str, Any]:
     """Run the sweep, and compare."""
-    widths = "model.width=32,64,96,128"
-    command = [sys.executable, "-m", "shoestring", "sweep", "total.toml", "--over", widths, "--seeds", str(runs // 4)]
+    over = [word for each in setting.over for word in ("--over", each)]
+    command = [sys.executable, "-m", "shoestring", "sweep", "total.toml", *over, "--seeds", str(setting.seeds)]
     before, started = load(), time.perf_counter()
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     seconds, after = time.perf_counter() - started, load()
@@ -63,10 +95,11 @@ def measure(folder: Path, runs: int) -> dict[str, Any]:
     begun, finished = events[0], events[-1]
     corrected = [float(Seconds.parse(text.replace(" ", ""))) for text in re.findall(r"left, (.*?) in all", said)]
     taken = {line["run"]: line["seconds"] for line in events if line["event"] == "ended"}
-    assert len(taken) == runs, said
+    assert len(taken) == 12, said
     busy = None if before.all is None or after.all is None else (after.all - before.all) / seconds
     return {
-        "runs": runs,
+        "runs": len(taken),
+        "before": seconds - finished["seconds"],
         "forecast": begun["seconds"],
         "interval": begun["interval"],
         "seconds": finished["seconds"],
@@ -91,20 +124,24 @@ def waits(events: list[dict[str, Any]]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help=f"of {', '.join(SWEEPS)}; default: all")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     out = None if given.out is None else given.out.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        Path("total.toml").write_text(RECIPE.format(steps=given.steps))
-        found = measure(Path(folder), given.runs)
-        os.chdir(record.ROOT)
-    print(f"{found['forecast']:.1f} s were forecast and {found['seconds']:.1f} taken ({found['off']:+.1%})")
-    print(f"after the runs it said {', '.join(f'{each:.1f}' for each in found['corrected'])}")
-    print(f"the longest wait for a new run was {max(found['waits'], default=0.0):.2f} s")
-    record.write("sweep_total", {"results": found}, out)
+    if unknown := set(given.sweeps) - set(SWEEPS):
+        parser.error(f"no sweep is named {', '.join(sorted(unknown))}")
+    results = {}
+    for name in given.sweeps or SWEEPS:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            Path("total.toml").write_text(SWEEPS[name].recipe)
+            found = results[name] = measure(Path(folder), SWEEPS[name])
+            os.chdir(record.ROOT)
+        print(f"{name}: {found['forecast']:.1f} s were forecast and {found['seconds']:.1f} taken ({found['off']:+.1%})")
+        print(f"  {found['before']:.1f} s were taken before the first run, and after the last")
+        print(f"  after the runs it said {', '.join(f'{each:.1f}' for each in found['corrected'])}")
+        print(f"  the longest wait for a new run was {max(found['waits'], default=0.0):.2f} s")
+    record.write("sweep_total", {"results": results}, out)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,32 @@ def test_the_shortest_and_longest_steps_are_tried_and_kept(
     assert alone is not None and runs.groups[-1] == [16, 16, 16], "beside as many as there will be"
 
 
+def test_on_a_gpu_the_first_run_of_a_kind_compiles(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs are taken again, and what they compile later ones find; other widths compile once each."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(surveying, "_use_threads", lambda _: None)
+    monkeypatch.setattr(surveying, "this_machine", lambda *_: Slots(at_once=1, threads=1, gpus=("0",)))
+    monkeypatch.setattr(surveying, "_expected", lambda *_: 150.0)
+    runs, machine = list[int](), Known()
+
+    def take(group: Sequence[Candidate], *_: object) -> list[Taken | None]:
+        (each,) = group
+        width = each.recipe.model.width
+        runs.append(width)
+        return [replace(machine.taken(each.step), setup=12.5 if runs.count(width) == 1 else 2.5)]
+
+    monkeypatch.setattr(module, "_take", take)
+    found = survey(read_grid(tiny, (), ["model.width=16,32,48"], seeds=2), Reporter())
+    assert runs == [16, 16, 48, 48]
+    assert list(found.late.values()) == [10.0] and "width32-seed0" in next(iter(found.late))
+    for run in found.index.runs:
+        plan = found.forecasts[run.name].plan
+        assert plan is not None and plan.parts["set-up"] == pytest.approx(2.5)
+        without = found.forecasts[run.name].seconds_left(1.0, run.name in found.ready).expected
+        assert found.seconds(run).expected - without == pytest.approx(found.late.get(run.name, 0.0))
+
+
 def test_what_others_disturb_is_told_and_not_kept(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch, others=float(os.cpu_count() or 1))
     found = fly(candidates, TWO, 150.0)
@@ -158,7 +184,7 @@ def test_one_that_fails_leaves_the_other_and_none_leaves_the_plans(
 ) -> None:
     Runs(monkeypatch, fails=[16])
     found = fly(candidates, TWO, 150.0)
-    assert found is not None and found.count == 1
+    assert found is not None and len(found.keys) == 1
     Runs(monkeypatch, fails=[32, 48, 64])
     assert fly(candidates[1:4], TWO, 150.0) is None
 

@@ -43,6 +43,8 @@ _STEPS_SECONDS = 2.0
 _FEWEST_STEPS, _FEWEST_EPOCHS = 8, 2
 _LAYER_SECONDS = 0.005
 """About, of a layer in a step, however small it is."""
+_COMPILES = 3.0
+"""Seconds of a set-up in which something was compiled."""
 _PATIENCE = 6.0
 """How many times as long as expected a short run may take, before it is ended."""
 _LOOK_AGAIN = 0.02
@@ -73,7 +75,8 @@ class Pilots:
     """What short runs showed."""
 
     seen: Seen
-    count: int
+    keys: frozenset[str]
+    """Of the kinds that were tried."""
     seconds: float
     """That they took; 0: they were taken before."""
     others: float | None
@@ -82,7 +85,7 @@ class Pilots:
     def shown(self) -> str:
         """For people."""
         busy = "; the machine is busy, so that will change" if _disturbed(self.others) else ""
-        runs = counted(self.count, "short run")
+        runs = counted(len(self.keys), "short run")
         when = "taken before" if not self.seconds else f"in {Seconds(self.seconds).short()}"
         return f"measured: by {runs} {when}{busy}"
 
@@ -96,6 +99,8 @@ def fly(candidates: Sequence[Candidate], slots: Slots, total: float) -> Pilots |
     files = {key: _file(machine, slots, key) for key in by_key}
     known = {key: found for key, file in files.items() if (found := _read(file)) is not None}
     rounds = min(_MOST_ROUNDS, max(1, int(_SHARE * total / _ROUND)))
+    if slots.at_once == 1 and total >= 2 * WORTH:  # one run says nothing of how steps grow
+        rounds = max(rounds, 2)
     limit = max(_ROUND, _SHARE * total / rounds)
     chosen = _chosen([each for each in by_key.values() if short(each, limit) is not None], rounds * slots.at_once)
     missing = [each for each in chosen if each.key not in known]
@@ -103,7 +108,7 @@ def fly(candidates: Sequence[Candidate], slots: Slots, total: float) -> Pilots |
     for first in range(0, len(missing), slots.at_once):
         group = missing[first : first + slots.at_once]
         together = [group[place % len(group)] for place in range(slots.at_once)]
-        for each, found in zip(group, _take(together, slots, limit)):
+        for each, found in zip(group, _twice(together, slots, limit)):
             if found is not None:
                 known[each.key] = found
     after = load()
@@ -117,7 +122,7 @@ def fly(candidates: Sequence[Candidate], slots: Slots, total: float) -> Pilots |
     runs = [(by_key[key].step, found) for key, found in known.items()]
     return Pilots(
         seen=Seen(runs),
-        count=len(runs),
+        keys=frozenset(known),
         seconds=time.perf_counter() - began if missing else 0.0,
         others=others if missing else None,
     )
@@ -151,6 +156,19 @@ def short(each: Candidate, limit: float) -> Recipe | None:
         return None
     kept = replace(budget, memory=recipe.budget.memory)
     return replace(recipe, budget=kept, evaluate=replace(recipe.evaluate, every=1.0), track=None)
+
+
+def _twice(group: Sequence[Candidate], slots: Slots, limit: float) -> list[Taken | None]:
+    """As `_take`; on GPUs once more where set-up takes long: then kernels are compiled, which later runs find."""
+    first = _take(group, slots, limit)
+    slow = max((each.setup for each in first if each is not None), default=0.0)
+    if not slots.gpus or slow < _COMPILES:
+        return first
+    again = _take(group, slots, limit)
+    return [
+        one or other if one is None or other is None else replace(other, late=max(0.0, one.setup - other.setup))
+        for one, other in zip(first, again)
+    ]
 
 
 def _take(group: Sequence[Candidate], slots: Slots, limit: float) -> list[Taken | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from shoestring.studies.sweep.crowd import WORTH, Crowd, crowd
 from shoestring.studies.sweep.crowd import shown as crowd_shown
 from shoestring.studies.sweep.grid import Grid, Planned
 from shoestring.studies.sweep.pilots import Candidate, Pilots, fly, hand_over
-from shoestring.studies.sweep.plans import Forecast, estimates, forecasts, schedule, total
+from shoestring.studies.sweep.plans import Forecast, estimates, forecasts, schedule, total, work_key
 from shoestring.studies.sweep.slots import Slots, this_machine, within_memory
 from shoestring.studies.sweep.states import Standing, failures, standing
 
@@ -50,6 +50,8 @@ class Survey:
     """Seconds for the whole sweep."""
     ready: frozenset[str] = frozenset()
     """Runs whose text others will have prepared when they start."""
+    late: Mapping[str, float] = field(default_factory=dict)
+    """More seconds of runs that are the first of their kind, and compile what the others find."""
     notes: tuple[str, ...] = ()
     """What was measured, for people."""
 
@@ -70,7 +72,8 @@ class Survey:
         """What is left of a run."""
         if (found := self.forecasts.get(run.name)) is None or self.problem(run) is not None:
             return NONE
-        return found.seconds_left(1 - self.standings[run.name].share, run.name in self.ready)
+        left = found.seconds_left(1 - self.standings[run.name].share, run.name in self.ready)
+        return Interval(*(each + self.late.get(run.name, 0.0) for each in left))
 
     @property
     def total(self) -> Interval:
@@ -125,9 +128,10 @@ def survey(
         slots = within_memory(slots, [each.peak_bytes for each in made], free_host_bytes())
     else:
         slots = replace(slots, at_once=at_once or max(1, len(open_runs)), reason="if Slurm has room for them")
-    notes = []
+    notes, late = [], dict[str, float]()
     if elsewhere is None and (tried := _pilots(slots, made)) is not None:
         made = _each(made, partial(_by_pilots, tried))
+        late = _late(open_runs, made, tried)
         notes.append(tried.shown())
     elif elsewhere is None and (measured := _crowd(slots, made)) is not None:
         made = _each(made, lambda each: replace(each, crowd=measured))
@@ -142,6 +146,7 @@ def survey(
         slots=slots,
         limit=limit if limit is not None else None if grid.sweep.time is None else float(grid.sweep.time),
         ready=_ready(open_runs, made, slots.at_once),
+        late=late,
         notes=tuple(notes),
     )
 
@@ -162,6 +167,16 @@ def _by_pilots(tried: Pilots, each: Forecast) -> Forecast:
         return each
     plan, process = tried.seen.corrected(each.plan)
     return replace(each, plan=plan, crowd=process, how="measured")
+
+
+def _late(runs: Sequence[Planned], made: Sequence[Forecast], tried: Pilots) -> dict[str, float]:
+    """More seconds of the first run of each kind that no short run was of; none where nothing is compiled."""
+    seen, found = set(tried.keys), dict[str, float]()
+    for planned, each in zip(runs, made) if tried.seen.late else ():
+        if each.recipe is not None and (key := work_key(each.recipe)) not in seen:
+            seen.add(key)
+            found[planned.name] = tried.seen.late
+    return found
 
 
 def _expected(slots: Slots, made: Sequence[Forecast]) -> float:

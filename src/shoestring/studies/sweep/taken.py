@@ -52,6 +52,8 @@ class Taken(Record):
     """After the last step."""
     end: float
     """From the last line of the run until its process is gone."""
+    late: float = 0.0
+    """More set-up of the first run of its kind, which compiles what others find."""
 
 
 def taken(folder: RunFolder, wall: float) -> Taken | None:
@@ -122,6 +124,11 @@ class Seen:
             intervals=plan.intervals | {"seconds": (seconds - half, seconds + half)},
         )
         return made, Crowd(start=start, end=self._mean(lambda run: run.end), slower=1.0)
+
+    @property
+    def late(self) -> float:
+        """More set-up of the first run of a kind that was not seen."""
+        return self._mean(lambda run: run.late)
 
     def step(self, planned: float) -> float:
         """Seconds of a step that was planned to take `planned`: on the line between runs that were taken, or in the
