@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import group_jobs
 import pytest
 import torch
+from processes import together
 
 import shoestring
 from shoestring.core import recipe_file
@@ -18,6 +20,7 @@ from shoestring.core.sections import Model, Train
 from shoestring.data.pack.order import RowIndex, step_rows
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
+from shoestring.parallel.process_group import ProcessGroup
 from shoestring.training import growth
 from shoestring.training.checkpoint import State
 from shoestring.training.growth import WINDOW, GrowingStepper, Growth, Noise, noise_of
@@ -172,6 +175,25 @@ def test_a_run_that_resumes_grows_at_the_same_steps_and_ends_with_the_same_bits(
             assert torch.equal(tensor, rest.learner.saved_tensors()[name]), (cut, name)
 
 
+def in_one_process(group: ProcessGroup) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """24 steps of unequal rows, two to an update, in float64."""
+    settings = Train(batch=group_jobs.BATCH, lr=0.01, schedule="constant", warmup=0.0)
+    rest = {"batch": group_jobs.BATCH, "per_device": 2, "seed": 1}
+    stepper = GrowingStepper(group_jobs.make(group, double=True), group_jobs.PackedRows(), settings, most=5, **rest)
+    stepper.growth.passes = 2
+    Loop(stepper, ()).run(State(recipe="", data="", schedule=Schedule(total=24)))
+    return group_jobs.weights(stepper.learner), stepper.growth.saved()
+
+
+def test_processes_agree_on_weights_and_noise() -> None:
+    alone, _ = in_one_process(group_jobs.ALONE)
+    (weights, noise), (others, same) = together(in_one_process, 2)
+    assert noise == same
+    for name, tensor in alone.items():
+        assert torch.equal(weights[name], others[name])
+        assert torch.allclose(tensor, weights[name], atol=1e-9), name
+
+
 def recipe(folder: Path, **train: Any) -> Recipe:
     values = {
         "run": {"name": "grow", "folder": str(folder / "runs")},
@@ -193,6 +215,7 @@ def test_metrics_and_outcome_have_the_noise_and_the_rows(tmp_path: Path, monkeyp
     assert [line["gradient_noise"] for line in found.metrics if "gradient_noise" in line] == [8.0, 8.0]
     rows = [(line["step"], line["update_rows"]) for line in found.metrics if "update_rows" in line]
     assert rows == [(2, 4), (10, 4), (18, 4), (26, 4), (34, 4), (42, 8), (52, 16)]
+    assert ("updates", "up to 16 rows") in [(line.quantity, line.value) for line in found.plan.lines]
     assert found.outcome.grown is not None and found.outcome.grown.rows == 16 and found.outcome.grown.noise == 8.0
 
 

@@ -50,6 +50,7 @@ def plan_lines(
     split_shown = f"{split.per_device} × {split.accumulate} × {split.devices}"
     table = [
         ("effective batch", counted(recipe.batch, "row"), f"{field}: {step_tokens} per step"),
+        *_growth_lines(recipe),
         ("split", split_shown, f"micro-batch × accumulation × devices; {split.reason}"),
         *(("devices", str(split.devices), note) for note in devices_note(split.devices, profile)),
         *_sharing_lines(recipe, split.devices, profile.cost.total_parameters),
@@ -185,6 +186,17 @@ def _saved_line(train: Train, steps: int) -> list[tuple[str, str, str]]:
     beyond = [f"{step:,}" for step in (*named, train.save_every or 0) if step > steps]
     reason += f"; beyond the {counted(steps, 'step')} of the run: {', '.join(beyond)}" if beyond else ""
     return [("kept steps", f"{train.saved_count(steps):,}", reason)]
+
+
+def _growth_lines(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """How far the batch may grow."""
+    if recipe.train.grow is None:
+        return []
+    most = counted(recipe.batch << recipe.train.grow, "row")
+    reason = (
+        "train.grow: updates take the rows of several steps where the gradient noise is larger; steps stay as planned"
+    )
+    return [("updates", f"up to {most}", reason)]
 
 
 def _sharing_lines(recipe: Recipe, workers: int, weights: int) -> list[tuple[str, str, str]]:
