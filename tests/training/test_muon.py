@@ -67,6 +67,17 @@ def test_an_orthogonalized_matrix_keeps_its_directions(shape: tuple[int, int]) -
     assert (torch.linalg.svdvals(found)[: int(inside.sum())] - 1).abs().max() < 0.13
 
 
+@pytest.mark.parametrize("columns", [20, 64])
+def test_small_singular_values_of_square_and_wide_matrices(columns: int) -> None:
+    """Wide ones are turned by way of their squares, whose smallest are below the precision of the largest."""
+    draw = torch.Generator().manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(n, 20, generator=draw, dtype=torch.float64)).Q for n in (20, columns))
+    s = torch.logspace(0, -5, 20, dtype=torch.float64)
+    found = orthogonalized((u @ s.diag() @ v.T).float().unsqueeze(0), POLAR_EXPRESS, EPS, SAFETY)[0].double()
+    sizes = torch.from_numpy(by_quintics((s / s.norm() / SAFETY).numpy(), POLAR_EXPRESS))
+    torch.testing.assert_close(found, u @ sizes.diag() @ v.T, rtol=0, atol=1e-3)
+
+
 class ByHand:
     """Muon of one matrix, in float64."""
 

@@ -16,6 +16,8 @@ from shoestring.training.sharding import own_part, whole_of
 if TYPE_CHECKING:
     from shoestring.training.optimizer import Weights
 
+WIDE = 1.5
+"""Columns for each row from which on products are saved by iterating on square matrices."""
 AT_ONCE = 1 << 22
 """Elements of the matrices that a GPU updates at once: small ones do not fill it, and would take as many launches."""
 
@@ -211,10 +213,27 @@ def orthogonalized(matrices: Tensor, quintics: Quintics, eps: float, room: float
     """
     found = matrices.to(matrices.dtype if matrices.device.type == "cpu" else torch.bfloat16, copy=True)
     found.div_((room * found.norm(dim=(-2, -1), keepdim=True)).clamp(min=eps))
+    rows, columns = found.shape[-2:]
+    if found.dtype != torch.bfloat16 and columns >= WIDE * rows:
+        return _polynomial(found @ found.mT, quintics) @ found
     for a, b, c in quintics:
         gram = found @ found.mT
         found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
     return found
+
+
+def _polynomial(gram: Tensor, quintics: Quintics) -> Tensor:
+    """What wide matrices are multiplied by, from their products with their transposes: all iterations in one, on square
+    matrices alone. Not in bf16, which is too coarse for the squares of small singular values."""
+    product: Tensor | None = None
+    for done, (a, b, c) in enumerate(quintics, start=1):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = factor if product is None else factor @ product
+        if done < len(quintics):
+            gram = factor @ gram @ factor
+    assert product is not None, "there is an iteration"
+    return product
 
 
 def make_muon(weights: Weights, settings: Train) -> list[torch.optim.Optimizer]:
