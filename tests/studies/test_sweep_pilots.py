@@ -280,3 +280,7 @@ def test_a_run_with_a_time_or_of_a_network_measures_or_counts_by_itself(
     hand_over(replace(profile, busy="the machine is busy"), recipe, busy)
     kept = Profile.read(busy.profile)
     assert kept.busy is None and kept.stopped.endswith("; the machine is busy")
+    hand_over(replace(profile, stopped="again"), recipe, busy)
+    assert Profile.read(busy.profile) == kept, "one of its own stays"
+    hand_over(replace(profile, workload="other"), recipe, busy)
+    assert Profile.read(busy.profile).workload == "other", "it was of another recipe"

@@ -205,8 +205,12 @@ def hand_over(profile: Profile, recipe: Recipe, folder: RunFolder) -> None:
     A counted one is made again at once, and a run with a time measures by itself, because its length depends on it.
     """
     scaled_on_gpu = profile.estimated and profile.machine.device == "cuda"  # its memory is unknown
-    if recipe.hmm is None or recipe.budget.time is not None or scaled_on_gpu or folder.profile.is_file():
+    if recipe.hmm is None or recipe.budget.time is not None or scaled_on_gpu:
         return
+    with contextlib.suppress(ShoestringError):
+        own = Profile.read_if_there(folder.profile)
+        if own is not None and own.workload == profile.workload and own.busy is None:
+            return
     disturbed = "" if profile.busy is None else f"; {profile.busy}"
     with folder.lock(), folder.claiming(recipe):
         folder.write(folder.profile, replace(profile, busy=None, stopped=profile.stopped + disturbed))
