@@ -1,7 +1,7 @@
 """Synchronous, local and asynchronous training on the tweets: loss, macro-F1, seconds, traffic and staleness.
 
     python bench/strategies.py [--seeds 3] [--minutes 10] [--resume FOLDER]
-    python bench/strategies.py --only "local 4" [--only "sync 1" ...]
+    python bench/strategies.py --only "local 4" [--only "sync 1" ...], or --only all
 
 Every strategy first chooses the best of three learning rates of its own, with two workers (sync: one, whose steps they
 take) and a seed that is not used again; local then also chooses how its averages are spaced. Then 1, 2 and 4 workers
@@ -213,13 +213,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--only", action="append", choices=[setting.name for setting in SETTINGS])
+    parser.add_argument("--only", action="append", choices=["all", *(setting.name for setting in SETTINGS)])
     parser.add_argument("--resume", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     begun, load = time.monotonic(), os.getloadavg()[0]
     old = earlier(arguments.out) if arguments.only else {}
-    settings = [setting for setting in SETTINGS if setting.name in (arguments.only or [setting.name])]
+    only = arguments.only or ["all"]
+    settings = [setting for setting in SETTINGS if "all" in only or setting.name in only]
     with tempfile.TemporaryDirectory() as text:
         folder = arguments.resume or Path(text)
         folder.mkdir(exist_ok=True)
@@ -238,7 +239,7 @@ def main() -> None:
         "left_out": left_out,
         "load": load,
     }
-    taken = {} if arguments.resume or arguments.only else {"seconds": time.monotonic() - begun}
+    taken = {} if arguments.resume or "all" not in only else {"seconds": time.monotonic() - begun}
     record.write("strategies", values | taken, arguments.out)
 
 

@@ -73,6 +73,9 @@ def test_only_these_rows_run_and_the_others_are_kept(
         name: rows for name, rows in whole["results"].items() if name != "local 4"
     }
     assert kept["tuning"] == whole["tuning"]
+    ran.clear()
+    assert "seconds" in run(monkeypatch, tmp_path, "--seeds", "1", "--only", "all")
+    assert len(ran) == len(strategies.SETTINGS), "without trying settings again"
 
 
 def test_what_there_was_no_time_for_is_named(ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
