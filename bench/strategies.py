@@ -111,6 +111,7 @@ def measured(setting: Setting, fields: dict[str, str], seed: int, folder: Path, 
     print(f"{name}: loss {outcome['loss']:.4f}, {found['seconds']:.1f} s", flush=True)
     numbers = {
         "seed": seed,
+        "fields": fields,
         "batch": outcome["tokens"] // outcome["steps"] // LENGTH,
         "loss": outcome["loss"],
         "perplexity": math.exp(outcome["loss"]),

@@ -40,9 +40,9 @@ def _strategies(r: dict[str, Any]) -> str:
         if runs:
             cells = [name, str(runs[0]["batch"]), str(len(runs)), *_learned(runs, base), *_pace(runs, base)]
             lines.append(f"| {' | '.join(cells)} |\n")
-    chosen = "; ".join(f"{strategy} {_chosen(tried)}" for strategy, tried in r["tuning"].items())
+    chosen = "; ".join(f"{strategy} {_chosen(strategy, r)}" for strategy in r["tuning"])
     busy = [name for name, runs in r["results"].items() if not _is_quiet(runs)]
-    said = f"Best of what each strategy tried, by the loss of another seed: {chosen}. "
+    said = f"Settings, each strategy's own, by the loss of another seed: {chosen}. "
     said += "95 % intervals over seeds; to sync 1 seed by seed. "
     said += f"No seconds, as the machine was busy: {', '.join(busy)}. " if busy else ""
     said += f"Left out: {len(r['left_out'])} runs. " if r["left_out"] else ""
@@ -114,11 +114,20 @@ def _interval(values: list[float], digits: int = 3) -> str:
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
-def _chosen(tried: list[dict[str, Any]]) -> str:
-    best = min(tried, key=lambda each: each["loss"])
-    fields = ", ".join(f"{name} {value}" for name, value in best["fields"].items())
-    losses = ", ".join(f"{each['loss']:.3f}" for each in tried)
-    return f"{fields} ({losses})"
+def _chosen(strategy: str, r: dict[str, Any]) -> str:
+    """The fields of a strategy's rows, and the losses of all that was tried."""
+    tried = r["tuning"][strategy]
+    fields = min(tried, key=lambda each: each["loss"])["fields"]
+    rows = [row for name, rows in r["results"].items() if name.startswith(strategy) for row in rows]
+    used = rows[0].get("fields", fields) if rows else fields
+    losses = ", ".join(f"{_told(each['fields'], used)}{each['loss']:.3f}" for each in tried)
+    said = "" if used == fields else "; not the lowest, see results/log.md"
+    return f"{', '.join(f'{name} {value}' for name, value in used.items())} (tried: {losses}{said})"
+
+
+def _told(fields: dict[str, str], used: dict[str, str]) -> str:
+    """What differs from the fields that are used."""
+    return "".join(f"{name.partition('.')[2]} {value} " for name, value in fields.items() if used.get(name) != value)
 
 
 def stragglers_table(records: Sequence[dict[str, Any]]) -> str:

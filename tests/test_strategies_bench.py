@@ -102,6 +102,9 @@ def test_seconds_are_those_of_a_quiet_machine(ran: list[str], tmp_path: Path, mo
     busy = strategy_tables.strategies_table([found])
     assert "| sync 2 | 64 | 3 | 5.010 ± 0.025 | 149.9 | +0.0% ± 0.0% | 0.500 ± 0.000 | – | – | – | – | – |" in busy
     assert "as the machine was busy: sync 2." in busy
+    assert "local train.lr 6e-3, parallel.sync_every 5, parallel.sync_spacing lr (tried: lr 3e-3 6.000," in busy
+    found["results"]["local 2"][0]["fields"] = {"train.lr": "4e-3"}
+    assert "not the lowest" in strategy_tables.strategies_table([found])
 
 
 def test_busy_cores_are_counted() -> None:
