@@ -3,12 +3,13 @@
     python bench/strategies.py [--seeds 3] [--minutes 10] [--resume FOLDER]
     python bench/strategies.py --only "local 4" [--only "sync 1" ...], or --only all
 
-Every strategy first chooses the best of three learning rates of its own, with two workers (sync: one, whose steps they
-take) and a seed that is not used again; local then also chooses how its averages are spaced. Then 1, 2 and 4 workers
+Every strategy first chooses the best of three learning rates of its own, with a seed that is not used again and two
+workers (sync: one, whose steps they take; local: four, which drift apart the most); local then also chooses how its
+averages are spaced. Then 1, 2 and 4 workers
 take the same rows in the same order with the same effective batch, and one process fine-tunes what they trained on the
 classes, two runs at a time. A run that would begin after the minutes are over is left out, and the record says so; with
-a folder, what it holds is not run again. `--only` runs these settings anew, with the choices of the record that is
-there, and keeps its other rows. Every run has the cores that others kept busy in the second before it began: only where
+a folder, what it holds is not run again. `--only` runs these settings anew, with the fields of the rows that are
+there, and keeps the other rows. Every run has the cores that others kept busy in the second before it began: only where
 nobody did, seconds are published.
 """
 
@@ -35,6 +36,8 @@ TWEETS = record.ROOT.parent / "shared" / "data" / "hate-speech-tweets" / "labele
 TUNING_SEED = 100
 EVERY = {"parallel.sync_every": "5", "parallel.sync_spacing": "lr"}
 RATES = {"sync": ("2e-3", "4e-3", "8e-3"), "local": ("3e-3", "4e-3", "6e-3"), "async": ("1e-3", "2e-3", "4e-3")}
+TUNED_WITH = {"sync": 1, "local": 4, "async": 2}
+"""Workers."""
 SPACING = ("steps",)
 """Other spaces between averages, tried with the best rate."""
 
@@ -159,7 +162,7 @@ def tuned(strategy: str, folder: Path) -> list[Tried]:
 
     def attempt(fields: dict[str, str]) -> None:
         name = f"tuning-{strategy}-{len(found)}"
-        setting = Setting(strategy, 1 if strategy == "sync" else 2)  # synchronous workers take the steps of one
+        setting = Setting(strategy, TUNED_WITH[strategy])
         found.append(Tried(fields, measured(setting, fields, TUNING_SEED, folder, name)["loss"]))
 
     for lr in RATES[strategy]:
@@ -176,7 +179,7 @@ def best_of(tried: list[Tried]) -> dict[str, str]:
 
 
 def run_settings(
-    settings: list[Setting], tuning: dict[str, list[Tried]], folder: Path, seeds: int, end: float
+    settings: list[Setting], chosen: dict[str, dict[str, str]], folder: Path, seeds: int, end: float
 ) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """The runs of each setting, and those that there was no time for."""
     results: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in settings}
@@ -185,7 +188,7 @@ def run_settings(
         if time.monotonic() > end and not (folder / f"{setting.run(seed)}.json").is_file():
             left_out.append(f"{setting.name}, seed {seed}")
         else:
-            results[setting.name].append(measured(setting, best_of(tuning[setting.strategy]), seed, folder))
+            results[setting.name].append(measured(setting, chosen[setting.strategy], seed, folder))
 
     def classify(run: tuple[Setting, int]) -> None:
         setting, seed = run
@@ -229,8 +232,11 @@ def main() -> None:
             tuning = {name: [Tried(**each) for each in tried] for name, tried in old["tuning"].items()}
         else:
             tuning = {strategy: tuned(strategy, folder) for strategy in RATES}
+        chosen = {strategy: best_of(tried) for strategy, tried in tuning.items()}
+        for name, rows in old.get("results", {}).items():
+            chosen |= {name.split()[0]: row["fields"] for row in rows[:1] if "fields" in row}
         end = begun + 60 * arguments.minutes
-        results, left_out = run_settings(settings, tuning, folder, arguments.seeds, end)
+        results, left_out = run_settings(settings, chosen, folder, arguments.seeds, end)
     kept = old.get("results", {}) | results
     again = {name.rpartition(",")[0].removeprefix("classes of ") for name in old.get("left_out", [])} & results.keys()
     left_out += [each for each in old.get("left_out", []) if not any(name in each for name in again)]

@@ -14,10 +14,11 @@ import strategies
 import strategy_tables
 
 
-def row(setting: strategies.Setting, seed: int, loss: float, busy: float | None = 0.1) -> dict[str, Any]:
+def row(setting: strategies.Setting, fields: dict[str, str], seed: int, loss: float) -> dict[str, Any]:
     stale = {"staleness_mean": 1.5, "staleness_max": 3} if setting.strategy == "async" else {}
     return {
         "seed": seed,
+        "fields": fields,
         "batch": 64,
         "loss": loss + seed / 100,
         "seconds": 20.0,
@@ -27,7 +28,7 @@ def row(setting: strategies.Setting, seed: int, loss: float, busy: float | None 
         "staleness_mean": None,
         "staleness_max": None,
         "curve": [[1.0, 6.0], [2.0, loss]],
-        "busy_cores": busy,
+        "busy_cores": 0.1,
         "macro_f1": 0.5,
     } | stale
 
@@ -40,7 +41,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def measured(setting: Any, fields: Any, seed: int, _: Path, name: str = "") -> dict[str, Any]:
         found.append(name or setting.run(seed))
         better = fields.get("parallel.sync_spacing") == "lr" and fields["train.lr"] == "6e-3"
-        return row(setting, seed, 4.0 if better else 5.0)
+        return row(setting, fields, seed, 4.0 if better else 5.0)
 
     monkeypatch.setattr(strategies, "measured", measured)
     monkeypatch.setattr(strategies, "macro_f1", lambda setting, *_: 0.25 * setting.workers)
@@ -73,6 +74,12 @@ def test_only_these_rows_run_and_the_others_are_kept(
         name: rows for name, rows in whole["results"].items() if name != "local 4"
     }
     assert kept["tuning"] == whole["tuning"]
+    for rows in (kept["results"]["local 2"], kept["results"]["local 4"]):
+        rows[0]["fields"] = {"train.lr": "1e-3"}
+    (tmp_path / "strategies-cpu.json").write_text(json.dumps(kept))
+    ran.clear()
+    again = run(monkeypatch, tmp_path, "--seeds", "1", "--only", "local 4")
+    assert again["results"]["local 4"][0]["fields"] == {"train.lr": "1e-3"}, "as in the row that was there"
     ran.clear()
     assert "seconds" in run(monkeypatch, tmp_path, "--seeds", "1", "--only", "all")
     assert len(ran) == len(strategies.SETTINGS), "without trying settings again"
