@@ -57,7 +57,7 @@ DEPTHS = {"stories": 8, "stream": 8, "wikitext": 12}
 EPOCHS = 2.0
 """Of WikiText-2."""
 DOCUMENTS, DOCUMENT_BYTES = 1_500_000, 660
-"""Of the built-in stories: more than a run reads, of which only what it needs is prepared."""
+"""Of the built-in stories: more than a run reads. It prepares only what it needs."""
 SPARE = 30.0
 """Seconds beyond its own that a row may take."""
 PEER_COMPILES = 110.0

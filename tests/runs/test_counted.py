@@ -120,7 +120,9 @@ def test_workers_on_one_gpu_divide_its_memory(
     if copies == 1:
         assert counted_profile(task, gpu, workers, short) is None
     else:
-        with pytest.raises(PlanError, match=f"{copies} processes share a GPU, 1 kB for each.* take fewer parallel.w"):
+        with pytest.raises(
+            PlanError, match=f"{copies} processes share a GPU, and each may use .* of 1 kB; .* Take fewer parallel.w"
+        ):
             counted_profile(task, gpu, workers, short)
 
 

@@ -205,7 +205,7 @@ class Profile(Record):
     """Of a sum of all gradients over `sum_workers` processes; None: not measured."""
     sum_workers: int | None = None
     sharing: int | None = None
-    """Workers on one GPU, of which each has a part of the memory; None: each has its own."""
+    """Workers that share one GPU and its memory; None: each has a GPU of its own."""
     real: bool = False
     """Measured on the recipe's own rows, read as in training; otherwise on random ones."""
     thorough: bool = False

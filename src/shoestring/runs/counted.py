@@ -97,8 +97,8 @@ def counted_profile(task: Task, device: torch.device, devices: int = 1, here: He
         rows = min(peaks, key=lambda each: peaks[each])
         each, needs = (Bytes(number).short() for number in (most or 0, peaks[rows]))
         raise PlanError(
-            f"nothing fits the memory: {copies} processes share a GPU, {each} for each, of which {ROOM_SHARE:.0%} are "
-            f"used, and a micro-batch of {rows} needs {needs}; take fewer parallel.workers, or a smaller model or "
+            f"nothing fits the memory: {copies} processes share a GPU, and each may use {ROOM_SHARE:.0%} of {each}; a "
+            f"micro-batch of {rows} needs {needs}. Take fewer parallel.workers, or a smaller model or "
             f"data.length"
         )
     if not fitting:
