@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sweep_runs import drive, make_sweep, started
@@ -88,6 +89,22 @@ def test_cancel_stops_the_driver_and_its_runs_save(tmp_path: Path) -> None:
     assert not failures(SweepFolder(tmp_path / "sweep"))
     nothing = cancel(SweepFolder(tmp_path / "sweep"))
     assert (nothing.driver, nothing.runs) == (False, ())
+
+
+def test_cancel_names_runs_that_the_driver_stops_at_once(tmp_path: Path) -> None:
+    """As if it were faster than the look for its runs."""
+    driver = multiprocessing.get_context("fork").Process(target=_stopped, args=(tmp_path, ("wait-a",)))
+    driver.start()
+    wait_until(lambda: (tmp_path / "runs/wait-a/begun").exists())
+
+    def kill(pid: int, number: int, kill: Any = os.kill) -> None:
+        kill(pid, number)
+        driver.join(30)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", kill)
+        found = cancel(SweepFolder(tmp_path / "sweep"))
+    assert (driver.exitcode, found.driver, found.runs) == (7, True, ("wait-a",))
 
 
 def test_cancel_stops_runs_whose_driver_is_dead(tmp_path: Path) -> None:

@@ -260,15 +260,16 @@ class Cancelled:
 def cancel(folder: SweepFolder) -> Cancelled:
     """Tell the driver of a sweep to stop, and the runs that no driver waits for; each saves first."""
     driver, index = holder_of(folder.lock_file), SweepIndex.read(folder.index)
+    # before the driver is told, which may have stopped its runs by the time they are looked for
+    holders = [(run, holder_of(RunFolder(folder.run_path(run)).lock_file)) for run in index.runs]
     if driver is not None and driver.is_here:
         with contextlib.suppress(ProcessLookupError):
             os.kill(driver.pid, signal.SIGTERM)
     told, elsewhere = [], []
-    for run in index.runs:
-        holder = holder_of(RunFolder(folder.run_path(run)).lock_file)
+    for run, holder in holders:
         if holder is not None and not holder.is_here:
             elsewhere.append(f"{run.name} on {holder.host}")
-        elif stop_run(folder, run):
+        elif stop_run(folder, run) or holder is not None:
             told.append(run.name)
     here = driver is not None and driver.is_here
     if driver is not None and not here:
