@@ -40,7 +40,7 @@ WIKIPEDIA = {
     "train.lr": "1e-3", "budget.steps": "40",
 }  # fmt: skip
 WIKIPEDIA_GPU = WIKIPEDIA | {
-    "model.width": "256", "train.batch": "16", "train.lr": "3e-4", "budget.steps": "100",
+    "model.width": "256", "train.batch": "16", "train.lr": "3e-5", "budget.steps": "100",
 }  # fmt: skip
 LANGUAGES = {"english": "en", "japanese": "ja"}
 
