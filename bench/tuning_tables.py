@@ -7,21 +7,42 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoestring.core.units import Bytes
+from shoestring.report.sweep_figures import Line
 from shoestring.studies.drift import steps_to_half
+
+BASES = ("stories", "wikipedia")
 
 
 def overlap_table(records: Sequence[dict[str, Any]]) -> str:
-    """How far two bases drift when they are tuned on English, and on Japanese."""
-    head = (
-        "| base | tuned on | seeds | overlap after 10 % | 50 % | 100 % of the steps | half is left after | KL, nats | "
-    )
-    lines = [head + "held-out loss |\n", "|---|---|---|---|---|---|---|---|---|\n"]
-    for r in records:
-        for base in (name for name in ("stories", "wikipedia") if name in r["results"]):
-            for language, curves in r["results"][base]["curves"].items():
-                lines.append(f"| {base} | {language.title()} | {len(curves)} | {_drift(curves)} |\n")
-        lines.append(f"\n{_origin(r)} Mean ± standard deviation.\n")
-    return "".join(lines)
+    """How far two bases drift when they are tuned on English, and on Japanese; each base is of one record."""
+    head = "| base | tuned on | seeds | overlap after 10 % | 50 % | 100 % of the steps | half is left after | "
+    lines = [head + "of the most likely, at the end | KL, nats | held-out loss |\n", "|" + 10 * "---|" + "\n"]
+    found = overlap_bases(records)
+    for base, r in found.items():
+        for language, curves in r["results"][base]["curves"].items():
+            lines.append(f"| {base} | {language.title()} | {len(curves)} | {_drift(curves)} |\n")
+    lines.append("\nMean ± standard deviation.")
+    lines += [f" *{base}*: by {_origin(r).removeprefix('By ')}" for base, r in found.items()]
+    return "".join(lines) + "\n"
+
+
+def overlap_bases(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The record of each base, of which there must not be two."""
+    found = [(base, r) for base in BASES for r in records if base in r["results"]]
+    twice = {base for base, _ in found if [name for name, _ in found].count(base) > 1}
+    if twice:
+        raise SystemExit(f"{', '.join(sorted(twice))}: in two records of overlap; leave one of them")
+    return dict(found)
+
+
+def overlap_lines(records: Sequence[dict[str, Any]]) -> list[Line]:
+    """Overlap against steps, of both bases and languages."""
+    return [
+        Line(f"{base} {language} {seed}", f"{base}, {language.title()}", [(at["step"], at["overlap"]) for at in curve])
+        for base, r in overlap_bases(records).items()
+        for language, curves in r["results"][base]["curves"].items()
+        for seed, curve in enumerate(curves)
+    ]
 
 
 def _drift(curves: list[list[dict[str, float]]]) -> str:
@@ -31,14 +52,16 @@ def _drift(curves: list[list[dict[str, float]]]) -> str:
         error = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
         return f"{statistics.fmean(values):{form}}{error}"
 
-    last = curves[0][-1]["step"]
+    last = int(curves[0][-1]["step"])
     parts = [
         [line["overlap"] for curve in curves for line in curve if line["step"] == s]
         for s in (last // 10, last // 2, last)
     ]
     halves = [steps_to_half([(line["step"], line["overlap"]) for line in curve]) for curve in curves]
-    half = "–" if None in halves else f"{spread([h for h in halves if h is not None], '.1f')} steps"
-    ends = [[curve[-1][name] for curve in curves] for name in ("overlap_kl", "heldout_loss")]
+    left, known = halves.count(None), [half for half in halves if half is not None]
+    some = f" in {left} of {len(halves)} runs" if known else ""
+    half = f"not within {last} steps{some}" if left else f"{spread(known, '.1f')} steps"
+    ends = [[curve[-1][name] for curve in curves] for name in ("overlap_top", "overlap_kl", "heldout_loss")]
     return " | ".join([*map(spread, parts), half, *map(spread, ends)])
 
 

@@ -17,7 +17,8 @@ def drift(runs: tuple[Path, ...], out: Path, terminal: options.Terminal) -> opti
     """Show how fast runs with [evaluate] overlap drift from their first weights.
 
     Runs that differ in run.seed alone are one group. Writes overlap.csv, summary.json and drift.html: overlap, KL and
-    held-out loss by step, and the decrease of the overlap in 100 steps (a least-squares line).
+    held-out loss by step, the steps after which half of the overlap is left, and its decrease in 100 steps (a
+    least-squares line). Says which group drifts faster, by the steps to half where a group fell so far.
     """
     from shoestring.studies.drift import table_of, write_drift
 

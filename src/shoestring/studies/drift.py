@@ -9,11 +9,12 @@ import csv
 import io
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoestring.core.errors import UserError
 from shoestring.core.files import make_folder, write_whole
@@ -27,6 +28,7 @@ from shoestring.track import read_lines
 
 PER = 100
 """Steps that a rate is given for."""
+_RATE = f"rate_per_{PER}_steps"
 SCORES = tuple(name + end for name in (*OVERLAPS, "overlap_kl") for end in ("", "_min", "_max"))
 COLUMNS = ("group", "run", "seed", "step", *SCORES, "loss", "heldout_loss")
 _FIGURES = {
@@ -104,8 +106,8 @@ def summarize(groups: dict[str, list[Drifted]]) -> list[dict[str, Any]]:
             "source": str(runs[0].recipe.data.source),
             "runs": [run.name for run in runs],
             "seeds": [run.recipe.run.seed for run in runs],
-            "steps": runs[0].lines[-1]["step"],
-            f"rate_per_{PER}_steps": spread(runs, lambda run: run.rate),
+            "steps": min(run.lines[-1]["step"] for run in runs),
+            _RATE: spread(runs, lambda run: run.rate),
             "steps_to_half": [steps_to_half(run.places("overlap")) for run in runs],
             **{
                 f"last_{score}": spread(runs, lambda run, score=score: run.places(score)[-1][1])  # type: ignore[misc]
@@ -117,20 +119,65 @@ def summarize(groups: dict[str, list[Drifted]]) -> list[dict[str, Any]]:
 
 
 def verdict(summary: Sequence[dict[str, Any]]) -> str:
-    """Which group drifts faster, and whether the seeds tell the two apart, with a probability of 95 %."""
-    rate = f"rate_per_{PER}_steps"
-    ranked = sorted(summary, key=lambda each: -each[rate]["mean"])
-    shown = "; ".join(f"{each['group']} {each[rate]['mean']:.3f}" for each in ranked)
-    said = f"Decrease of the overlap in {PER} steps: {shown}."
+    """Which group drifts faster, and whether the seeds tell the two apart, with a probability of 95 %.
+
+    By the steps to half, where all runs of a group fell so far: a rate over all steps says little of them, since an
+    overlap that has reached 0 falls no further. By the rate where no group fell to half.
+    """
+    ranked = sorted(summary, key=lambda each: (not _halved(each), _time(each, _halved(each)).mean))
+    by_half = _halved(ranked[0])
+    said = _halves(ranked) if by_half else _rates(ranked)
     if len(ranked) < 2:
         return said
-    fast, slow = ranked[0], ranked[1]
-    if fast[rate]["sd"] is None or slow[rate]["sd"] is None:
+    fast, slow = ranked[:2]
+    if min(len(fast["runs"]), len(slow["runs"])) < 2:
         return f"{said} Whether other seeds would say the same is not known."
-    seeds = tuple((len(each["runs"]), each[rate]["mean"], each[rate]["sd"] ** 2) for each in (slow, fast))
-    counts, means, variances = zip(*seeds)
-    apart = Difference(counts, means, variances, None, 0.0).different
-    return f"{said} {fast['group']} {'drifts faster' if apart else 'is not clearly faster'} than {slow['group']}."
+    counts, means, variances = zip(*(_time(each, by_half) for each in (fast, slow)))
+    found = Difference(counts, means, variances, None, 0.0)
+    clear = found.effect > 0 and found.different
+    return f"{said} {fast['group']} {'drifts faster' if clear else 'is not clearly faster'} than {slow['group']}."
+
+
+class _Time(NamedTuple):
+    """A number that is lower the faster a group drifts, over its runs."""
+
+    runs: int
+    mean: float
+    variance: float
+
+
+def _time(group: dict[str, Any], by_half: bool) -> _Time:
+    """The logarithm of the steps to half, or minus the rate; a run that did not fall to half counts with all its steps,
+    of which it would need more."""
+    if not by_half:
+        return _Time(len(group["runs"]), -group[_RATE]["mean"], (group[_RATE]["sd"] or 0.0) ** 2)
+    logs = [math.log(group["steps"] if half is None else half) for half in group["steps_to_half"]]
+    return _Time(len(logs), statistics.fmean(logs), statistics.variance(logs) if len(logs) > 1 else 0.0)
+
+
+def _halved(group: dict[str, Any]) -> bool:
+    return None not in group["steps_to_half"]
+
+
+def _mean_half(group: dict[str, Any]) -> float:
+    """The geometric mean over runs, as logarithms are compared."""
+    return math.exp(_time(group, by_half=True).mean)
+
+
+def _halves(ranked: Sequence[dict[str, Any]]) -> str:
+    def told(group: dict[str, Any]) -> str:
+        if _halved(group):
+            return f"{group['group']} fell to half after {_mean_half(group):.1f} steps"
+        left, runs = group["steps_to_half"].count(None), len(group["runs"])
+        some = "" if left == runs else f" in {left} of {runs} runs"
+        return f"{group['group']} had not fallen to half after {group['steps']:,} steps{some}"
+
+    return f"Overlap: {'; '.join(map(told, ranked))}."
+
+
+def _rates(ranked: Sequence[dict[str, Any]]) -> str:
+    shown = "; ".join(f"{each['group']} {each[_RATE]['mean']:.3f}" for each in ranked)
+    return f"Overlap: no group fell to half in all its runs; decrease in {PER} steps: {shown}."
 
 
 def as_csv(groups: dict[str, list[Drifted]]) -> str:
@@ -166,10 +213,17 @@ def _figure(groups: dict[str, list[Drifted]], score: str, title: str) -> dict[st
 
 def table_of(summary: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows for people."""
-    scores = (f"rate_per_{PER}_steps", "last_overlap", "last_overlap_top", "last_overlap_kl", "last_heldout_loss")
-    head = ("group", "runs", f"decrease in {PER} steps", "last overlap", "of the most likely", "KL", "held-out loss")
-    rows = [(each["group"], str(len(each["runs"])), *(_shown(each[score]) for score in scores)) for each in summary]
-    return head, rows
+    scores = (_RATE, "last_overlap", "last_overlap_top", "last_overlap_kl", "last_heldout_loss")
+    head = ("group", "runs", "steps to half", f"decrease in {PER} steps", "last overlap", "of the most likely", "KL")
+    rows = [
+        (each["group"], str(len(each["runs"])), _half_shown(each), *(_shown(each[score]) for score in scores))
+        for each in summary
+    ]
+    return (*head, "held-out loss"), rows
+
+
+def _half_shown(group: dict[str, Any]) -> str:
+    return f"{_mean_half(group):.1f}" if _halved(group) else f"not in {group['steps']:,}"
 
 
 def _shown(value: dict[str, float | None]) -> str:
