@@ -6,8 +6,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from shoestring.core.errors import UserError
 from shoestring.core.sections import Model
 from shoestring.models.fingerprint_prompts import draw_prompts, weights_fingerprint
 from shoestring.models.language_model import LanguageModel, build
@@ -43,6 +46,22 @@ def test_equal_scores_are_ranked_by_id() -> None:
     flat[0, 60] = 1.0
     assert least_likely(flat, 3).tolist() == [[50, 0, 1]] and ids(among_most(flat, 3)) == [0, 1, 60]
     assert ids(among_least(flat, 3)) == [0, 1, 50]
+
+
+@given(
+    scores=st.integers(1, 40).flatmap(
+        lambda ids: st.lists(
+            st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, math.inf]), min_size=ids, max_size=ids),
+            min_size=1,
+            max_size=4,
+        )
+    ),
+    k=st.integers(1, 45),
+)
+def test_least_likely_is_the_head_of_a_stable_sort(scores: list[list[float]], k: int) -> None:
+    """With many ties, infinities, both zeros, and more asked for than there are."""
+    expected = [sorted(range(len(row)), key=row.__getitem__)[:k] for row in scores]
+    assert least_likely(torch.tensor(scores), k).tolist() == expected
 
 
 def slow(base: list[float], tuned: list[float], k: int, sign: int) -> float:
@@ -97,6 +116,14 @@ def test_the_last_logits_are_those_of_all(family: str) -> None:
     with torch.no_grad():
         last: Tensor = model.last_logits(ids)
         assert torch.allclose(last, model.logits(ids)[:, -1], atol=1e-5)
+
+
+def test_a_model_that_predicts_nan_is_refused() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(UserError, match="predicts NaN"):
+        draw_prompts(model, torch.arange(3, 30), 2, 3, 10, 5, seed=0)
 
 
 def test_weights_have_a_fingerprint() -> None:

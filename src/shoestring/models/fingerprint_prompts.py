@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from shoestring.core.errors import UserError
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.models.overlap import least_likely
 
@@ -25,9 +26,12 @@ def draw_prompts(
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     ids = ordinary[torch.randint(len(ordinary), (prompts, prefix), generator=generator)]
+    scored = ordinary.to(device)
     for _ in range(length - prefix):
-        scores = model.last_logits(ids.to(device)).float().cpu()
-        unlikely = ordinary[least_likely(scores[:, ordinary], least)]
+        scores = model.last_logits(ids.to(device)).float()
+        if bool(scores.isnan().any()):
+            raise UserError("the base predicts NaN, so none of its tokens is the least likely; look at its weights")
+        unlikely = ordinary[least_likely(scores[:, scored], least).cpu()]
         drawn = torch.randint(unlikely.shape[1], (prompts, 1), generator=generator)
         ids = torch.cat((ids, unlikely.gather(1, drawn)), dim=1)
     return ids

@@ -17,12 +17,14 @@ from torch import Tensor
 
 
 def least_likely(scores: Float[Tensor, "P V"], k: int) -> Int[Tensor, "P K"]:
-    """The ids of the k lowest scores, the lowest first."""
-    return scores.sort(dim=-1, stable=True).indices[:, :k]
+    """The ids of the k lowest scores, the lowest first; all ids, where there are no more than k."""
+    k = min(k, scores.shape[1])
+    ids = among_least(scores, k).nonzero()[:, 1].view(-1, k)  # of each prompt in their order, which a stable sort keeps
+    return ids.gather(1, scores.gather(1, ids).sort(dim=-1, stable=True).indices)
 
 
 def among_least(scores: Float[Tensor, "P V"], k: int) -> Bool[Tensor, "P V"]:
-    """Which ids have the k lowest scores: those of `least_likely`, without sorting all of them."""
+    """Which ids have the k lowest scores, without sorting all of them."""
     last = scores.topk(k, largest=False, sorted=False).values.amax(dim=-1, keepdim=True)
     below, equal = scores < last, scores == last
     free = k - below.sum(dim=-1, keepdim=True)
