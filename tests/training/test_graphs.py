@@ -24,7 +24,7 @@ class Noted:
     def attach(self) -> None:
         self.attached += 1
 
-    def update(self, sums: torch.Tensor, apply: Any) -> tuple[torch.Tensor, ...] | None:
+    def update(self, sums: torch.Tensor, apply: Any, kind: Any) -> tuple[torch.Tensor, ...] | None:
         self.updates += 1
         return None if self.updates == 1 else apply(sums)
 

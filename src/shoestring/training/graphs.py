@@ -7,7 +7,7 @@ recorded too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import torch
@@ -40,8 +40,8 @@ class Recording:
         self._pool = torch.cuda.graph_pool_handle()
         self._passes = {True: self._record(like)}  # by whether it is the first of a step, which writes the gradients
         self._gradients = [p.grad for p in parameters]
-        self._updates = 0
-        self._update: tuple[Tensor, torch.cuda.CUDAGraph, tuple[Tensor, ...]] | None = None
+        self._updates: dict[Hashable, tuple[Tensor, torch.cuda.CUDAGraph, tuple[Tensor, ...]] | None] = {}
+        """By their kind; None after the first of a kind."""
 
     def _record(self, like: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self._batch.put(like)
@@ -72,16 +72,17 @@ class Recording:
         graph.replay()
         return loss
 
-    def update(self, sums: Tensor, apply: Apply) -> tuple[Tensor, ...] | None:
-        """The result of `apply`, which the next call overwrites; None for the first call, which is not recorded: what
-        is made once, such as tables of addresses, is then there."""
-        self._updates += 1
-        if self._updates == 1:
+    def update(self, sums: Tensor, apply: Apply, kind: Hashable) -> tuple[Tensor, ...] | None:
+        """The result of `apply`, which the next call overwrites; None for the first call of a kind, which is not
+        recorded: what is made once, such as tables of addresses, is then there."""
+        if kind not in self._updates:
+            self._updates[kind] = None
             return None
-        if self._update is None:
+        recorded = self._updates[kind]
+        if recorded is None:
             kept = sums.clone()
-            self._update = kept, *self._recorded(lambda: apply(kept))
-        kept, graph, found = self._update
+            recorded = self._updates[kind] = kept, *self._recorded(lambda: apply(kept))
+        kept, graph, found = recorded
         kept.copy_(sums)
         graph.replay()
         return found
@@ -151,12 +152,15 @@ class Recordings:
                 _after_failure()
         return self._recording
 
-    def update(self, sums: Tensor) -> tuple[Tensor, ...] | None:
-        """Replay the update from the gradient in progress; None if it is not recorded."""
+    def update(self, sums: Tensor, kind: Hashable = None) -> tuple[Tensor, ...] | None:
+        """Replay the update from the gradient in progress; None if it is not recorded.
+
+        Updates of different kinds do different things with the same gradients, and are recorded apart.
+        """
         if self._current is None or self._apply is None:
             return None
         try:
-            return self._current.update(sums, self._apply)
+            return self._current.update(sums, self._apply, kind)
         except RuntimeError:  # as for passes, or there is no memory for it
             self._apply = None
             _after_failure()

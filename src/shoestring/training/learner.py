@@ -88,8 +88,7 @@ class Learner:
         self._recordings: Recordings | None = None
         if recorded:
             learned = [p for p in self.parameters.values() if p.requires_grad]
-            alone = self.group.world == 1 and not self.optimizer.waits
-            self._recordings = Recordings(self._loss, learned, self._apply if alone else None)
+            self._recordings = Recordings(self._loss, learned, None if self.optimizer.waits else self._apply)
         self._rate = torch.zeros((), device=device) if gpu and not self.optimizer.waits else None
         """The learning rate of a step, on a GPU."""
         self._fresh = True
@@ -276,7 +275,9 @@ class Learner:
         sums = torch.stack([tally.nats, *each])
         if self._rate is not None:
             self._rate.fill_(lr)
-        recorded = None if self._recordings is None else self._recordings.update(sums)
+        recorded = None
+        if self._recordings is not None and self.summed_over.world == 1:
+            recorded = self._recordings.update(sums, (self.optimizer.shares, self.optimizer.halved))
         self._fresh = True
         if recorded is None:
             return self._apply(sums, lr)

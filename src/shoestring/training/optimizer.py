@@ -17,7 +17,8 @@ from shoestring.core.registry import registry
 from shoestring.core.sections import Train
 from shoestring.models.language_model import LanguageModel
 from shoestring.training.loss_scale import LEAST, LossScale
-from shoestring.training.optimizers.batch_moments import Half, lengthen_steps
+from shoestring.training.optimizers.adamw import AdamW
+from shoestring.training.optimizers.batch_moments import Half, Share, lengthen_steps
 from shoestring.training.sharding import local_part
 
 FACTOR = "lr_factor"
@@ -51,6 +52,8 @@ class Optimizer:
         self.shares = 1
         """Workers that each update with a share of the batch, where AdamW is to have the moments of the whole."""
         self._half: Half | None = None
+        self.halved = False
+        """Whether the gradient of the first half of the rows was kept."""
         device = next(iter(self.masters.values())).device
         self.refused = torch.zeros((), device=device)
         """1 after the first loss or gradient that was not finite: no more updates are made."""
@@ -106,14 +109,17 @@ class Optimizer:
     @property
     def wants_half(self) -> bool:
         """Whether the gradient of the first half of the rows is to be kept, and is not yet."""
-        return self.shares > 1 and self._half is None
+        return self.shares > 1 and not self.halved
 
     def keep_half(self, predictions: int, others: int) -> None:
         """Keep a copy of the gradients so far, of the first half of the rows; the second has `others` predictions."""
-        self._half = Half([gradient.clone() for gradient in self.gradients()], predictions, others)
+        if self._half is None:
+            self._half = Half(self.gradients())
+        self._half.keep(self.gradients(), predictions, others)
+        self.halved = True
 
     def clear(self) -> None:
-        self._half = None
+        self.halved = False
         for p in itertools.chain(self._parameters.values(), self.masters.values()):
             p.grad = None
 
@@ -141,19 +147,22 @@ class Optimizer:
         self.refused.copy_(refused)
         skip = skip.float()
         scale = (divisor * (norm / self.clip).clamp(min=1.0)).float()
-        differences = None
-        if self._half is not None:
-            found = self._half.differences(self.gradients(), scale)
-            differences = {id(p): each for p, each in zip(self.masters.values(), found, strict=True)}
+        known = None
+        if self.shares > 1:
+            ids = [id(p) for p in self.masters.values()]
+            known = Share(self.shares, self._half if self.halved else None, ids, self.gradients(), scale)
         for name, p in self._parameters.items():
             self.masters[name].grad = None if p.grad is None else local_part(p.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group[FACTOR] if FACTOR in group else lr
             optimizer.grad_scale, optimizer.found_inf = scale, skip
+            if isinstance(optimizer, AdamW):
+                optimizer.share = known
+            differences = known.differences if known is not None and isinstance(optimizer, Waiting) else None
             optimizer.step()
-            if self.shares > 1:
-                lengthen_steps(optimizer, self.shares, differences)
+            if known is not None and isinstance(optimizer, Waiting):
+                lengthen_steps(optimizer, known.workers, differences)
         if self.averages:
             self.updates += 1 - skip
             decay = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.ema)

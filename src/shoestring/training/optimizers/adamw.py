@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoestring.core.sections import Train, number
 from shoestring.models.layers.operators import HAS_TRITON
+from shoestring.training.optimizers.batch_moments import NOISE, Share, lengthen_steps
 
 if TYPE_CHECKING:
     from shoestring.training.optimizer import Weights
@@ -30,12 +31,14 @@ _step = uncompiled(torch.optim.AdamW.step)
 class AdamW(torch.optim.AdamW):
     """Gradients are divided by `grad_scale`, and nothing changes if `found_inf` is not 0; both are on the device.
 
-    The groups may differ in their rates and their decay.
+    The groups may differ in their rates and their decay. With a `share`, steps are those of a worker that sees only
+    that much of the batch (`batch_moments.py`).
     """
 
     add_param_group = uncompiled(torch.optim.AdamW.add_param_group)
     grad_scale: Tensor
     found_inf: Tensor
+    share: Share | None = None
     _places: _Places | None = None
     _pieces: _Pieces | None = None
 
@@ -49,27 +52,33 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         places = self._find(parameters)
-        if places is None:
-            _step(self, closure)
-        else:
+        if places is not None:
             self._step_in_one(parameters, places)
+            return
+        differences = None if self.share is None else self.share.differences  # now: torch divides the gradients
+        _step(self, closure)
+        if self.share is not None:
+            lengthen_steps(self, self.share.workers, differences)
 
     def _step_in_one(self, parameters: list[Tensor], places: _Places) -> None:
         from shoestring.training.optimizers import adamw_kernel as kernel
 
         if self._pieces is None or self._pieces.parameters != [id(p) for p in parameters]:
             self._pieces = _cut(parameters, self.param_groups, kernel.PIECE)
-        pieces, group = self._pieces, self.param_groups[0]
+        pieces, group, share = self._pieces, self.param_groups[0], self.share
         beta1, beta2 = group["betas"]
         shares = -torch.expm1((places.counts + 1).double() * pieces.logs)
         lr = [torch.as_tensor(each["lr"], dtype=torch.float32, device=shares.device) for each in self.param_groups]
         one = all(each["lr"] is group["lr"] for each in self.param_groups)
         rates = lr[0] if one else torch.stack(lr)[pieces.groups]
+        halves = share is not None and share.halves is not None
+        factors = share.factors() if share is not None and halves else rates
         with torch.cuda.device_of(places.table):
             kernel.adamw_kernel[(len(pieces.owners),)](
                 places.table, len(parameters), pieces.sizes, pieces.owners, pieces.firsts, pieces.decays,
                 shares.float(), self.grad_scale, self.found_inf, rates, int(not one), 1 - beta1, 1 - beta2,
-                group["eps"], PIECE=kernel.PIECE, num_warps=kernel.WARPS,
+                group["eps"], 0.0 if share is None else 1 - 1 / share.workers, factors, PIECE=kernel.PIECE,
+                SHARED=share is not None, HALVES=halves, num_warps=kernel.WARPS,
             )  # fmt: skip
         places.counts.add_(1 - self.found_inf)
 
@@ -83,6 +92,11 @@ class AdamW(torch.optim.AdamW):
         state = [self.state[p] for p in parameters]
         means, squares = ([each[key] for each in state] for key in ("exp_avg", "exp_avg_sq"))
         tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None), *means, *squares]
+        if self.share is not None and (halves := self.share.halves) is not None:
+            for each, p in zip(state, parameters, strict=True):
+                if NOISE not in each:
+                    each[NOISE] = torch.zeros_like(p)
+            tensors += [*(halves[id(p)] for p in parameters), *(each[NOISE] for each in state)]
         addresses = [tensor.data_ptr() for tensor in tensors]
         counts = _together(state, None if self._places is None else self._places.counts)
         if self._places is None or self._places.addresses != addresses:

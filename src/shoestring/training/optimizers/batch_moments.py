@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,13 +33,21 @@ NOISE = "noise_sq"
 """Key of d in the state of AdamW."""
 
 
-class Half(NamedTuple):
-    """The gradient of the first half of a worker's rows, summed over its predictions."""
+class Half:
+    """The gradient of the first half of a worker's rows, summed over its predictions, in tensors that stay in place."""
 
-    gradients: list[Tensor]
-    predictions: int
-    others: int
-    """Predictions of the second half."""
+    def __init__(self, gradients: list[Tensor], predictions: int = 0, others: int = 0):
+        self.gradients = [gradient.clone() for gradient in gradients]
+        self.predictions, self.others = predictions, others
+        self._counts = torch.tensor([predictions, others], dtype=torch.float64, device=gradients[0].device)
+
+    @torch.no_grad()
+    def keep(self, gradients: list[Tensor], predictions: int, others: int) -> None:
+        """Copy the gradients; the second half has `others` predictions."""
+        torch._foreach_copy_(self.gradients, gradients)
+        self.predictions, self.others = predictions, others
+        self._counts[0].fill_(predictions)
+        self._counts[1].fill_(others)
 
     @torch.no_grad()
     def differences(self, gradients: list[Tensor], divisor: Tensor) -> list[Tensor]:
@@ -54,6 +63,41 @@ class Half(NamedTuple):
         else:
             torch._foreach_zero_(found)
         return found
+
+    def factors(self, divisor: Tensor) -> Tensor:
+        """Two numbers on the device: δ is the first times the gradient of this half, less the second times that of all
+        rows."""
+        p, q = self._counts
+        both = torch.stack([(p + q) / (p * q).sqrt(), (p / q).sqrt()])
+        return (torch.where(p * q > 0, both, 0.0) / divisor).float()
+
+
+class Share:
+    """What AdamW of a worker knows of the whole batch in one step."""
+
+    def __init__(self, workers: int, half: Half | None, names: list[int], gradients: list[Tensor], divisor: Tensor):
+        """`names` are the Python ids of the weights, in the order of `gradients`; no half: the share is one row."""
+        self.workers, self._half, self._names = workers, half, names
+        self._gradients, self._divisor = gradients, divisor
+
+    @property
+    def halves(self) -> dict[int, Tensor] | None:
+        """The gradients of the first half, or what took their place."""
+        return None if self._half is None else dict(zip(self._names, self._half.gradients, strict=True))
+
+    def factors(self) -> Tensor:
+        """Of `halves`, and of the gradients of all rows, in δ."""
+        assert self._half is not None, "the share has halves"
+        if "differences" in self.__dict__:
+            return torch.tensor([1.0, 0.0]).to(self._divisor.device)
+        return self._half.factors(self._divisor)
+
+    @cached_property
+    def differences(self) -> dict[int, Tensor] | None:
+        """δ of all weights, in place of the gradients of the first half."""
+        if self._half is None:
+            return None
+        return dict(zip(self._names, self._half.differences(self._gradients, self._divisor), strict=True))
 
 
 @torch.no_grad()
