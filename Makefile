@@ -8,7 +8,7 @@ READY  := .venv/.ready
 demo: $(READY)  ## a whole experiment in two minutes
 	.venv/bin/shoestring demo
 
-# tests start many processes, and wait for them: three on two cores; one compiles the modules, and the others load it
+# tests start many processes, and wait for them: three on two cores, forked from one that has loaded what they need
 test: $(READY)  ## everything that needs no GPU
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 

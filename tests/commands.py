@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -51,6 +51,11 @@ def forks() -> ForkServerContext:
         os.environ.clear()
         os.environ |= kept
     return context
+
+
+def share_forks() -> None:
+    """Use the process that `forks` has started before this one was forked, though it is no child of this one."""
+    forkserver._forkserver.ensure_running = resource_tracker.ensure_running  # type: ignore[attr-defined]
 
 
 class Started:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import json
@@ -15,7 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import NO_FIGURES, Started, measure_in_forks, start_workers_in_forks
+from commands import NO_FIGURES, Started, forks, measure_in_forks, share_forks, start_workers_in_forks
+from side_by_side import SideBySide
 
 # two test processes with two threads each wait for one another on two cores; a user's own setting is kept
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -84,20 +84,31 @@ every = 0.25
 """
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Of several processes that run all tests, each first loads a share of the files, and the others load its bytecode.
+def _prepare() -> None:
+    """Start the process from which commands are forked; what these say by themselves is not for the terminal."""
+    kept, nowhere = [os.dup(number) for number in (1, 2)], os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    forks()
+    for number, own in enumerate(kept, start=1):
+        os.dup2(own, number)
+    for end in (*kept, nowhere):
+        os.close(end)
 
-    Without this each of them would compile all files at the same time.
-    """
-    count, here = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), Path(__file__).parent
-    if count == 1 or sys.dont_write_bytecode or [Path(each).resolve() for each in session.config.args] != [here]:
-        return
-    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    for file in sorted(here.rglob("test_*.py"))[number::count]:
-        sys.path.insert(0, str(file.parent))
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # what goes wrong is told when it is collected
-            importlib.import_module(file.stem)
-        sys.path.remove(str(file.parent))
+
+def _begin() -> None:
+    """In a process of its own for some of the tests."""
+    os.environ["SHOESTRING_CACHE"] = tempfile.mkdtemp(prefix="shoestring-tests-")
+    share_forks()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`-n` means forks of this process; with a GPU, which none of them could use, it is left to pytest-xdist."""
+    count = config.getoption("numprocesses", None)
+    if isinstance(count, int) and count > 1 and not config.getoption("usepdb") and not _has_gpu():
+        config.option.numprocesses, config.option.dist = 0, "no"
+        config.pluginmanager.register(SideBySide(count, _prepare, _begin))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
