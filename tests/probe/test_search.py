@@ -296,3 +296,62 @@ def test_rows_whose_bytes_are_lost_in_noise_do_not_lead_beyond_the_limit(limit: 
         assert found.law.verified == max(tried)
     else:
         assert found.law.largest >= 0.97 * ((limit - 62 * MB - 2 * ROUNDING) // row), "two blocks may come out larger"
+
+
+# --- where no more than so many rows are of use
+
+
+@settings(max_examples=200, deadline=None)
+@given(devices(), st.integers(1, 5000), st.integers(1, 8))
+def test_no_more_rows_are_tried_than_are_asked_for(device: Device, most: int, first: int) -> None:
+    """They are tried where they fit; else the largest batch is found as without that bound."""
+    margin = margin_bytes(device.limit, "cuda")
+    found = find_largest(device.trial, device.limit, margin, first=first, most=most)
+    assert max(device.tried) <= most
+    assert found.law.out_of_memory == 0 and found.law.trials == len(device.tried) <= 4
+    if found.law.largest is None:
+        assert found.law.verified == most and device.usage(most).held <= device.limit
+        assert found.stopped == f"batch {most:,} is the largest that is asked for"
+    else:
+        assert min(most, device.largest()) >= found.law.largest >= 0.97 * device.largest() - 1
+        assert "less the margin" in found.stopped
+
+
+def test_a_bound_on_rows_spares_what_would_run_out_of_memory() -> None:
+    """The first trial tells nothing of the rows. Without the bound 25,000 are tried, three times too many (above)."""
+    device = Device(limit=100 * GB, fixed=GB, kinds=(GB,))
+
+    def silent(batch: int, apart: bool, timed: bool) -> Trial:
+        trial = device.trial(batch)
+        assert trial.usage is not None
+        return trial._replace(usage=trial.usage._replace(rest=trial.usage.asked)) if batch == 1 else trial
+
+    found = find_largest(silent, device.limit, GB // 2, most=64)
+    assert device.tried == [1, 64]
+    assert (found.law.largest, found.law.verified, found.law.out_of_memory) == (None, 64, 0)
+    assert found.law.row_bytes == pytest.approx(GB)
+
+
+def test_the_seconds_of_small_batches_spare_what_would_run_out_of_memory() -> None:
+    """No line: from 500 rows on memory is full. A pass of 300 rows would take longer than a second."""
+    device = Device(limit=100 * GB, fixed=GB, kinds=(MB,), surprise=(500, 100 * GB), seconds_per_row=0.01)
+    found = find_largest(device.trial, device.limit, GB, seconds=1.0, most=4096)
+    assert max(device.tried) == 300, "a pass is a third of a trial here"
+    assert (found.law.largest, found.law.verified, found.law.out_of_memory) == (None, 300, 0)
+    assert "would take" in found.stopped
+
+
+def test_one_row_that_is_asked_for_takes_one_trial() -> None:
+    device = Device(limit=10 * GB, fixed=GB, kinds=(MB,))
+    found = find_largest(device.trial, device.limit, 64 * MB, first=4, most=1)
+    assert device.tried == [1]
+    assert (found.law.largest, found.law.verified) == (None, 1)
+    assert found.stopped == "batch 1 is the largest that is asked for"
+
+
+def test_rows_that_fit_only_into_the_margin_are_not_said_to_fit() -> None:
+    device = Device(limit=100 * GB, fixed=GB, kinds=(GB,), surprise=(80, 2 * GB))
+    margin = 3 * GB
+    found = find_largest(device.trial, device.limit, margin, most=95).law
+    assert found.verified == 95 and found.largest is not None and found.largest < 95
+    assert device.usage(found.largest).held <= device.limit - margin

@@ -188,6 +188,9 @@ def test_the_table_and_the_law_are_shown(tmp_path: Path, capsys: pytest.CaptureF
     assert "training: 1.86 GB + 1.47 GB per row; 149 GB may be used, less a margin of 745 MB" in out
     assert "the largest batch is 99 (99 was tried; 4 trials, 0 out of memory, 6.2s)" in out
     assert "evaluation: 1.86 GB + 200 MB per row" in out
+    bounded = replace(LAW, largest=None, verified=256, trials=3)
+    Terminal().measured(replace(profile, validation_memory=bounded))
+    assert "the largest batch that was tried is 256 (3 trials, 0 out of memory, 6.2s)" in capsys.readouterr().out
     assert "compile 12s" in out
     assert "2 devices at the same time" in out
 
@@ -631,6 +634,41 @@ def test_a_thorough_measurement_finds_the_law_of_memory_within_a_budget(tmp_path
     assert [point.batch for point in profile.points][:4] == [1, 2, 4, 8]
     for point in profile.points:
         assert point.peak_bytes == law.predict(point.batch)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "row_seconds", "verified"),
+    [
+        ({"rows": 96}, 0.001, 96),
+        ({"rows": 96, "per_device": 24}, 0.001, 24),
+        ({"rows": 5000}, 0.02, 50),  # a second's worth of rows
+    ],
+    ids=["rows of the recipe", "its micro-batch", "seconds"],
+)
+def test_scoring_is_not_tried_beyond_what_a_run_scores_in_about_a_second(
+    evaluate: dict[str, int], row_seconds: float, verified: int, tmp_path: Path
+) -> None:
+    class Filling(Roomy):
+        """Where more rows than these are scored, memory is full."""
+
+        def trial(self, batch: int, seconds: float = 0.0, least: int = 1, scoring: bool = False) -> Trial:
+            found = super().trial(batch, seconds, least, scoring)
+            if scoring and batch > verified:
+                raise MemoryError
+            return found._replace(times=(row_seconds * batch,), seconds=row_seconds * batch) if scoring else found
+
+    trials = Filling()
+    task = task_in(tmp_path, train={"batch": 8}, evaluate=evaluate, budget={"memory": "2GB"})
+    profile = _measured(cast(RemoteTrials, trials), task, replace(QUICK, thorough=True))
+    law, scoring = profile.memory, profile.validation_memory
+    assert law is not None and scoring is not None
+    assert max(int(asked.split()[1]) for asked in trials.asked if asked.startswith("score")) == verified
+    assert (scoring.largest, scoring.verified, scoring.out_of_memory) == (None, verified, 0)
+    assert (scoring.fixed_bytes, scoring.row_bytes) == (60_000_000, 1_000_000)
+    assert law.largest == 388, "training has no such bound: (2 GB - 60 MB) / 5 MB"
+    plan = task.make_plan(replace(profile, density=SAMPLE))
+    scored = task.scored_rows(plan.per_device)
+    assert scored <= verified and scored <= task.recipe.evaluate.rows
 
 
 class Counting(Children):

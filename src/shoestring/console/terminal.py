@@ -320,10 +320,12 @@ def _memory_lines(use: str, memory: MemoryModel | None) -> list[str]:
     if memory.limit_bytes is not None:
         limit, margin = Bytes(memory.limit_bytes).short(), Bytes(memory.margin_bytes).short()
         text += f"; {limit} may be used, less a margin of {margin}"
+    time_used = Seconds(memory.trial_seconds).short()
+    trials = f"{counted(memory.trials, 'trial')}, {memory.out_of_memory} out of memory, {time_used}"
     if memory.largest is not None:
-        time_used = Seconds(memory.trial_seconds).short()
-        trials = f"{counted(memory.trials, 'trial')}, {memory.out_of_memory} out of memory, {time_used}"
         text += f"; the largest batch is {memory.largest:,} ({memory.verified:,} was tried; {trials})"
+    elif memory.verified is not None:
+        text += f"; the largest batch that was tried is {memory.verified:,} ({trials})"
     return [text]
 
 

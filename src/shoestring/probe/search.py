@@ -38,7 +38,7 @@ _LITTLE, _MUCH = 0.005, 0.03
 """Share of rows that the first correction must gain, and that later ones must, where the line was too steep."""
 _LONG = 10.0
 """Seconds of all trials; a correction that would exceed them must gain `_MUCH`."""
-_MOST_ROWS = 1 << 40
+MOST_ROWS = 1 << 40
 """The largest batch that is reported, where rows take no memory."""
 FRAGMENTATION = {"cuda": 0.04, "cpu": 0.0}
 """By device type, the least fragmentation expected of the third trial, as a share of what tensors take. The second may
@@ -102,7 +102,7 @@ def largest_within(bytes_of: Callable[[int], float], room: float, least: int) ->
     """The largest batch whose bytes are within the room, at least `least`; `bytes_of` must not decrease."""
     if bytes_of(least + 1) > room:
         return least
-    return last_that_holds(lambda batch: bytes_of(batch) <= room, least + 1, _MOST_ROWS) or _MOST_ROWS
+    return last_that_holds(lambda batch: bytes_of(batch) <= room, least + 1, MOST_ROWS) or MOST_ROWS
 
 
 Try = Callable[[int, bool, bool], Trial]
@@ -112,9 +112,9 @@ Try = Callable[[int, bool, bool], Trial]
 class _Search:
     """The trials so far."""
 
-    def __init__(self, trial: Try, limit: int, margin: int, seconds: float):
+    def __init__(self, trial: Try, limit: int, margin: int, seconds: float, most: int):
         self._trial, self.limit, self.margin, self._seconds = trial, limit, margin, seconds
-        self.room = limit - margin
+        self.room, self._most = limit - margin, most
         self.fitted: list[Trial] = []
         self.tried = self.out_of_memory = 0
         self._row_seconds = 0.0
@@ -143,13 +143,11 @@ class _Search:
 
     def safe(self, least_holes: float = 0.0) -> int:
         """The largest batch that fits the room at worst."""
-        return largest_within(
-            lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room, self.fitted[-1].batch
-        )
+        return self._within(lambda batch: upper_bytes(self.fitted, batch, least_holes), self.room)
 
     def surely(self) -> int:
         """The largest batch that fits if all that the last one used above its rest grows with the rows."""
-        return largest_within(lambda batch: upper_bytes(self.fitted[-1:], batch), self.room, self.fitted[-1].batch)
+        return self._within(lambda batch: upper_bytes(self.fitted[-1:], batch), self.room)
 
     def lever(self) -> int:
         """Rows of the second trial, which may take a part of the room.
@@ -160,7 +158,10 @@ class _Search:
         rest = min(only.rest, only.asked)
         row = max(_NOISE, only.asked - rest) / first
         room = only.held + _LEVER * (self.room - only.held)
-        return largest_within(lambda batch: rest + row * batch + only.held - only.asked, room, first)
+        return self._within(lambda batch: rest + row * batch + only.held - only.asked, room)
+
+    def _within(self, bytes_of: Callable[[int], float], room: float) -> int:
+        return min(self._most, largest_within(bytes_of, room, self.fitted[-1].batch))
 
     @property
     def seconds(self) -> float:
@@ -180,9 +181,11 @@ class _Search:
         return min(batch, most)
 
     def found(self, complete: bool) -> Found:
-        """The result; `complete` where time did not end the search."""
+        """The result; `complete` where time did not end the search, nor the most rows that are asked for."""
         fixed, row = line(self.fitted) if self.fitted else (0, 0.0)
         verified = self.fitted[-1].batch if self.fitted else None
+        if verified == self._most and fixed + row * verified <= self.room:
+            self.stopped, complete = f"batch {verified:,} is the largest that is asked for", False
         fits = largest_within(lambda batch: fixed + row * batch, self.room, 0) if complete and verified else 0
         largest = min(verified or 0, fits) or None
         law = MemoryModel(
@@ -200,13 +203,20 @@ class _Search:
 
 
 def find_largest(
-    trial: Try, limit: int, margin: int, seconds: float = math.inf, first: int = 1, holes: float = FRAGMENTATION["cpu"]
+    trial: Try,
+    limit: int,
+    margin: int,
+    seconds: float = math.inf,
+    first: int = 1,
+    holes: float = FRAGMENTATION["cpu"],
+    most: int = MOST_ROWS,
 ) -> Found:
-    """Search with three or four trials, rarely up to six, whose passes take about `seconds` at most.
+    """Search with three or four trials, rarely up to six, of `most` rows whose passes take about `seconds` at most.
 
-    `law.largest` is None where time ended the search or nothing fits.
+    `law.largest` is None where time or `most` ended the search or nothing fits.
     """
-    search = _Search(trial, limit, margin, seconds)
+    search = _Search(trial, limit, margin, seconds, most)
+    first = min(first, most)
     if not search.attempt(first):
         return search.found(complete=True)
     full = f"the next row would pass {Bytes(search.room).short()}: {Bytes(limit).short()} free less the margin"

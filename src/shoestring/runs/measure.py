@@ -34,7 +34,7 @@ from shoestring.probe.agreement import agree
 from shoestring.probe.child import Died, OutOfTime, RemoteTrials
 from shoestring.probe.load import crowded
 from shoestring.probe.measure import Timings, beyond, law_of, time_batches
-from shoestring.probe.search import FRAGMENTATION, Found, find_largest
+from shoestring.probe.search import FRAGMENTATION, MOST_ROWS, Found, find_largest
 from shoestring.probe.trials import Trial
 from shoestring.runs.as_in_a_run import as_in_a_run, below, bytes_beside, law_with, overlap_of, undisturbed
 from shoestring.runs.assumptions import assumed_overheads, assumed_profile, ended, first_steps
@@ -54,6 +54,8 @@ _TIMEOUT = 900.0
 """Seconds that one request to the child may take; most of that is compiling."""
 _SEARCH_SECONDS = {"cuda": 8.0, "cpu": 1.0}
 """What one pass in a search for the largest batch may take, at least."""
+_SCORING_SECONDS = 1.0
+"""What one pass may take in a search for the largest batch to be scored; longer ones would save nothing."""
 _COMPILED_FACTOR = {False: 16, True: 4}
 """By `thorough`, the factor between timed batches where each must be compiled."""
 _OF_FIRST_STEPS = ("first_seconds", "peak_bytes", "step_seconds")
@@ -386,5 +388,7 @@ def _search(trials: RemoteTrials, task: Task, facts: dict[str, Any], seconds: fl
 
     device, (limit, margin) = facts["machine"]["device"], memory_limit(task.recipe, facts)
     assert limit is not None, "without a limit there is nothing to search"
-    longest = max(seconds, _SEARCH_SECONDS[device])
-    return find_largest(trial, limit, margin, longest, task.first_rows, FRAGMENTATION[device])
+    longest, most = max(seconds, _SEARCH_SECONDS[device]), MOST_ROWS
+    if scoring:  # a run scores no more rows in one pass
+        longest, most = _SCORING_SECONDS, task.scored_rows(task.recipe.evaluate.rows)
+    return find_largest(trial, limit, margin, longest, task.first_rows, FRAGMENTATION[device], most)
