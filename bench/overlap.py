@@ -6,7 +6,8 @@
 The bases: the story model of llama2.c (260 k parameters, 512 pieces, TinyStories), and a Llama that is trained here for
 some minutes on English Wikipedia paragraphs with the tokenizer of Qwen2.5. Both are tuned on other English paragraphs,
 and on Japanese ones, with the same fingerprints and settings. The text lies in shared/data beside the repository, or in
---data. With a GPU the second base is larger, since a CPU takes 52 steps of the small one in five minutes.
+--data. The second base needs a GPU; on a CPU give --only stories: five minutes are 52 steps there, after which it
+predicts worse than a unigram.
 """
 
 from __future__ import annotations

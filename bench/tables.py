@@ -18,7 +18,7 @@ from icll_tables import draw_updates, icll_table
 from strategy_gpu_table import strategies_gpu_table
 from strategy_tables import draw_strategies, starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
-from tuning_tables import finetune_table, overlap_lines, overlap_table
+from tuning_tables import finetune_table, overlap_figure, overlap_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = tuple(
@@ -746,10 +746,8 @@ def draw_curves() -> None:
 def draw_overlap() -> None:
     """docs/images/overlap.svg: overlap against steps, of both bases and languages."""
     from shoestring.report.figures import svg
-    from shoestring.report.sweep_figures import step_curves
 
-    figure = svg(step_curves(overlap_lines(results("overlap")), "least likely tokens shared with the base"))
-    (ROOT / "docs/images/overlap.svg").write_text(figure + "\n")
+    (ROOT / "docs/images/overlap.svg").write_text(svg(overlap_figure(results("overlap"))) + "\n")
 
 
 def main() -> None:

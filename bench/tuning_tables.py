@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoestring.core.units import Bytes
-from shoestring.report.sweep_figures import Line
+from shoestring.report.sweep_figures import Line, step_curves
 from shoestring.studies.drift import steps_to_half
 
 BASES = ("stories", "wikipedia")
@@ -35,14 +35,19 @@ def overlap_bases(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]
     return dict(found)
 
 
-def overlap_lines(records: Sequence[dict[str, Any]]) -> list[Line]:
-    """Overlap against steps, of both bases and languages."""
-    return [
-        Line(f"{base} {language} {seed}", f"{base}, {language.title()}", [(at["step"], at["overlap"]) for at in curve])
-        for base, r in overlap_bases(records).items()
-        for language, curves in r["results"][base]["curves"].items()
-        for seed, curve in enumerate(curves)
-    ]
+def overlap_figure(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Overlap against steps: a panel for each base, a colour for each language, a line for each seed."""
+    panels = []
+    for base, r in overlap_bases(records).items():
+        lines = [
+            Line(f"{language} {seed}", language.title(), [(at["step"], at["overlap"]) for at in curve])
+            for language, curves in r["results"][base]["curves"].items()
+            for seed, curve in enumerate(curves)
+        ]
+        panels.append(step_curves(lines, "least likely tokens shared with the base") | {"width": 320, "title": base})
+    whole = {name: panels[0][name] for name in ("$schema", "padding", "config")}
+    inside = [{name: panel[name] for name in ("title", "width", "height", "layer")} for panel in panels]
+    return whole | {"hconcat": inside}
 
 
 def _drift(curves: list[list[dict[str, float]]]) -> str:
