@@ -1,6 +1,6 @@
 """Synchronous, local and asynchronous training of BERT base's shape by 1, 2 and 4 processes on one GPU.
 
-    python bench/strategies_gpu.py --data FOLDER [--steps 300] [--only sync-1,async-2] [--seconds 280] [--tiny]
+    python bench/strategies_gpu.py --data FOLDER [--steps 150] [--only sync-1,async-2] [--seconds 280] [--tiny]
 
 FOLDER holds labeled_data.csv.gz, the tweets. Every setting takes the same rows in the same order with the same
 effective batch, in micro-batches of 32: what differs is who computes which of them, and when it is applied. From random
@@ -53,7 +53,7 @@ TINY = {
 SYNC_EVERY = 10
 ASYNC_RATE = 0.5
 """Of the rate of the others: its best of three in miniature was half of theirs (docs/how-to/strategies.md)."""
-WARM = 0.5
+WARM = 2 / 3
 """Share of the steps that the pace leaves out: layers are compiled beside the first ones, and passes recorded."""
 
 
@@ -91,6 +91,7 @@ def measured(setting: Setting, arguments: argparse.Namespace, folder: Path) -> d
         "seconds": found["seconds"],
         "tokens": outcome["tokens"],
         "tokens_per_second": pace(folder / name, outcome["tokens"] / arguments.steps),
+        "paced_from": WARM,
         "sent_bytes": sharing.get("sent_bytes"),
         "memory": sharing.get("memory"),
         "staleness": counts,
@@ -109,7 +110,7 @@ def measured(setting: Setting, arguments: argparse.Namespace, folder: Path) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--lr", type=float, default=2e-4, help="of sync and local; async has half of it")
     parser.add_argument("--only", help="settings, as in sync-1,async-2")
     parser.add_argument("--seconds", type=float, default=280.0)
