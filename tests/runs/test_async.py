@@ -148,12 +148,12 @@ def test_workers_that_cannot_map_a_gpu_share_the_memory_of_the_host() -> None:
     with pytest.raises(NotShared, match="no IPC"):
         trainee._check_mapped()
 
-    def start(device: torch.device) -> None:
+    def share(device: torch.device) -> None:
         devices.append(device.type)
         if len(devices) == 1:
             raise NotShared("no IPC")
 
-    with patch.object(trainee, "_start_workers", start):
+    with patch.object(trainee, "_share_weights", share), patch.object(trainee, "_begin_workers"):
         trainee.warm_up()
     assert devices == ["cpu", "cpu"]
     assert said == ["no IPC; the workers share that of the host, which is slower"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from shoestring.core.parallel import Parallel
 from shoestring.core.registry import dump_added
 from shoestring.core.results import Sharing
 from shoestring.parallel.shared_weights import CPU, NotShared, SharedWeights
-from shoestring.runs.async_worker import Order, start_worker
+from shoestring.runs.async_start import Waiting, start_worker
+from shoestring.runs.async_worker import Order
+from shoestring.runs.forks import Worker
 from shoestring.runs.network_trainee import NetworkTrainee
 from shoestring.track import LineFile
 from shoestring.training.asynchronous import Dealer, add_counts, counts
@@ -33,31 +35,46 @@ class AsyncTrainee(NetworkTrainee):
     _clock: Clock
     _say: Callable[[str], object]
 
+    _dealer: Dealer | None
+    _processes: list[Worker]
+    _lines: dict[int, Connection]
+    waiting: list[Waiting]
+    """Workers that are there already."""
+
     def build(self, fresh: bool, say: Callable[[str], object] = lambda _: None) -> None:
-        super().build(fresh, say)
+        """As for any network; the workers build theirs meanwhile."""
         self._say, self._dealer = say, None
         self._staleness: tuple[int, ...] = ()
         self._left: list[int] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._lines: dict[int, Connection] = {}
-
-    _dealer: Dealer | None
+        self._begin_workers()
+        super().build(fresh, say)
 
     def _compiles_beside(self) -> bool:
         """This process takes no steps."""
         return False
 
+    def _begin_workers(self) -> None:
+        """Send the workers their orders, and start those that are not there."""
+        self._processes, self._lines = [], {}
+        workers, kind = self.recipe.workers, self.group.device.type
+        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split, kind)
+        for number in range(workers):
+            worker, self._lines[number] = self.waiting.pop(0) if self.waiting else start_worker(workers)
+            self._processes.append(worker)
+            with suppress(OSError):  # one that has ended is noticed when it is listened to
+                self._lines[number].send(order._replace(worker=number))
+
     def warm_up(self) -> None:
-        """Start the workers, which load what they need while rows are prepared."""
+        """Share the weights with the workers."""
         if self.group.device.type == "cuda":
             self.learner.optimizer.prepare()
         try:
-            self._start_workers(self.group.device)
+            self._share_weights(self.group.device)
         except NotShared as cause:
             self._share_host_memory(cause)
 
-    def _start_workers(self, device: torch.device) -> None:
-        """Start workers that share memory of a device."""
+    def _share_weights(self, device: torch.device) -> None:
+        """Tell the workers where the weights are, in memory of a device."""
         masters, workers = self.learner.optimizer.masters, self.recipe.workers
         shared = self._shared = SharedWeights(masters, workers, keep_read=self.recipe.compensates, device=device)
         mapped = [shared.map() for _ in range(workers)]
@@ -65,19 +82,17 @@ class AsyncTrainee(NetworkTrainee):
             for name, tensor in shared.weights.items():
                 tensor.copy_(masters[name].detach())
                 self.learner.parameters[name].data = tensor
-        kind = self.group.device.type
-        order = Order(recipe_file.dump(self.recipe), self.plan.to_dict(), dump_added(), 0, workers, self._split, kind)
-        for worker in range(workers):
-            own = order._replace(worker=worker, mapped=mapped[worker])
-            process, self._lines[worker] = start_worker(own, shared)
-            self._processes.append(process)
+        for worker, line in self._lines.items():
+            with suppress(OSError):
+                line.send(mapped[worker])
+                send_handle(line, shared.file, self._processes[worker].pid)
 
     def _share_host_memory(self, cause: NotShared) -> None:
         """Start the workers again."""
         self._say(f"{cause}; the workers share that of the host, which is slower")
         self.close()
-        self._processes, self._lines = [], {}
-        self._start_workers(CPU)
+        self._begin_workers()
+        self._share_weights(CPU)
 
     def _check_mapped(self) -> None:
         """Raise NotShared if a worker cannot map the memory of the GPU; one that has ended is noticed later."""

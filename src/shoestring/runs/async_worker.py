@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +24,6 @@ from shoestring.core.seeds import derive
 from shoestring.datasets.corpus import open_corpus
 from shoestring.parallel.shared_weights import CPU, Mapped, NotShared, SharedWeights
 from shoestring.probe.machine import pick_device
-from shoestring.runs.launch import THREADS, threads_each
 from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.training.asynchronous import Share
 from shoestring.training.passes import half
@@ -46,33 +42,14 @@ class Order(NamedTuple):
     """Of the effective batch, and of a micro-batch."""
     device: str
     """The kind of device that workers have."""
-    mapped: Mapped | None = None
-    """The memory of a GPU that holds weights and gradients; None: it is the host's."""
 
 
-def start_worker(order: Order, shared: SharedWeights) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start a worker on the same machine, which ends when the connection is closed."""
-    own, theirs = Pipe()
-    environment = os.environ | {THREADS: os.environ.get(THREADS) or str(threads_each(order.workers))}
-    files = [theirs.fileno(), shared.file]
-    command = [sys.executable, "-m", "shoestring.runs.async_worker", *map(str, files)]
-    with theirs:
-        process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
-            command,
-            pass_fds=files,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the run, which then ends this
-        )
-    with suppress(OSError):  # one that has ended is noticed when it is listened to
-        own.send(order)
-    return process, own
+def work(line: Connection) -> None:
+    """Answer shares with gradients. The first message is the order; the second, with a file, says where the weights
+    are, and the third that the rows are there.
 
-
-def work(line: Connection, file: int) -> None:
-    """Answer shares with gradients; the first message is the order, the second says that the rows are there.
-
-    The answer to an order with a GPU's memory is None, or why that cannot be mapped. On a GPU everything is compiled
-    before the second message: a first gradient that took seconds more would be stale.
+    The answer to a second message with a GPU's memory is None, or why that cannot be mapped. On a GPU everything is
+    compiled before it: a first gradient that took seconds more would be stale.
     """
     order: Order = line.recv()
     load_added(order.added)
@@ -84,16 +61,18 @@ def work(line: Connection, file: int) -> None:
         if not is_out_of_memory(cause):
             raise
         raise Fault("its copy of the model does not fit the memory; take fewer parallel.workers") from cause
-    held = CPU if order.mapped is None else torch.device("cuda", 0)
+    if device.type == "cuda":
+        learner.warm_up(RandomRows(recipe).rows(order.rows[1]), order.rows[1])
+    mapped: Mapped | None = line.recv()
+    file = recv_handle(line)
+    held = CPU if mapped is None else torch.device("cuda", 0)
     try:
-        shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates, held, order.mapped)
+        shared = SharedWeights(learner.optimizer.masters, order.workers, file, recipe.compensates, held, mapped)
     except NotShared as cause:
         line.send(cause)
         return
-    if order.mapped is not None:
+    if mapped is not None:
         line.send(None)
-    if device.type == "cuda":
-        learner.warm_up(RandomRows(recipe).rows(order.rows[1]), order.rows[1])
     before: int = line.recv()
     compute = _computing(recipe, Plan.from_dict(order.plan, "the plan"), order, before, learner, shared)
     while True:
@@ -138,15 +117,19 @@ def _computing(
     return compute
 
 
-def main(line: str, file: str) -> None:
-    end_with_parent()
-    connection = Connection(int(line))
+def answer(line: Connection) -> None:
+    """Work until the line is closed; an error is sent as its message."""
     try:
-        work(connection, int(file))
+        work(line)
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the run has ended
         return
     except ShoestringError as error:
-        connection.send(" ".join(str(error).split()))
+        line.send(" ".join(str(error).split()))
+
+
+def main(line: str) -> None:
+    end_with_parent()
+    answer(Connection(int(line)))
 
 
 if __name__ == "__main__":

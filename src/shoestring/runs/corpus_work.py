@@ -53,6 +53,11 @@ class CorpusWork:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def open_here(self) -> list[Connection]:
+        """What must be open in this process alone: it ends the other one by closing it."""
+        return [] if self._pipe is None else [self._pipe]
+
     def begin_sampling(self) -> None:
         """Begin to look how much the corpus holds."""
         if not self._is_sampled and self._start():

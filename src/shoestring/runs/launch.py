@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,9 @@ from shoestring.core.host import end_with_parent
 from shoestring.core.reading import parse_toml
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import dump_added, load_added
+from shoestring.runs.forks import Fork, Worker, can_fork
 from shoestring.runs.reporter import Reporter
+from shoestring.runs.task import task_of
 
 _GRACE = 30.0
 """Seconds that the others have to end after this process."""
@@ -30,30 +32,39 @@ READY = "ready\n"
 
 
 @contextmanager
-def started(recipe: Recipe, plan_file: Path | None) -> Iterator[Callable[[], None]]:
+def started(recipe: Recipe, plan_file: Path | None, clock: Clock) -> Iterator[Callable[[], None]]:
     """Start the other workers of a recipe; this process is the first one while it lasts, and they end with it.
 
     What it gives raises Fault if one of them has ended.
     """
     kept, (own, *rest) = dict(os.environ), environments(recipe.workers)
     os.environ |= own
-    arguments = [str(plan_file or ""), dump_added()]
-    others = []
+    others: list[Worker] = []
     try:
-        for ranks in rest:
-            command = [sys.executable, "-m", "shoestring.runs.launch", *arguments]
-            pipe, environment = subprocess.PIPE, os.environ | ranks
-            worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)  # noqa: S603
-            others.append(worker)
-            assert worker.stdin is not None, "it is a pipe"
-            with suppress(BrokenPipeError), worker.stdin as line:  # one that has ended is noticed below
-                line.write(recipe_file.dump(recipe))
-        _await(others)
+        if can_fork(task_of(recipe)):
+            others += [Fork(partial(_work, recipe, plan_file, clock, ranks)) for ranks in rest]
+        else:
+            _start(others, recipe, plan_file, rest)
         yield partial(_watch, others)
     finally:
         _end(others)
         os.environ.clear()
         os.environ |= kept
+
+
+def _start(others: list[Worker], recipe: Recipe, plan_file: Path | None, rest: Sequence[Mapping[str, str]]) -> None:
+    """Start a new process with each of these environments, and wait until all are about to connect."""
+    begun: list[subprocess.Popen[str]] = []
+    for ranks in rest:
+        command = [sys.executable, "-m", "shoestring.runs.launch", str(plan_file or ""), dump_added()]
+        pipe, environment = subprocess.PIPE, os.environ | ranks
+        worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)  # noqa: S603
+        begun.append(worker)
+        others.append(worker)
+        assert worker.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError), worker.stdin as line:  # one that has ended is noticed below
+            line.write(recipe_file.dump(recipe))
+    _await(begun)
 
 
 def environments(workers: int) -> list[dict[str, str]]:
@@ -75,7 +86,7 @@ def _await(others: list[subprocess.Popen[str]]) -> None:
                 raise Fault(f"worker {rank} ended before it began, exit code {worker.wait()}; see its output")
 
 
-def _watch(others: list[subprocess.Popen[str]]) -> None:
+def _watch(others: list[Worker]) -> None:
     """Raise Fault if one has ended; the rest, which would wait for it, is ended too."""
     ended = [(rank, worker.returncode) for rank, worker in enumerate(others, 1) if worker.poll() is not None]
     if not ended:
@@ -86,7 +97,7 @@ def _watch(others: list[subprocess.Popen[str]]) -> None:
     raise Fault(f"worker {rank} ended before all were connected, exit code {code}; see its output")
 
 
-def _end(others: list[subprocess.Popen[str]]) -> None:
+def _end(others: list[Worker]) -> None:
     """Wait for the other workers, which end by themselves."""
     if (group := sys.modules.get("shoestring.parallel.process_group")) is not None:  # torch is loaded
         group.leave()
@@ -108,8 +119,31 @@ def _free_port() -> int:
         return port
 
 
+def _work(recipe: Recipe, plan_file: Path | None, clock: Clock, ranks: Mapping[str, str]) -> int:
+    """Be a worker that is not the first, in a fork of it; its exit code."""
+    from shoestring.parallel.process_group import leave
+    from shoestring.runs.runner import run
+
+    os.environ |= ranks
+    try:
+        return _exit_code(partial(run, recipe, Reporter(), clock, plan_file))
+    finally:
+        leave()
+
+
+def _exit_code(work: Callable[[], object]) -> int:
+    """Of a worker after its work; an error that the first worker has too is reported by that one."""
+    try:
+        work()
+    except ShoestringError as error:
+        if type(error.__cause__).__name__ != "ReportedElsewhere":
+            print(f"worker {os.environ['RANK']}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
 def main(plan_file: str, added: str) -> None:
-    """A worker that is not the first: its recipe comes by standard input, and its errors are reported by the first."""
+    """A worker that is not the first, in a process of its own: its recipe comes by standard input."""
     from shoestring.runs.runner import run
 
     end_with_parent()
@@ -124,9 +158,4 @@ def main(plan_file: str, added: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except ShoestringError as error:
-        if type(error.__cause__).__name__ != "ReportedElsewhere":
-            print(f"worker {os.environ['RANK']}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(_exit_code(partial(main, *sys.argv[1:])))

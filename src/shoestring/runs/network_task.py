@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shoestring.parallel.process_group import ProcessGroup
     from shoestring.probe.meter import Meter
     from shoestring.probe.trials import Workload
+    from shoestring.runs.async_start import Waiting
     from shoestring.runs.trainee import Trainee
 
 
@@ -43,6 +45,7 @@ class NetworkTask(Task):
 
     def __init__(self, recipe: Recipe, choices: Choices | None = None):
         self.recipe, self.choices = recipe, choices
+        self._waiting: list[Waiting] | None = None
         if not recipe.autos:  # until its numbers are chosen, a task is only asked for its corpus
             self.workload, self.batch = recipe.workload, recipe.batch
             self.most_rows = self.batch
@@ -95,13 +98,26 @@ class NetworkTask(Task):
         if self.recipe.data.stream is None and self.recipe.data.label is None:
             prepare_recipe(self.recipe, plan, reporter)
 
+    def fork_workers(self, open_here: Iterable[Connection]) -> None:
+        if self.recipe.strategy == "async" and self._waiting is None:
+            from shoestring.runs.async_start import fork_workers
+
+            self._waiting = fork_workers(self, open_here)
+
+    def end_workers(self) -> None:
+        while self._waiting:
+            self._waiting.pop().end()
+
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:
         from shoestring.runs.async_trainee import AsyncTrainee
         from shoestring.runs.local_trainee import LocalTrainee
         from shoestring.runs.network_trainee import NetworkTrainee
 
         kinds = {"sync": NetworkTrainee, "local": LocalTrainee, "async": AsyncTrainee}
-        return kinds[self.recipe.strategy](self.recipe, plan, group)
+        trainee = kinds[self.recipe.strategy](self.recipe, plan, group)
+        if isinstance(trainee, AsyncTrainee):
+            trainee.waiting = self._waiting or []
+        return trainee
 
     def fits(self, profile: Profile) -> bool:
         """A profile that was measured at several micro-batches serves any train.per_device."""

@@ -68,7 +68,7 @@ def run(
             )
         return _run(recipe, reporter, clock, plan_file, limit, until)
     if recipe.workers > 1 and launched().world == 1:
-        with started(recipe, plan_file) as watch:
+        with started(recipe, plan_file, clock) as watch:
             return _run_together(recipe, reporter, clock, plan_file, limit, until, watch)
     if launched().world > 1:
         return _run_together(recipe, reporter, clock, plan_file, limit, until)
@@ -122,6 +122,7 @@ def _run(
 
         with clock.during("plan"):
             task = settle() if group is None else group.on_first(settle)
+        stack.callback(task.end_workers)
         with clock.during("measure"):
             measured = None if group is None else _measured_by_all(task, folder, plan_file, group)
 
@@ -140,6 +141,7 @@ def _run(
                 plan = ensure_plan(task, folder, reporter, clock, work, given, devices, measured)
             reporter.planned(plan)
             work.begin_preparing(plan)
+            task.fork_workers(work.open_here)  # of a plan that needed no profile
             if group is not None:
                 prepared()
             return plan
@@ -208,6 +210,7 @@ def ensure_plan(
             task.before_measuring()
         work.begin_sampling()
         with clock.during("measure"):
+            task.fork_workers(work.open_here)
             profile = ensure_profile(task, folder, reporter, measuring_of(task.recipe), measured, work.density)
         given = plan_task(task, profile, clock.elapsed(), devices, loaded="torch" in sys.modules)
     folder.write(folder.plan, given)

@@ -6,7 +6,8 @@ A task needs no torch; the `Trainee` that it opens for training does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from shoestring.core.choices import Choices
@@ -77,6 +78,13 @@ class Task(ABC):
     @abstractmethod
     def prepare(self, plan: Plan, reporter: Reporter) -> None:
         """Make the rows that the run reads, unless they exist."""
+
+    def fork_workers(self, open_here: Iterable[Connection]) -> None:  # noqa: B027
+        """Fork the workers that wait for an order, if it has such and there are none: this process loads torch for all,
+        unless it has done so. They close what is for this process alone."""
+
+    def end_workers(self) -> None:  # noqa: B027
+        """End those that had no order."""
 
     @abstractmethod
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:
