@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from shoestring.core.sections import Model, Train
+from shoestring.core.specs import PartsSpec
 from shoestring.models.batch import Batch
 from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import build
@@ -36,12 +37,12 @@ def rows(family, count):
         return Batch(ids[:, 1:], wanted=ids[:, 1:])
     return Batch(ids, last=3 if family == "perceiver_ar" else None)
 
-def check(graphs, family="llama", recompute="none", **fields):
+def check(graphs, family="llama", recompute="none", layers=2, **fields):
     torch._dynamo.reset()
     torch.manual_seed(0)  # of dropout
     counter = CompileCounterWithBackend("eager")
     nn.Module.compile = lambda self, **how: compile_module(self, backend=counter, fullgraph=True, **how)
-    model, what = Model(family=family, width=8, layers=2, heads=2, **fields), (family, recompute, fields)
+    model, what = Model(family=family, width=8, layers=layers, heads=2, **fields), (family, recompute, fields)
     settings = [Train(batch=4, lr=1e-3, compile=compiled, recompute=recompute) for compiled in (True, False)]
     compiled, eager = (Learner(build(model, 20, LENGTH, 0), each, torch.device("cpu")) for each in settings)
     for _ in range(2):
@@ -70,11 +71,14 @@ check(1, recompute="full")
 check(1, "masked_lm")
 check(2, "perceiver_ar", latents=3, prefix_dropout=0.0)
 check(2, "gpt2", dropout=0.5)
+parts = PartsSpec("qk_norm, gains, zero_outputs, value_embeddings, scales")
+check(2, "swift", layers=4, parts=parts)
 """
 
 
 def test_layers_training_and_scoring_share_one_graph(tmp_path: Path) -> None:
-    """However many rows are scored. The first layer of a Perceiver AR is another one; dropout is for training alone."""
+    """However many rows are scored. The first layer of a Perceiver AR is another one; dropout is for training alone;
+    every second layer of a Swift has value embeddings."""
     run_script(tmp_path, FAMILIES)
 
 

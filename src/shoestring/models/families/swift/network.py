@@ -185,7 +185,7 @@ class Swift(LanguageModel):
         self, ids: Int[Tensor, "R T"], x: Float[Tensor, "R T D"], angles: Turns, seen: Sequence[Seen | None]
     ) -> Float[Tensor, "R T D"]:
         """The normalised stream after the last block; each has what its queries see."""
-        change, first = no_change(x), x if self.scaled else None
+        change, first = no_change(x), x.view_as(x) if self.scaled else None  # one object twice would be another graph
         values = dict[int, Tensor]()
         if self.value_embedding is not None:
             rows = embedding_lookup(self.value_embedding, ids, x.dtype)
