@@ -6,7 +6,8 @@
     python bench/forecast.py --runs FOLDER     what finished runs below a folder would have expected
 
 Wanted: at least 80 % of the intervals hold the loss at the end, and a median error of at most 2 % at a fifth. A run
-whose interval says nothing yet has no forecast there: how many have one is printed and recorded too.
+whose interval says nothing yet has no forecast there: how many have one is printed and recorded too. Each run is asked
+alone, and with the curves of the others on the same data, which are then its earlier runs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import Any
 import record
 
 import shoestring
+from shoestring.core.results import Forecast
 from shoestring.core.run_folder import RunFolder
-from shoestring.report.forecast import forecast, taken_path
+from shoestring.report.forecast import ALONE, Beside, forecast, taken_path
+from shoestring.runs.earlier_curves import runs_beside
 from shoestring.track import read_lines
 from shoestring.track.curve import Curve
 
@@ -59,40 +62,57 @@ def grid(steps: int, text: str | None) -> Iterator[dict[str, Any]]:
 
 
 def trained(recipes: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
-    """The folders of these runs, each trained to its end."""
+    """The folders of these runs, each trained to its end; those that are finished are taken as they are."""
     found = []
     for recipe in recipes:
         recipe["run"]["folder"] = str(folder / "runs")
         if "stream" not in recipe["data"]:
             recipe["data"]["folder"] = str(folder / "stores")
-        found.append(shoestring.train(recipe, show=False).folder.path)
-        print(found[-1].name, flush=True)
+        path = folder / "runs" / recipe["run"]["name"]
+        if not RunFolder(path).done.is_file():
+            shoestring.train(recipe, show=False)
+            print(path.name, flush=True)
+        found.append(path)
     return found
 
 
 def forecasts(folder: Path) -> dict[str, Any] | None:
-    """What a run would have expected after each share of its steps, given its schedule; None where it has no curve."""
-    curve = Curve.of(read_lines(RunFolder(folder).metrics))
+    """What a run would have expected after each share of its steps, given its schedule; None where it has no curve.
+
+    Both alone, and by up to eight of the other finished runs on the same data beside it.
+    """
+    own = RunFolder(folder)
+    curve = Curve.of(read_lines(own.metrics))
     path = taken_path(curve)
     if path is None or not curve.heldout:
         return None
-    actual, steps, made = curve.heldout[-1].loss, curve.training[-1].step, {}
-    for share in SHARES:
-        found = forecast(curve.until(share * steps), path)
-        if found is not None:
-            error, held = actual / found.loss - 1 if found.loss else None, found.low <= actual <= found.high
-            made[f"{share:g}"] = {
-                "loss": found.loss, "low": found.low, "high": found.high, "error": error, "held": held,
-            }  # fmt: skip
-    return {"run": folder.name, "steps": steps, "loss": actual, "forecasts": made}
+    actual, steps = curve.heldout[-1].loss, curve.training[-1].step
+    found: dict[str, Any] = {"run": folder.name, "steps": steps, "loss": actual}
+    for name, beside in (("forecasts", ALONE), ("beside", others(own))):
+        parts = {share: forecast(curve.until(share * steps), path, beside) for share in SHARES}
+        found[name] = {f"{share:g}": scored(made, actual) for share, made in parts.items() if made is not None}
+    return found
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def others(own: RunFolder) -> Beside:
+    """The runs beside a run; none where it has no recipe."""
+    return runs_beside(own, own.read_recipe()) if own.recipe.is_file() else ALONE
+
+
+def scored(made: Forecast, actual: float) -> dict[str, Any]:
+    """A forecast with its error, and whether its interval held."""
+    error, held = actual / made.loss - 1, made.low <= actual <= made.high
+    return {
+        "loss": made.loss, "low": made.low, "high": made.high, "runs": made.runs, "error": error, "held": held,
+    }  # fmt: skip
+
+
+def summary(runs: Sequence[dict[str, Any]], name: str = "forecasts") -> dict[str, dict[str, float]]:
     """By share: how many runs had a forecast, the part whose interval held, and the median absolute error."""
     found = {}
     for share in map("{:g}".format, SHARES):
-        made = [run["forecasts"][share] for run in runs if share in run["forecasts"]]
-        errors = [abs(each["error"]) for each in made if each["error"] is not None]
+        made = [run[name][share] for run in runs if share in run[name]]
+        errors = [abs(each["error"]) for each in made]
         if errors:
             held = sum(each["held"] for each in made) / len(made)
             width = statistics.median((each["high"] - each["low"]) / 2 / each["loss"] for each in made)
@@ -109,22 +129,26 @@ def main() -> None:
         "--steps", type=int, default=1000, help="steps of the first ten runs; the others have twice as many"
     )
     parser.add_argument("--text", help="a text of one's own")
+    parser.add_argument("--keep", type=Path, help="where the runs are kept; those that are finished there are taken")
     parser.add_argument("--most", type=int, help="at most so many runs")
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         if asked.runs is None:
-            folders = trained(list(grid(asked.steps, asked.text))[: asked.most], Path(temporary))
+            folders = trained(list(grid(asked.steps, asked.text))[: asked.most], asked.keep or Path(temporary))
         else:
             folders = sorted(done.parent for done in asked.runs.rglob("DONE"))
         runs = [found for folder in folders if (found := forecasts(folder)) is not None]
-    shares = summary(runs)
-    for share, found in shares.items():
-        print(
-            f"after {float(share):.0%}: {found['runs']} of {len(runs)} runs have a forecast, {found['held']:.0%} hold, "
-            f"median error {found['median_error']:.1%}, half width {found['median_half_width']:.1%}"
-        )
-    record.write("forecast", {"shares": shares, "runs": runs}, asked.out)
+    compared = [run for run in runs if any(each["runs"] for each in run["beside"].values())]
+    alone, beside = summary(runs), summary(compared, "beside")
+    for how, shares, count in (("alone", alone, len(runs)), ("by the runs beside it", beside, len(compared))):
+        for share, found in shares.items():
+            print(
+                f"{how}, after {float(share):.0%}: {found['runs']} of {count} runs have a forecast, "
+                f"{found['held']:.0%} hold, median error {found['median_error']:.1%}, "
+                f"half width {found['median_half_width']:.1%}"
+            )
+    record.write("forecast", {"shares": alone, "beside": beside, "runs": runs}, asked.out)
 
 
 if __name__ == "__main__":

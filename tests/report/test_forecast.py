@@ -1,10 +1,20 @@
 """The forecast of a run's held-out loss, and the verdicts that its law allows."""
 
+import math
+
 import numpy as np
 import pytest
 from curves import Lines, clean_lines, cosine
 
-from shoestring.report.forecast import RECORDED_AT, forecast, recorded_forecast, taken_path, verdicts_by_law
+from shoestring.report.forecast import (
+    RECORDED_AT,
+    Beside,
+    forecast,
+    heldout_shape,
+    recorded_forecast,
+    taken_path,
+    verdicts_by_law,
+)
 from shoestring.track.curve import Curve
 
 
@@ -36,9 +46,16 @@ def test_the_recorded_forecast_is_made_after_a_fifth_and_knows_nothing_later() -
 
 
 def test_the_forecast_is_of_the_held_out_loss() -> None:
-    near, far = (recorded_forecast(Curve.of(lines_by_law(gain=0.1, gap=gap))) for gap in (0.0, 0.5))
-    assert near is not None and far is not None
-    assert far.loss - near.loss == pytest.approx(0.5, abs=0.01)
+    found = []
+    for gap in (0.0, 0.5):
+        curve = Curve.of(lines_by_law(gain=0.1, gap=gap))
+        path = taken_path(curve)
+        assert path is not None
+        early, late = (forecast(curve.until(share * 800), path) for share in (0.2, 0.7))
+        assert early is not None and late is not None
+        assert all(each.low <= curve.heldout[-1].loss <= each.high for each in (early, late))
+        found.append(late.loss)
+    assert found[1] - found[0] == pytest.approx(0.5, abs=0.02)
 
 
 def test_nothing_is_expected_without_evaluations_or_a_learning_rate() -> None:
@@ -57,16 +74,8 @@ def test_nothing_is_expected_across_a_return_to_earlier_weights() -> None:
     assert recorded_forecast(Curve.of([*lines, late])) == recorded_forecast(Curve.of(lines))
 
 
-def test_nothing_is_expected_where_the_interval_says_nothing() -> None:
-    lines = lines_by_law(gain=0.1)
-    path = taken_path(Curve.of(lines))
-    assert path is not None
-    low = [line | {"heldout_loss": 0.01} if "heldout_loss" in line else line for line in lines]
-    assert forecast(Curve.of(low), path) is None
-
-
-def test_a_curve_that_was_too_steep_after_a_fifth_is_expected_later() -> None:
-    """It falls to a fifth in the first quarter, and by its law from there on."""
+def test_a_curve_that_is_steep_is_expected_after_a_fifth_and_not_before() -> None:
+    """It falls to a fifth in the first quarter, and by its law from there on: a tenth of it says nothing."""
     steep = [
         {
             name: value * 5 ** max(0.0, 1 - line["step"] / 200) if "loss" in name else value
@@ -74,8 +83,35 @@ def test_a_curve_that_was_too_steep_after_a_fifth_is_expected_later() -> None:
         }
         for line in lines_by_law(gain=0.1)
     ]
-    found = recorded_forecast(Curve.of(steep))
-    assert found is not None and found.step > RECORDED_AT[0] * 800 and found.low >= 0.5 * found.high > 0
+    curve = Curve.of(steep)
+    path, found = taken_path(curve), recorded_forecast(curve)
+    assert path is not None and forecast(curve.until(80), path) is None
+    assert found is not None and found.step == RECORDED_AT[0] * 800
+    assert found.low <= curve.heldout[-1].loss <= found.high and found.low < 0.75 * found.high, "it is wide"
+
+
+@pytest.mark.parametrize("loss", [0.0, math.nan, math.inf])
+def test_nothing_is_expected_by_evaluations_that_have_no_logarithm(loss: float) -> None:
+    lines = [line | {"heldout_loss": loss} if "heldout_loss" in line else line for line in lines_by_law(gain=0.1)]
+    assert recorded_forecast(Curve.of(lines)) is None
+
+
+def test_earlier_runs_narrow_the_forecast_and_are_counted() -> None:
+    """The same law, once in 600 steps and once in 1,000, and a run of 800 that has just begun."""
+    shapes = {}
+    for steps in (600, 1000):
+        curve = Curve.of(lines_by_law(gain=0.1, steps=steps, seed=steps))
+        path = taken_path(curve)
+        assert path is not None
+        shape = heldout_shape(curve, path, 1e5, 8)
+        assert shape is not None
+        shapes[str(steps)] = shape
+    curve = Curve.of(lines_by_law(gain=0.1))
+    alone, by_others = recorded_forecast(curve), recorded_forecast(curve, Beside(1e5, 8, shapes))
+    assert alone is not None and by_others is not None
+    assert alone.runs == 0 and by_others.runs == 2
+    assert by_others.high - by_others.low < 0.8 * (alone.high - alone.low)
+    assert by_others.low <= curve.heldout[-1].loss <= by_others.high
 
 
 def kinds(lines: Lines) -> list[str]:

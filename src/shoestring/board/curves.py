@@ -183,7 +183,11 @@ def _forecast(line: Mapping[str, Any]) -> Forecast | None:
     values = [line.get(name) for name in ("step", "loss", "low", "high")]
     if not all(map(_is_number, values)):
         return None
-    return Forecast(step=int(line["step"]), loss=line["loss"], low=line["low"], high=line["high"])
+    runs = line.get("runs")
+    return Forecast(
+        step=int(line["step"]), loss=line["loss"], low=line["low"], high=line["high"],
+        runs=int(runs) if _is_number(runs) else 0,
+    )  # fmt: skip
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from shoestring.core.units import Count, Seconds, rate
+from shoestring.core.results import Forecast
+from shoestring.core.units import Count, Seconds, counted, rate
 from shoestring.runs.reporter import TrainingProgress
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -46,6 +47,10 @@ class Sparkline:
         return "".join(_LEVELS[round((mean - low) * scale)] for mean in means)
 
 
+def _by(expected: Forecast) -> str:
+    return f" by {counted(expected.runs, 'earlier run')}" if expected.runs else ""
+
+
 def progress_line(progress: TrainingProgress, curve: str = "", room: float = math.inf) -> str:
     """How far a run is, its loss, speed and time left; what matters least is left out where there is no room."""
     budget, expected = progress.budget_left, progress.forecast
@@ -55,7 +60,7 @@ def progress_line(progress: TrainingProgress, curve: str = "", room: float = mat
         "curve": f"{losses} {curve}" if curve else losses,
         "forecast": ""
         if expected is None
-        else f"held out at the end about {expected.loss:.2f} ({expected.low:.2f}–{expected.high:.2f})",
+        else f"held out at the end about {expected.loss:.2f} ({expected.low:.2f}–{expected.high:.2f})" + _by(expected),
         "speed": rate(progress.tokens_per_second, "positions/s"),
         "left": f"time left {Seconds(progress.seconds_left).short()}",
         "budget": "" if budget is None else f"budget left {Seconds(max(0.0, budget)).short()}",

@@ -234,6 +234,8 @@ class Forecast:
     low: float
     """The ends of its 90 % interval."""
     high: float
+    runs: int = 0
+    """Earlier runs on the same data whose curves it is by, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,8 +303,8 @@ class Outcome(Record):
     """Those seconds by what they were spent on; they add up."""
     verdicts: tuple[Verdict, ...] = ()
     forecast: Forecast | None = None
-    """Of the held-out loss, the first one after a fifth of the steps, for the learning rates that followed; None: too
-    little was known, or there is no learning rate."""
+    """Of the held-out loss, the first one after a fifth of the steps, for the learning rates that followed and by the
+    earlier runs that the run itself read; None: too little was known, or there is no learning rate."""
     sharing: Sharing | None = None
     """None: one process took all steps, or an older version wrote the record."""
     grown: Grown | None = None

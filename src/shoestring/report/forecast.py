@@ -1,9 +1,10 @@
-"""The held-out loss that a run will end with, from its curve so far; and what its law says about another run."""
+"""The held-out loss that a run will end with, from its curve and earlier runs; and what its law says of another run."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoestring.core.results import Forecast, Verdict
 from shoestring.core.units import Seconds
@@ -11,6 +12,7 @@ from shoestring.track.curve import Curve, HeldoutLine
 
 if TYPE_CHECKING:
     from shoestring.laws.curve import Expected, Fit, Path
+    from shoestring.laws.earlier import Shape
 
 RECORDED_AT = (0.2, 0.3, 0.4, 0.5, 0.7)
 """Shares of a run: its outcome records the forecast after the first of them at which something was known."""
@@ -22,22 +24,38 @@ _LEAST_SPREAD = 0.003
 """Relative standard deviation of that difference, at least."""
 _LEAST_GAIN = 0.01
 """Share of the loss that more steps must gain to be worth a sentence."""
-_LEAST_SHARE = 0.5
-"""What is expected is said if the lower end of its interval is at least this share of the upper end: of a curve that
-has just begun to fall nothing is known."""
+_LEAST_SHARE, _SHOWN_SHARE = 0.5, 0.4
+"""What twice the steps would give, and what a run will end with, is said if the lower end of its interval is at least
+this share of the upper end: of a curve that has just begun to fall nothing is known."""
+_DOUBT = 0.08
+"""Relative standard deviation of the law's answer at which twice as much is assumed; it grows with its square. Early in
+a small run the law is further off than it says (results/log.md)."""
 _DECAYED, _GAINLESS, _STEEP, _STEEPEST = 0.2, 0.2, 0.07, 0.5
 """A rate is too low if it came down to the first share of its peak, gained by that less than the second share of what
 twice the sum of the rates would gain, and the loss falls by the third share of itself per unit of ln S. One that falls
 by the fourth share is just leaving a plateau, which says nothing of the rate."""
 
 
-def recorded_forecast(curve: Curve) -> Forecast | None:
+class Beside(NamedTuple):
+    """The finished runs on the same data that a run is compared with, and what its own setting is."""
+
+    parameters: float = 1.0
+    rows: float = 1.0
+    """Of a step."""
+    shapes: Mapping[str, Shape] = {}
+    """By name."""
+
+
+ALONE = Beside()
+
+
+def recorded_forecast(curve: Curve, beside: Beside = ALONE) -> Forecast | None:
     """What a finished run expected first, given the learning rates that followed; None: never anything."""
     path, steps = taken_path(curve), _last_step(curve)
     if path is None:
         return None
     parts = (curve.until(share * steps) for share in RECORDED_AT)
-    found = (forecast(known, path) for known in parts if known.turn is None)
+    found = (forecast(known, path, beside) for known in parts if known.turn is None)
     return next((expected for expected in found if expected is not None), None)
 
 
@@ -54,10 +72,38 @@ def taken_path(curve: Curve) -> Path | None:
     return Path(np.array(steps, float), np.array(rates, float))
 
 
-def forecast(curve: Curve, path: Path) -> Forecast | None:
-    """The held-out loss at the end of the path, from the curve so far; None: too little is known."""
-    found = rough_forecast(curve, path)
-    return None if found is None or found.low < _LEAST_SHARE * found.high else found
+def forecast(curve: Curve, path: Path, beside: Beside = ALONE) -> Forecast | None:
+    """The held-out loss at the end of the path, from the curve so far; None: too little is known.
+
+    It is by how losses usually fall, by the runs beside this one, and by the law of its own curve, each by how little
+    it leaves open.
+    """
+    from shoestring.laws.earlier import Normal, by_earlier, by_falling, combined
+
+    shape, law = heldout_shape(curve, path, beside.parameters, beside.rows), rough_forecast(curve, path)
+    if shape is None:
+        return None
+    by_law = None if law is None else Normal.of(law.low, law.loss, law.high)
+    if by_law is not None:
+        by_law = Normal(by_law.mean, by_law.deviation * (1 + (by_law.deviation / _DOUBT) ** 2))
+    parts = (by_falling(shape, path), by_earlier(shape, path, list(beside.shapes.values())), by_law)
+    found = combined([part for part in parts if part is not None]).expected
+    if found.low < _SHOWN_SHARE * found.high:
+        return None
+    last = curve.training[-1].step
+    return Forecast(step=last, loss=found.loss, low=found.low, high=found.high, runs=len(beside.shapes))
+
+
+def heldout_shape(curve: Curve, path: Path, parameters: float, rows: float) -> Shape | None:
+    """The held-out losses of a curve as a shape, by which runs are compared; None: there are none."""
+    import numpy as np
+
+    from shoestring.laws.earlier import shape_of
+
+    if not curve.heldout or not curve.training:
+        return None
+    steps, losses, _ = zip(*curve.heldout)
+    return shape_of(np.array(steps, float), np.array(losses, float), path, parameters, rows)
 
 
 def rough_forecast(curve: Curve, path: Path) -> Forecast | None:

@@ -92,7 +92,8 @@ def plan_against_actual(plan: Plan, outcome: Outcome) -> list[tuple[str, str, st
 def forecast_line(expected: Forecast) -> str:
     """When the held-out loss was expected, and its interval, for people."""
     ends = f"{expected.low:.3f} to {expected.high:.3f}"
-    return f"the held-out loss was expected after step {expected.step:,}, at {expected.loss:.3f} ({ends}, 90 %)"
+    by = f", by its curve and {counted(expected.runs, 'earlier run')} on the same data" if expected.runs else ""
+    return f"the held-out loss was expected after step {expected.step:,}, at {expected.loss:.3f} ({ends}, 90 %){by}"
 
 
 def write_page(folder: RunFolder, figures: dict[str, str], outcome: Outcome | None) -> None:

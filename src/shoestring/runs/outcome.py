@@ -10,6 +10,7 @@ from shoestring.probe.trials import Usage
 from shoestring.report.forecast import recorded_forecast
 from shoestring.report.verdicts import verdicts_of
 from shoestring.runs.best_weights import Taken
+from shoestring.runs.earlier_curves import runs_beside
 from shoestring.runs.timeline import parts_of, rate_of, seconds_of
 from shoestring.runs.trainee import Trainee
 from shoestring.track import read_lines
@@ -31,6 +32,8 @@ def outcome_of(
     lines = read_lines(folder.timings)
     rate = rate_of(lines)
     story = _story(trainee, state.step, trainee.tokens_per_step / rate if rate else None)
+    earlier: list[str] = next((line["runs"] for line in lines if line.get("event") == "earlier"), [])
+    beside = runs_beside(folder, trainee.recipe, earlier)
     checkpoint_bytes = max(checkpoints.peak_bytes, folder_bytes(folder.checkpoints))
     return Outcome(
         steps=taken.steps,
@@ -50,7 +53,7 @@ def outcome_of(
         verdicts=verdicts_of(folder),
         sharing=trainee.sharing(state),
         grown=trainee.grown(),
-        forecast=recorded_forecast(Curve.of(read_lines(folder.metrics))),
+        forecast=recorded_forecast(Curve.of(read_lines(folder.metrics)), beside),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,10 +11,12 @@ import numpy as np
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.results import Forecast
+from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Train
 from shoestring.laws.curve import Path as RatePath
-from shoestring.report.forecast import FIRST_AT, forecast
+from shoestring.report.forecast import FIRST_AT, Beside, forecast
 from shoestring.report.verdicts import clip_and_unit, live_verdicts
+from shoestring.runs.earlier_curves import runs_beside
 from shoestring.track import LineFile, read_lines
 from shoestring.track.curve import Curve
 from shoestring.training.checkpoint import State
@@ -41,6 +43,10 @@ class Notes:
     def forecast(self, expected: Forecast) -> None:
         """The loss that the run will end with."""
         self.timings.add(elapsed=self.clock.elapsed(), event="forecast", **asdict(expected))
+
+    def earlier(self, runs: Sequence[str]) -> None:
+        """The names of the finished runs by which that is said."""
+        self.timings.add(elapsed=self.clock.elapsed(), event="earlier", runs=list(runs))
 
     def counted(self, loss: float) -> None:
         """The loss of predictions by how often tokens occur."""
@@ -69,6 +75,7 @@ class Watch:
         self._counted: float | None = None
         self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
         self._looked, self._halfway = 0.0, False
+        self._beside: Beside | None = None
         self.forecast: Forecast | None = None
         """Of the held-out loss at the end, by the schedule as it is; None: not known yet, or an HMM is fitted."""
 
@@ -97,9 +104,16 @@ class Watch:
                 self._say(verdict.text)
         if self._recipe.kind != "hmm" and progress >= FIRST_AT:
             onward = curve.turn is None  # no law holds across a return to earlier weights
-            self.forecast = forecast(curve, rate_path(curve, state.schedule, self._recipe.train)) if onward else None
+            self.forecast = self._forecast(curve, state.schedule) if onward and curve.heldout else None
             if self.forecast is not None and self._notes is not None:
                 self._notes.forecast(self.forecast)
+
+    def _forecast(self, curve: Curve, schedule: Schedule) -> Forecast | None:
+        if self._beside is None:
+            self._beside = runs_beside(RunFolder(self._metrics.parent), self._recipe)
+            if self._notes is not None and self._beside.shapes:
+                self._notes.earlier(list(self._beside.shapes))
+        return forecast(curve, rate_path(curve, schedule, self._recipe.train), self._beside)
 
 
 def rate_path(curve: Curve, schedule: Schedule, train: Train) -> RatePath:

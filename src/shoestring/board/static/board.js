@@ -89,7 +89,8 @@ function drawList() {
     cells[6].textContent = row.loss === null ? "" : row.loss.toFixed(3) + (row.loss_error ? ` ± ${row.loss_error.toFixed(3)}` : "");
     if (row.forecast) {
       cells[7].textContent = row.forecast.loss.toFixed(3);
-      cells[7].title = `${row.forecast.low.toFixed(3)} to ${row.forecast.high.toFixed(3)}, 90 %, after ${row.unit} ${row.forecast.step}`;
+      cells[7].title = `${row.forecast.low.toFixed(3)} to ${row.forecast.high.toFixed(3)}, 90 %, after ${row.unit} ${row.forecast.step}`
+        + (row.forecast.runs ? `, by its curve and ${row.forecast.runs} earlier run${row.forecast.runs > 1 ? "s" : ""} on the same data` : "");
     }
     const words = element("div", verdict(row), { title: verdict(row) });
     if (row.problems.length) words.className = "problem";
