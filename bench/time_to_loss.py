@@ -249,7 +249,12 @@ def main() -> None:
             least = next(
                 (run["baselines"].get("oracle", 0.0) for run in found["rows"].values() if "baselines" in run), 0.0
             )
-            found |= {"least": least} | at_target(found["rows"], least) | {"beside": beside_peer(found["rows"])}
+            found = results[task] = {  # anew: another row may have moved the loss to reach
+                "rows": found["rows"],
+                "least": least,
+                **at_target(found["rows"], least),
+                "beside": beside_peer(found["rows"]),
+            }
             record.write("time_to_loss", {"results": results}, asked.out)
     print(json.dumps({name: value for name, value in found.items() if name != "rows"}))
 
