@@ -351,6 +351,11 @@ def test_evaluations_that_would_take_much_of_the_time_are_fewer(device: str, sec
     assert make({"steps": 20}, slow, evaluate={"every": 0.1}).evaluations == 10
 
 
+def test_short_runs_on_a_gpu_evaluate_less() -> None:
+    quick = replace(PROFILE, machine=replace(MACHINE, device="cuda"), validate_seconds_per_row=0.07)
+    assert make({"time": "30s"}, quick, evaluate={"every": 0.1}).evaluations == 3, "0.7 s each, and 0.2 to save"
+
+
 # --- any profile
 
 
@@ -460,7 +465,7 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     evaluations = math.ceil(1 / recipe.evaluate.every - 1e-9)  # 1,000 of 49,000 steps are one in 49, not in 49.000…01
     validation = recipe.evaluate.rows * profile.validate_seconds_per_row
     stop = validation + profile.checkpoint_seconds
-    if stop > (max(1, recipe.budget.time / 50) if profile.machine.device == "cpu" else 1):
+    if stop > (max(1, recipe.budget.time / 50) if profile.machine.device == "cpu" else 0.2):
         evaluations = min(evaluations, max(1, int(recipe.budget.time / 10 / stop)))
     training = steps * step_seconds
     saving = (training / interval + evaluations) * profile.checkpoint_seconds

@@ -11,6 +11,8 @@ from shoestring.planning.split import Split
 STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
 """Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
 longer than so many seconds. Then there are fewer."""
+GPU_STOP_SECONDS = 0.2
+"""The same for evaluations on a GPU, which may train for a few seconds only."""
 CPU_SHARE = 0.02
 """On a CPU an evaluation takes long where it takes this share of the time, too: seconds there vary with other work."""
 
@@ -58,7 +60,7 @@ def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
     if recipe.budget.time is None:
         return count
     time = float(recipe.budget.time)
-    long = max(STOP_SECONDS, CPU_SHARE * time) if profile.machine.device == "cpu" else STOP_SECONDS
+    long = max(STOP_SECONDS, CPU_SHARE * time) if profile.machine.device == "cpu" else GPU_STOP_SECONDS
     return count if each <= long else min(count, max(1, int(STOPS_SHARE * time / each)))
 
 

@@ -9,7 +9,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.planning.make import RESERVE_SECONDS
-from shoestring.planning.stops import STOP_SECONDS, STOPS_SHARE, checkpoint_interval, saved_interval
+from shoestring.planning.stops import GPU_STOP_SECONDS, STOPS_SHARE, checkpoint_interval, saved_interval
 from shoestring.training.deadline import Deadline
 
 IDLE_SHARE = 0.01
@@ -67,7 +67,7 @@ def deadline_of(
         checkpoint_every=every,
         most_saving=STOPS_SHARE if recipe.train.checkpoint_every is None else 0.9,
         most_evaluating=STOPS_SHARE,
-        long_evaluation=STOP_SECONDS if sparing and recipe.budget.time is not None else math.inf,
+        long_evaluation=GPU_STOP_SECONDS if sparing and recipe.budget.time is not None else math.inf,
         idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
         spent_before=spent_before,
         planned_start=sum(parts.get(name, 0.0) for name in ("spent so far", "set-up", "prepare")),
