@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import RecordError, RunError, StorageError
-from shoestring.track import LineFile, read_lines
+from shoestring.track import LineFile, read_lines, read_some_lines
 
 LINES = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}, {"step": 3, "note": 'näive "{}\n'}]
 
@@ -40,7 +40,18 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
-    assert read_lines(tmp_path / "none.jsonl") == []
+    assert read_lines(tmp_path / "none.jsonl") == read_some_lines(tmp_path / "none.jsonl", 5) == []
+
+
+def test_some_lines_are_even_and_have_the_last_and_the_wanted_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write(path, [{"step": step} | ({"heldout_loss": 1.0} if step == 17 else {}) for step in range(100)])
+    found = [line["step"] for line in read_some_lines(path, 10, "heldout_loss")]
+    assert found == [0, 10, 17, 20, 30, 40, 50, 60, 70, 80, 90, 99]
+    assert read_some_lines(path, 1000) == read_lines(path)
+    path.write_bytes(path.read_bytes() + b'{"step": -1}\n')
+    with pytest.raises(RecordError, match="line 101: step = -1"):
+        read_some_lines(path, 10)
 
 
 def test_opening_makes_an_empty_file_and_opening_again_appends(tmp_path: Path) -> None:

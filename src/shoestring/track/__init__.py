@@ -6,7 +6,7 @@ from typing import Any
 
 from shoestring.core.registry import Registry
 from shoestring.track.finished import read_outcome
-from shoestring.track.lines import LineFile, NoLines, read_lines
+from shoestring.track.lines import LineFile, NoLines, read_lines, read_some_lines
 
 TRACKERS: Registry[Any] = Registry(
     {
@@ -17,4 +17,4 @@ TRACKERS: Registry[Any] = Registry(
 )
 """Each makes a `trackers.Tracker` from the run's folder and the step after which the run continues."""
 
-__all__ = ["TRACKERS", "LineFile", "NoLines", "read_lines", "read_outcome"]
+__all__ = ["TRACKERS", "LineFile", "NoLines", "read_lines", "read_outcome", "read_some_lines"]
