@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import os
 import subprocess
@@ -65,6 +66,10 @@ def test_a_small_corpus_of_words_is_sampled_and_prepared_without_compiled_loops(
     assert store is not None and store.manifest.splits["train"].tokens > 1000
     (tmp_path / "corpus.txt").write_text("one two three\n" * 100)
     data = Data(tokenizer="words:50", folder=str(tmp_path), source=f"text:{tmp_path}/corpus.txt")
+    assert measure_density(open_source(data, 0), data).tokens == 400
+    with gzip.open(tmp_path / "corpus.txt.gz", "wt") as file:
+        file.write("one two three\n" * 100)
+    data = Data(tokenizer="words:50", folder=str(tmp_path), source=f"text:{tmp_path}/corpus.txt.gz")
     assert measure_density(open_source(data, 0), data).tokens == 400
 
 

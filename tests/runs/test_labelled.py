@@ -128,6 +128,30 @@ def test_a_label_that_is_no_whole_number_is_named(
     assert skipped.count == 1 and f"line {line}" in skipped.examples[0]
 
 
+def test_a_small_corpus_is_read_once_until_its_file_changes(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, as_it_is = [], labels._read
+    monkeypatch.setattr(labels, "_kept", None)
+    monkeypatch.setattr(labels, "_read", lambda *given: times.append(given) or as_it_is(*given))
+    recipe = recipe_of(tmp_path, write("csv"))
+    found = read(recipe)
+    assert read(recipe) == found and count_labelled(recipe.data, 0, 3) == (45, 15)
+    assert len(times) == 1
+    assert len(read(recipe_of(tmp_path, recipe.data.source, documents=20))) == 20
+    assert len(times) == 2, "another part of it"
+    assert read(recipe) == found
+    next(read_labelled(recipe.data, 1, 3))  # is not read to its end
+    assert read(recipe) == found and len(times) == 4
+    write("csv", [("one", 0), ("two", 1)])
+    assert [each.text for each in read(recipe)] == ["one", "two"]
+    monkeypatch.setattr(labels, "KEPT_CHARACTERS", 5)
+    write("csv", [("one", 0), ("two", 1), ("three", 2)])
+    for _ in range(2):
+        assert [each.text for each in read(recipe)] == ["one", "two", "three"]
+    assert len(times) == 7, "what is large is not kept"
+
+
 def test_whole_numbers_may_be_written_as_text(write: Write, tmp_path: Path) -> None:
     found = read(recipe_of(tmp_path, write("jsonl", [("a", "2"), ("b", " 1 "), ("c", 0)])))
     assert [each.label for each in found] == [2, 1, 0]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from shoestring.core import recipe_file
@@ -32,17 +33,19 @@ READY = "ready\n"
 
 
 @contextmanager
-def started(recipe: Recipe, plan_file: Path | None, clock: Clock) -> Iterator[Callable[[], None]]:
+def started(
+    recipe: Recipe, plan_file: Path | None, clock: Clock, open_here: Sequence[Connection] = ()
+) -> Iterator[Callable[[], None]]:
     """Start the other workers of a recipe; this process is the first one while it lasts, and they end with it.
 
-    What it gives raises Fault if one of them has ended.
+    What it gives raises Fault if one of them has ended. They close what is open for this process alone.
     """
     kept, (own, *rest) = dict(os.environ), environments(recipe.workers)
     os.environ |= own
     others: list[Worker] = []
     try:
         if can_fork(task_of(recipe)):
-            others += [Fork(partial(_work, recipe, plan_file, clock, ranks)) for ranks in rest]
+            others += [Fork(partial(_work, recipe, plan_file, clock, ranks, open_here)) for ranks in rest]
         else:
             _start(others, recipe, plan_file, rest)
         yield partial(_watch, others)
@@ -119,11 +122,19 @@ def _free_port() -> int:
         return port
 
 
-def _work(recipe: Recipe, plan_file: Path | None, clock: Clock, ranks: Mapping[str, str]) -> int:
+def _work(
+    recipe: Recipe,
+    plan_file: Path | None,
+    clock: Clock,
+    ranks: Mapping[str, str],
+    open_here: Sequence[Connection],
+) -> int:
     """Be a worker that is not the first, in a fork of it; its exit code."""
     from shoestring.parallel.process_group import leave
     from shoestring.runs.runner import run
 
+    for each in open_here:
+        each.close()
     os.environ |= ranks
     try:
         return _exit_code(partial(run, recipe, Reporter(), clock, plan_file))

@@ -68,8 +68,11 @@ def run(
             )
         return _run(recipe, reporter, clock, plan_file, limit, until)
     if recipe.workers > 1 and launched().world == 1:
-        with started(recipe, plan_file, clock) as watch:
-            return _run_together(recipe, reporter, clock, plan_file, limit, until, watch)
+        with CorpusWork(task_of(recipe), reporter) as work:
+            if plan_file is None and recipe.hmm is None and not RunFolder.of(recipe).plan.is_file():
+                work.begin_sampling()  # before torch is loaded
+            with started(recipe, plan_file, clock, work.open_here) as watch:
+                return _run_together(recipe, reporter, clock, plan_file, limit, until, watch, work)
     if launched().world > 1:
         return _run_together(recipe, reporter, clock, plan_file, limit, until)
     return _run(recipe, reporter, clock, plan_file, limit, until)
@@ -83,8 +86,9 @@ def _run_together(
     limit: float | None,
     until: float | None,
     watch: Callable[[], None] = lambda: None,
+    work: CorpusWork | None = None,
 ) -> Finished | None:
-    """As `run`, in one of several processes; `watch` raises when another has ended."""
+    """As `run`, in one of several processes; `watch` raises when another has ended. `work` may have begun."""
     from shoestring.parallel.peer_memory import peer_memory
     from shoestring.parallel.process_group import sharing_work
     from shoestring.probe.machine import pick_device
@@ -96,7 +100,7 @@ def _run_together(
                 raise UserError(f"parallel.shard: each of its processes needs its own GPU, and {group.world} share one")
             how = "through the host" if peer_memory(group.device) is None else "in memory that each maps"
             reporter.say(f"{group.world} workers share the GPUs; NCCL takes one per GPU, so they sum {how} (gloo)")
-        finished = _run(recipe, reporter, clock, plan_file, limit, until, group)
+        finished = _run(recipe, reporter, clock, plan_file, limit, until, group, work)
         return finished if group.rank == 0 else None
 
 
@@ -108,12 +112,13 @@ def _run(
     limit: float | None,
     until: float | None,
     group: ProcessGroup | None = None,
+    work: CorpusWork | None = None,
 ) -> Finished | None:
     """As `run`, in one process of a group, or in a single process, which loads torch only for training."""
     alone = recipe.workers if recipe.strategy == "async" else 1
     folder, devices = RunFolder.of(recipe), alone if group is None else group.world
     with contextlib.ExitStack() as stack:
-        work = stack.enter_context(CorpusWork(task_of(recipe), reporter))
+        work = stack.enter_context(work or CorpusWork(task_of(recipe), reporter))
 
         def settle() -> Task:
             if recipe.autos:

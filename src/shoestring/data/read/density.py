@@ -27,6 +27,8 @@ _FIRST_DOCUMENTS, _FEW_DOCUMENTS = 1000, 200
 """Read from the start of a corpus that cannot be sampled: an endless or a streamed one."""
 _SECONDS = 10.0
 _BATCH_CHARACTERS = 1 << 21
+_UNPACKED = 4
+"""Characters of text per byte of a part that cannot be cut, at most, unless it is odd: most of them are compressed."""
 
 
 class Block(NamedTuple):
@@ -154,15 +156,11 @@ def measure_density(
 
 
 def _is_large(source: Corpus) -> bool:
-    """Whether much is sampled of a corpus: not its first documents alone, nor all of a small one.
-
-    How much text is in a part that cannot be cut, such as a compressed file, is not known.
-    """
+    """Whether much is sampled of a corpus: not its first documents alone, nor all of a small one."""
     if source.endless or any(part.size is None for part in source.parts):
         return False
-    return any(part.block is None for part in source.parts) or (
-        sum(part.size or 0 for part in source.parts) >= COMPILED_CHARACTERS
-    )
+    sizes = ((part.size or 0) * (_UNPACKED if part.block is None else 1) for part in source.parts)
+    return sum(sizes) >= COMPILED_CHARACTERS
 
 
 def estimate_density(source: Corpus, data: Data, seed: int = 0) -> Density:

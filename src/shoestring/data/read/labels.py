@@ -10,18 +10,20 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shoestring.core.errors import DataError
 from shoestring.core.registry import registry
 from shoestring.core.sections import Data
-from shoestring.data.read.corpora import drawn, open_source
-from shoestring.data.read.documents import Document, Part, Skipped
+from shoestring.data.read.corpora import FilePart, drawn, open_source
+from shoestring.data.read.documents import Corpus, Document, Part, Skipped
 from shoestring.data.store.work_units import unit_heldout
 
 MOST_DOCUMENTS = 20_000_000
 """All are held in memory."""
+KEPT_CHARACTERS = 1 << 23
+"""Of the texts that are kept for whoever reads them next."""
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
@@ -33,21 +35,52 @@ class Labelled(NamedTuple):
     held_out: bool
 
 
+class _Kept(NamedTuple):
+    """The documents that were read last, and what they are of: the recipe's part, and the files as they were."""
+
+    of: tuple[object, ...]
+    documents: Sequence[Labelled]
+
+
+_kept: _Kept | None = None
+
+
 def read_labelled(data: Data, seed: int, classes: int, skipped: Skipped | None = None) -> Iterator[Labelled]:
     """The documents of a source with their classes; `skipped` counts what is left out.
 
-    Held-out documents are chosen as in a store of one unit, so a small corpus has the same ones in both.
+    Held-out documents are chosen as in a store of one unit, so a small corpus has the same ones in both. A run counts
+    them, fits a tokenizer and makes rows: a small corpus of files is read once for all of it.
     """
+    global _kept
     assert data.label is not None
     if not data.source.has_columns:
         known = [name for name, form in registry("format").items() if form.has_columns]
         raise DataError(
             f'data.label = "{data.label}": data.source = "{data.source}" has no columns; {", ".join(known)}, hf have'
         )
-    skipped = Skipped() if skipped is None else skipped
+    corpus = open_source(data, seed)
+    in_files = all(isinstance(part, FilePart) for part in corpus.parts)
+    of = (data, seed, classes, *(part.identity() for part in corpus.parts)) if in_files else ()
+    if skipped is None and of and _kept is not None and _kept.of == of:
+        yield from _kept.documents
+        return
+    kept: list[Labelled] | None = [] if of else None
+    characters = 0
+    for document in _read(corpus, data, classes, Skipped() if skipped is None else skipped):
+        characters += len(document.text)
+        if characters > KEPT_CHARACTERS:
+            kept = None
+        if kept is not None:
+            kept.append(document)
+        yield document
+    if kept is not None:
+        _kept = _Kept(of, kept)
+
+
+def _read(corpus: Corpus, data: Data, classes: int, skipped: Skipped) -> Iterator[Labelled]:
+    assert data.label is not None
     held_out, seen = unit_heldout(data.heldout, 0), set[bytes]()
     limit = None if data.documents is None else int(data.documents)
-    corpus = open_source(data, seed)
     labelled = itertools.chain.from_iterable(_joined(part, data.label, skipped) for part in corpus.parts)
     for read, (index, (document, value)) in enumerate(drawn(corpus, enumerate(labelled), limit)):
         if read == MOST_DOCUMENTS:
