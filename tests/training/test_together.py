@@ -19,13 +19,14 @@ from shoestring.training.loss_scale import FIRST
 pytestmark = pytest.mark.slow
 CASES = list(itertools.product(("plain", "packed"), (False, True), (1, 3)))
 """Source, whether the model is sharded, and rows at a time."""
+STEPS = 12
 
 
 def learn(group: ProcessGroup) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for source, shard, per_device in CASES:
         learner = make(group, shard, clip=0.5, ema=0.9)
-        losses = train(learner, source, per_device)
+        losses = train(learner, source, per_device, STEPS)
         found[source, shard, per_device] = losses, weights(learner)
     return found | {("overflow", shard): overflow_on_the_second(group, shard) for shard in (False, True)}
 
@@ -63,7 +64,7 @@ def learned() -> list[dict[Any, Any]]:
 def learned_alone(source: str) -> tuple[Tensor, dict[str, Tensor]]:
     """The losses and norms of one process, and its weights in the end."""
     alone = make(clip=0.5, ema=0.9)
-    return torch.tensor(train(alone, source, 2), dtype=torch.float64), weights(alone)
+    return torch.tensor(train(alone, source, 2, STEPS), dtype=torch.float64), weights(alone)
 
 
 @pytest.mark.parametrize(("source", "shard", "per_device"), CASES)
