@@ -40,7 +40,7 @@ BACK = (0.0, 0.35, 0.7)
 AHEAD, SETTINGS, BEYOND = 0.02, 0.02, 0.15
 """Standard deviations of the answer: per unit of ln S that is ahead, at all times, and per unit of ln S by which the
 earlier run was too short."""
-FALLING, STEEPNESS, FALLING_APART = 0.1, 0.5, 0.15
+FALLING, STEEPNESS, FALLING_APART = 0.1, 0.5, 0.2
 """The fall of ln loss per unit of ln S that is ahead, without the gain of a decay: this much, and this share of the
 latest fall; and its standard deviation."""
 STEEPEST = 0.6

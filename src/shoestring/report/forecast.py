@@ -24,7 +24,7 @@ _LEAST_SPREAD = 0.003
 """Relative standard deviation of that difference, at least."""
 _LEAST_GAIN = 0.01
 """Share of the loss that more steps must gain to be worth a sentence."""
-_LEAST_SHARE, _SHOWN_SHARE = 0.5, 0.4
+_LEAST_SHARE, _SHOWN_SHARE = 0.5, 0.3
 """What twice the steps would give, and what a run will end with, is said if the lower end of its interval is at least
 this share of the upper end: of a curve that has just begun to fall nothing is known."""
 _DOUBT = 0.08
