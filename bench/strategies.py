@@ -5,12 +5,11 @@
 
 Every strategy first chooses the best of three learning rates of its own, with a seed that is not used again and two
 workers (sync: one, whose steps they take; local: four, which drift apart the most); local then also chooses how its
-averages are spaced. Then 1, 2 and 4 workers
-take the same rows in the same order with the same effective batch, and one process fine-tunes what they trained on the
-classes, two runs at a time. A run that would begin after the minutes are over is left out, and the record says so; with
-a folder, what it holds is not run again. `--only` runs these settings anew, with the fields of the rows that are
-there, and keeps the other rows. Every run has the cores that others kept busy in the second before it began: only where
-nobody did, seconds are published.
+averages are spaced. Then 1, 2 and 4 workers take the same rows in the same order with the same effective batch, and one
+process fine-tunes what they trained on the classes, two runs at a time. A run that would begin after so many minutes of
+this is left out, and the record says so; with a folder, what it holds is not run again. `--only` runs these settings
+anew, with the fields of the rows that are there, and keeps the other rows. Every run has the cores that others kept
+busy in the second before it began: only where nobody did, seconds are published.
 """
 
 from __future__ import annotations
@@ -232,6 +231,7 @@ def main() -> None:
             tuning = {name: [Tried(**each) for each in tried] for name, tried in old["tuning"].items()}
         else:
             tuning = {strategy: tuned(strategy, folder) for strategy in RATES}
+        tuning_seconds, begun = time.monotonic() - begun, time.monotonic()
         chosen = {strategy: best_of(tried) for strategy, tried in tuning.items()}
         for name, rows in old.get("results", {}).items():
             chosen |= {name.split()[0]: row["fields"] for row in rows[:1] if "fields" in row}
@@ -247,6 +247,8 @@ def main() -> None:
         "load": load,
     }
     taken = {} if arguments.resume or "all" not in only else {"seconds": time.monotonic() - begun}
+    if taken and not old:
+        taken["tuning_seconds"] = tuning_seconds
     record.write("strategies", values | taken, arguments.out)
 
 

@@ -46,7 +46,9 @@ def _strategies(r: dict[str, Any]) -> str:
     said += "95 % intervals over seeds; to sync 1 seed by seed. "
     said += f"No seconds, as the machine was busy: {', '.join(busy)}. " if busy else ""
     said += f"Left out: {len(r['left_out'])} runs. " if r["left_out"] else ""
-    said += f"All of it took {r['seconds'] / 60:.1f} minutes. " if r.get("seconds") else ""
+    if r.get("seconds"):
+        chosen_in = f", and choosing the rates {r['tuning_seconds'] / 60:.1f}" if "tuning_seconds" in r else ""
+        said += f"All of these runs took {r['seconds'] / 60:.1f} minutes{chosen_in}. "
     said += f"By `{r['command']}`, {r['commit']}, {r['date']}.\n"
     figure = f"\n![Held-out loss against seconds, first seed](../{FIGURE})\n" if timed(r) else ""
     return "".join(lines) + f"\n{said}{figure}"
