@@ -275,9 +275,8 @@ class Learner:
         sums = torch.stack([tally.nats, *each])
         if self._rate is not None:
             self._rate.fill_(lr)
-        recorded = None
-        if self._recordings is not None and self.summed_over.world == 1:
-            recorded = self._recordings.update(sums, (self.optimizer.shares, self.optimizer.halved))
+        alone, kind = self.summed_over.world == 1, (self.optimizer.shares, self.optimizer.halved)
+        recorded = self._recordings.update(sums, kind) if self._recordings is not None and alone else None
         self._fresh = True
         if recorded is None:
             return self._apply(sums, lr)
