@@ -247,8 +247,8 @@ def main() -> None:
         "load": load,
     }
     taken = {} if arguments.resume or "all" not in only else {"seconds": time.monotonic() - begun}
-    if taken and not old:
-        taken["tuning_seconds"] = tuning_seconds
+    tuned_in = old.get("tuning_seconds") if old else tuning_seconds
+    taken |= {} if tuned_in is None or arguments.resume else {"tuning_seconds": tuned_in}
     record.write("strategies", values | taken, arguments.out)
 
 
