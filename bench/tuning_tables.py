@@ -27,7 +27,7 @@ def overlap_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def overlap_bases(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The record of each base, of which there must not be two."""
+    """The record of each base; two of one base are refused."""
     found = [(base, r) for base in BASES for r in records if base in r["results"]]
     twice = {base for base, _ in found if [name for name, _ in found].count(base) > 1}
     if twice:

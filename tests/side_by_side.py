@@ -161,7 +161,7 @@ class _Telling:
 
 
 def _queue(count: int) -> int:
-    """A pipe with the numbers of all files, of which each process takes the next."""
+    """A pipe with the numbers of all files; each process takes the next one."""
     taking, giving = os.pipe()
     os.write(giving, b"".join(map(NUMBER.pack, range(count))))
     os.close(giving)

@@ -40,9 +40,12 @@ BACK = (0.0, 0.35, 0.7)
 AHEAD, SETTINGS, BEYOND = 0.02, 0.02, 0.15
 """Standard deviations of the answer: per unit of ln S that is ahead, at all times, and per unit of ln S by which the
 earlier run was too short."""
-FALLING, STEEPNESS, FALLING_APART = 0.1, 0.5, 0.2
+FALLING, STEEPNESS, FALLING_APART = 0.1, 0.5, 0.35
 """The fall of ln loss per unit of ln S that is ahead, without the gain of a decay: this much, and this share of the
 latest fall; and its standard deviation."""
+FALLING_SETTINGS, FALLING_DECAY = 0.06, 3.0
+"""The standard deviation of that answer at all times, and how many times as large as elsewhere that of the decay's gain
+is: networks and update rules differ in both."""
 STEEPEST = 0.6
 """Latest fall that counts at most."""
 SLOPE_OVER = math.log(2.5)
@@ -110,7 +113,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(steps: Floats, losses: Floats, path: Path, parameters: float, rows: float) -> Shape | None:
-    """The shape of a curve of held-out losses; None where there is none, or no learning rate."""
+    """The shape of a curve of held-out losses; None without such losses, or without a learning rate."""
     peak = float(path.rates.max(initial=0.0))
     if not all(value > 0 for value in (peak, parameters, rows)):
         return None
@@ -163,8 +166,8 @@ def by_falling(shape: Shape, path: Path) -> Normal:
     steep = float(shape.at(before)[0] - shape.losses[-1]) / over if over > 0 else 0.0
     falling = FALLING + STEEPNESS * min(max(steep, 0.0), STEEPEST)
     mean = float(shape.losses[-1]) - falling * ahead - ANNEALING[0] * float(end.fallen[0])
-    decay = ANNEALING[1] * float(end.fallen[0] - shape.fallen[-1])
-    return Normal(mean, math.hypot(SETTINGS, FALLING_APART * ahead, decay))
+    decay = FALLING_DECAY * ANNEALING[1] * float(end.fallen[0] - shape.fallen[-1])
+    return Normal(mean, math.hypot(FALLING_SETTINGS, FALLING_APART * ahead, decay))
 
 
 def combined(parts: Sequence[Normal]) -> Normal:

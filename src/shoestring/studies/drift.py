@@ -148,7 +148,7 @@ class _Time(NamedTuple):
 
 def _time(group: dict[str, Any], by_half: bool) -> _Time:
     """The logarithm of the steps to half, or minus the rate; a run that did not fall to half counts with all its steps,
-    of which it would need more."""
+    a lower bound."""
     if not by_half:
         return _Time(len(group["runs"]), -group[_RATE]["mean"], (group[_RATE]["sd"] or 0.0) ** 2)
     logs = [math.log(group["steps"] if half is None else half) for half in group["steps_to_half"]]
