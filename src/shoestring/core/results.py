@@ -235,7 +235,7 @@ class Forecast:
     """The ends of its 90 % interval."""
     high: float
     runs: int = 0
-    """Earlier runs on the same data whose curves it is by, too."""
+    """Number of earlier runs on the same data that it also goes by."""
 
 
 @dataclass(frozen=True, kw_only=True)

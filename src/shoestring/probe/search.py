@@ -211,7 +211,7 @@ def find_largest(
     holes: float = FRAGMENTATION["cpu"],
     most: int = MOST_ROWS,
 ) -> Found:
-    """Search with three or four trials, rarely up to six, of `most` rows whose passes take about `seconds` at most.
+    """Search with three or four trials, rarely up to six, of at most `most` rows and about `seconds` a pass.
 
     `law.largest` is None where time or `most` ended the search or nothing fits.
     """

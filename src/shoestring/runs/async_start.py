@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
 
 
 def fork_workers(task: Task, open_here: Iterable[Connection]) -> list[Waiting]:
-    """The workers of a task, forked; none where this process may not be. They close what is for this one alone."""
+    """The workers of a task, forked; none if this process may not fork. They close what is open for this one alone."""
     found: list[Waiting] = []
     if can_fork(task):
         for _ in range(task.recipe.workers):

@@ -80,11 +80,11 @@ class Task(ABC):
         """Make the rows that the run reads, unless they exist."""
 
     def fork_workers(self, open_here: Iterable[Connection]) -> None:  # noqa: B027
-        """Fork the workers that wait for an order, if it has such and there are none: this process loads torch for all,
-        unless it has done so. They close what is for this process alone."""
+        """Fork workers that wait for an order, if the task needs them and has none yet. This process first loads torch for
+        all of them. They close what is open for this process alone."""
 
     def end_workers(self) -> None:  # noqa: B027
-        """End those that had no order."""
+        """End the workers that got no order."""
 
     @abstractmethod
     def open(self, plan: Plan, group: ProcessGroup) -> Trainee:

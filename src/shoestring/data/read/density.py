@@ -28,7 +28,7 @@ _FIRST_DOCUMENTS, _FEW_DOCUMENTS = 1000, 200
 _SECONDS = 10.0
 _BATCH_CHARACTERS = 1 << 21
 _UNPACKED = 4
-"""Characters of text per byte of a part that cannot be cut, at most, unless it is odd: most of them are compressed."""
+"""Characters of text that are expected per byte of a part that cannot be cut; it is usually compressed."""
 
 
 class Block(NamedTuple):
