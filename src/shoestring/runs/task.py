@@ -80,8 +80,8 @@ class Task(ABC):
         """Make the rows that the run reads, unless they exist."""
 
     def fork_workers(self, open_here: Iterable[Connection]) -> None:  # noqa: B027
-        """Fork workers that wait for an order, if the task needs them and has none yet. This process first loads torch for
-        all of them. They close what is open for this process alone."""
+        """Fork workers that wait for an order, if the task needs them and has none yet. This process first loads torch
+        for all of them. They close what is open for this process alone."""
 
     def end_workers(self) -> None:  # noqa: B027
         """End the workers that got no order."""
