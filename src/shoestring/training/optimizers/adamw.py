@@ -100,7 +100,7 @@ class AdamW(torch.optim.AdamW):
         addresses = [tensor.data_ptr() for tensor in tensors]
         counts = _together(state, None if self._places is None else self._places.counts)
         if self._places is None or self._places.addresses != addresses:
-            if not all(_fits(tensor) for tensor in tensors):
+            if not all(fits(tensor) for tensor in tensors):
                 return None
             table = torch.tensor(addresses)
             table = (table.pin_memory() if counts.is_cuda else table).to(counts.device, non_blocking=True)
@@ -137,7 +137,7 @@ def _has_kernel(p: Tensor) -> bool:
     return HAS_TRITON and p.is_cuda
 
 
-def _fits(tensor: Tensor) -> bool:
+def fits(tensor: Tensor) -> bool:
     """Whether the kernel can process it, in words of 16 bytes."""
     return tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 

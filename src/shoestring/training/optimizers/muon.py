@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
 from shoestring.core.sections import Train, number
-from shoestring.training.optimizers.adamw import adamw_of, uncompiled
+from shoestring.models.layers.operators import HAS_TRITON
+from shoestring.training.optimizers.adamw import adamw_of, fits, uncompiled
 from shoestring.training.sharding import own_part, whole_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDE = 1.5
 """Columns for each row from which on products are saved by iterating on square matrices."""
-AT_ONCE = 1 << 22
+AT_ONCE = 1 << 24
 """Elements of the matrices that a GPU updates at once: small ones do not fill it, and would take as many launches."""
 
 Quintics = tuple[tuple[float, float, float], ...]
@@ -69,6 +70,8 @@ class Muon(torch.optim.Muon):
         super().__init__(params, **options)
         self.polar_express, self.normalize_neurons = polar_express, normalize_neurons
         self.cautious_decay, self.momentum_warmup = cautious_decay, momentum_warmup
+        self._tables: dict[int, tuple[list[int], Tensor]] = {}
+        """By the Python id of the first of some matrices: the addresses of what a launch processes."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -80,6 +83,10 @@ class Muon(torch.optim.Muon):
         return _batches(matrices, self.normalize_neurons)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        table = self._table(matrices)
+        if table is not None:
+            self._update_in_two(matrices, group, table)
+            return
         lr, refused = group["lr"], self.found_inf > 0
         momentum, turn = self._momentum(matrices, group["momentum"]), self._turn
         places, means = [turn(p) for p in matrices], [turn(mean) for mean in self._of(matrices, "momentum_buffer")]
@@ -96,6 +103,66 @@ class Muon(torch.optim.Muon):
             updated.add_(update, alpha=-adjusted)
         torch._foreach_copy_(means, torch.where(refused, mean, moved).unbind())
         torch._foreach_copy_(places, torch.where(refused, weights, updated).unbind())
+
+    def _update_in_two(self, matrices: list[Tensor], group: dict[str, Any], table: Tensor) -> None:
+        """The same, with two launches beside the products."""
+        from shoestring.training.optimizers import muon_kernel as kernel
+
+        (rows, columns), count, device = matrices[0].shape, len(matrices), matrices[0].device
+        size, refused = rows * columns, self.found_inf
+        pieces = -(-size // kernel.PIECE)
+        momentum = self._momentum(matrices, group["momentum"])
+        momenta = (
+            momentum.reshape(-1) if isinstance(momentum, Tensor) else torch.full((count,), momentum, device=device)
+        )
+        updates = torch.empty(count, rows, columns, device=device, dtype=_product_type(device))
+        squares = torch.empty(count, pieces, device=device)
+        room = SAFETY if self.polar_express else 1.0
+        with torch.cuda.device_of(table):
+            kernel.gather_kernel[(pieces, count)](
+                table, count, size, self.grad_scale, refused, momenta, updates, squares, PIECE=kernel.PIECE,
+                num_warps=kernel.WARPS,
+            )  # fmt: skip
+            updates.div_((room * squares.sum(1).sqrt()).clamp(min=group["eps"]).view(-1, 1, 1))
+            quintics = POLAR_EXPRESS if self.polar_express else (group["ns_coefficients"],) * group["ns_steps"]
+            updates = iterated(updates, quintics)
+            factors = self._row_factors(updates, matrices, refused > 0) if self.normalize_neurons else squares
+            lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+            rate = lr * _adjust_lr(1.0, group["adjust_lr_fn"], matrices[0].shape)
+            kernel.apply_kernel[(pieces, count)](
+                table, count, size, columns, rate, lr * group["weight_decay"], refused, updates, factors, rows,
+                PIECE=kernel.PIECE, SCALED=self.normalize_neurons, CAUTIOUS=self.cautious_decay,
+                num_warps=kernel.WARPS,
+            )  # fmt: skip
+
+    def _table(self, matrices: list[Tensor]) -> Tensor | None:
+        """The addresses of weights, gradients and means, on the device; None if the kernels cannot process them.
+
+        They change when a state is restored, and with gradients that are not recorded.
+        """
+        if not _has_kernels(matrices[0]) or type(self) is not Muon:
+            return None
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        tensors = [*matrices, *gradients, *self._of(matrices, "momentum_buffer")]
+        addresses, key = [tensor.data_ptr() for tensor in tensors], id(matrices[0])
+        if key not in self._tables or self._tables[key][0] != addresses:
+            if not all(fits(tensor) for tensor in tensors):
+                return None
+            found, device = torch.tensor(addresses), matrices[0].device
+            found = (found.pin_memory() if device.type == "cuda" else found).to(device, non_blocking=True)
+            self._tables[key] = addresses, found
+        return self._tables[key][1]
+
+    def _row_factors(self, update: Tensor, matrices: list[Tensor], refused: Tensor) -> Tensor:
+        """By what the rows of the updates are multiplied to be normalised, (count, rows); moves their mean squares."""
+        kept = self._of(matrices, "neuron_square")
+        before, sums = torch.stack(kept), torch.linalg.vector_norm(update, dim=-1, dtype=torch.float32).square()
+        squares = before.lerp(sums / update.shape[-1], 1 - NEURON_BETA)
+        torch._foreach_copy_(kept, torch.where(refused, before, squares).unbind())
+        roots = squares.sqrt() + TINY
+        whole, now = (each.sum(-1, keepdim=True).sqrt() for each in (sums, sums / roots.square()))
+        factors: Tensor = whole / (now + TINY) / roots
+        return factors
 
     def _turn(self, matrix: Tensor) -> Tensor:
         """A matrix as it is updated."""
@@ -201,6 +268,25 @@ def _batches(matrices: list[Tensor], by_neurons: bool = False) -> list[list[Tens
 
 def _stacked(matrices: list[Tensor]) -> Tensor:
     return torch.stack(matrices) if len(matrices) > 1 else matrices[0].unsqueeze(0)
+
+
+def _has_kernels(matrix: Tensor) -> bool:
+    return HAS_TRITON and matrix.is_cuda
+
+
+def _product_type(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def iterated(matrices: Tensor, quintics: Quintics) -> Tensor:
+    """Matrices, (count, rows, columns), after one iteration for each quintic, by products of their shorter sides."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    for a, b, c in quintics:
+        gram = matrices.mT @ matrices if tall else matrices @ matrices.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        one, two = (matrices, factor) if tall else (factor, matrices)
+        matrices = torch.baddbmm(matrices, one, two, beta=a)
+    return matrices
 
 
 def orthogonalized(matrices: Tensor, quintics: Quintics, eps: float, room: float = 1.0) -> Tensor:
