@@ -69,6 +69,8 @@ def write_recipe(asked: argparse.Namespace, folder: Path) -> Path:
         "length": (LENGTH, ""), "folder": (str(folder / "stores"), ""),
     }  # fmt: skip
     values.setdefault("evaluate", {})["rows"] = (TOKENS["test"] // LENGTH + 1, "")
+    if any(change.startswith("model.width") for change in asked.changes):
+        del values["model"]["size"]
     file = folder / "wikitext.toml"
     file.write_text(recipe_file.dump(recipe_of(values)))
     file.write_text(recipe_file.dump(recipe_file.load(file, asked.changes)))
