@@ -59,9 +59,13 @@ def tokens_for(flops: float, setting: Setting) -> int:
     return int(flops / network_cost(setting.model, VOCABULARY, LENGTH).train_flops_per_token)
 
 
+def log_uniform(drawn: random.Random, ends: tuple[float, float]) -> float:
+    return math.exp(drawn.uniform(*map(math.log, ends)))
+
+
 def random_setting(drawn: random.Random, flops: float, unique: int | None) -> Setting:
     width, layers = drawn.choice(SIZES)
-    rate, decay = (math.exp(drawn.uniform(*map(math.log, ends))) for ends in (RATES, DECAYS))
+    rate, decay = (log_uniform(drawn, ends) for ends in (RATES, DECAYS))
     batch = drawn.choice(BATCHES)
     made = Setting(width=width, layers=layers, tokens=1, batch=batch, lr=rate, weight_decay=decay, unique=unique)
     return Setting(**asdict(made) | {"tokens": tokens_for(flops, made)})
