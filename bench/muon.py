@@ -65,7 +65,11 @@ def recorded(step: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_: object = step) -> None:  # it keeps what the step reads and writes
+        graph.replay()
+
+    return replay
 
 
 def ways(width: int, layers: int, device: torch.device) -> dict[str, Callable[[], object]]:

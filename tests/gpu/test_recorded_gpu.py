@@ -63,7 +63,7 @@ def test_recorded_steps_are_those_that_are_not(model: Model, settings: dict[str,
     recorded, plain = learners
     assert plain._recordings is None
     assert recorded._recordings is not None and recorded._recordings._recording is not None
-    assert recorded._recordings._recording._update is not None, "the update is recorded, too"
+    assert all(recorded._recordings._recording._updates.values()), "the update is recorded, too"
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
     for name, tensor in plain.saved_tensors().items():
         torch.testing.assert_close(recorded.saved_tensors()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
@@ -102,7 +102,7 @@ def test_passes_of_transformers_are_recorded_as_compiled(lora: Lora | None, tmp_
     for batch in batches(False)[:4]:
         learner.update(learner.accumulate(batch, ROWS), 0.01)
     assert learner._recordings is not None and learner._recordings._recording is not None
-    assert learner._recordings._recording._update is not None
+    assert all(learner._recordings._recording._updates.values())
 
 
 def test_after_a_recording_that_failed_plain_passes_and_random_numbers_go_on() -> None:
