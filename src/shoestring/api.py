@@ -125,12 +125,18 @@ def train(
     return open_run(RunFolder.of(loaded).path)
 
 
-def evaluate(run: Run | str | Path, checkpoint: str | int = "best", data: str | None = None) -> Evaluation:
+def evaluate(
+    run: Run | str | Path,
+    checkpoint: str | int = "best",
+    data: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Evaluation:
     """Score a run's checkpoint ("best", "last", "peak" or a step) beside the baselines, on its held-out rows or on the
-    text `data`, as "text:PATH"."""
+    text `data`, as "text:PATH"; with other rows by `{"evaluate.context": 192, "evaluate.rows": 4000}`."""
     from shoestring.runs.evaluate import evaluate_run
 
-    return evaluate_run(open_run(run).folder, CheckpointSpec.parse(str(checkpoint)), data, _warn)
+    which = CheckpointSpec.parse(str(checkpoint))
+    return evaluate_run(open_run(run).folder, which, data, _warn, overrides=overrides)
 
 
 def generate(

@@ -160,11 +160,20 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
     """Set one `section.field=value` in `values`."""
+    try:
+        field, value = parse_override(text)
+    except UserError as cause:
+        problems.append(str(cause))
+    else:
+        _put(values, field, value, f"--set {text}", problems)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """The field and the value of `section.field=value`."""
     path, equals, raw = text.partition("=")
     if not equals:
-        problems.append(f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3")
-        return
-    _put(values, path.strip(), value_of(raw), f"--set {text}", problems)
+        raise UserError(f"--set {text}: write it as section.field=value, for example --set train.lr=1e-3")
+    return path.strip(), value_of(raw)
 
 
 def value_of(raw: str) -> Any:

@@ -57,12 +57,13 @@ class Evaluation(Record):
 
     step: int
     rows: int
+    """With `evaluate.context`, rows are joined until they predict as much as rows that do not overlap."""
     tokens: int
     loss: float
     perplexity: float
     bits_per_byte: float | None
     loss_by_position: tuple[float | None, ...]
-    """None at positions without a prediction."""
+    """None at positions without a prediction, or that are context."""
     baselines: dict[str, float]
     """The loss of each baseline on the same tokens."""
     baselines_by_position: dict[str, tuple[float, ...]] = field(default_factory=dict)

@@ -33,7 +33,7 @@ def _problems(recipe: Recipe) -> list[str]:
     fits_hmm = recipe.kind == "hmm"
     found = _hmm_problems(recipe) if fits_hmm else _batch_problems(recipe) + _model_problems(recipe)
     found += _stream_problems(recipe, fits_hmm) + _packing_problems(recipe.data) + _scored_problems(recipe.data)
-    found += _prompt_problems(recipe, fits_hmm)
+    found += _prompt_problems(recipe, fits_hmm) + _context_problems(recipe)
     budget, name = recipe.budget, recipe.run.name
     if not any((budget.time, budget.flops, budget.tokens, budget.steps, budget.epochs)):
         found.append("budget: nothing limits the run; give at least one of time, flops, tokens, steps, epochs")
@@ -279,6 +279,28 @@ def _scored_problems(data: Data) -> list[str]:
         if (other := names.setdefault(source, name)) != name:
             found.append(f'data.validation: {other} and {name} are the same text, "{source}"; leave one out')
     return found
+
+
+def _context_problems(recipe: Recipe) -> list[str]:
+    """At most one: why the rows that are scored cannot begin with context."""
+    context, data, model = recipe.evaluate.context, recipe.data, recipe.model
+    if context is None:
+        return []
+    given, causal = f"evaluate.context = {context}", "is for networks that predict every next token"
+    if recipe.kind == "hmm":
+        return [f"{given}: {causal}, and an HMM reads sentences; leave it out"]
+    family = family_of(model)
+    if "label" in family.data_fields:  # of hf, only its config says it: `check_source`
+        return [f'{given}: {causal}, and model.family = "{family.name}" predicts hidden ones; leave it out']
+    if "latents" in family.fields:
+        return [f'{given}: {causal}, and model.family = "{family.name}" the last model.latents of a row; leave it out']
+    if data.stream is not None:
+        return [f"{given}: rows of a stream are not parts of one text; leave it out"]
+    if data.packing != "concat":
+        return [f'{given}: rows of data.packing = "{data.packing}" do not overlap; take "concat", or leave it out']
+    if context >= data.length:
+        return [f"{given}: must be less than data.length = {data.length}, so that something is scored"]
+    return []
 
 
 def _stream_problems(recipe: Recipe, fits_hmm: bool) -> list[str]:

@@ -19,6 +19,7 @@ from shoestring.core.records import Plan
 from shoestring.core.seeds import derive
 from shoestring.data.pack.order import Index, Pool, RowIndex, drawn_rows
 from shoestring.data.pack.packed import PackedSource
+from shoestring.data.pack.windows import sliding_windows
 from shoestring.data.store.prepare import given_store, planned_documents, scored_tokens, store_folder
 from shoestring.data.store.store import SplitEntry, Store, StoreRows
 from shoestring.data.tokenize.prompts import unmarked
@@ -75,6 +76,12 @@ class StoreCorpus:
         self.vocab_size, self.masks = vocabulary(recipe, store.tokenizer), masks(recipe, store.tokenizer)
         self._store, self._length, self._rows = store, recipe.data.length, recipe.evaluate.rows
         self._marked = store.manifest.vocab_size if store.manifest.prompts else None
+        self._context = recipe.evaluate.context
+        if self._context is not None and store.manifest.row is not None:
+            raise DataError(
+                f"evaluate.context = {self._context}: {store.paths.folder} holds rows of a fixed length, which do not "
+                f"overlap; leave it out"
+            )
         if self.masks is not None and self._marked is not None:
             raise DataError(
                 f"{store.paths.folder} holds prompts with completions, which are for models that predict the next token"
@@ -151,7 +158,10 @@ class StoreCorpus:
             packed = PackedSource(self._store, split, self._length, data.packing, entry)
             return RowsOfStore(packed, data.document_mask, self._marked)
         seed = derive(self._seed, "shift") if data.random_offset and split == "train" else None
-        return RowsOfStore(self._store.split(split, self._length, seed, entry), data.document_mask, self._marked)
+        rows, windows = self._store.split(split, self._length, seed, entry), None
+        if self._context is not None and split == "heldout":
+            windows = sliding_windows(rows.tokens, self._length, self._context)
+        return RowsOfStore(rows, data.document_mask, self._marked, windows)
 
     @property
     def keeps_bytes(self) -> bool:
@@ -164,7 +174,7 @@ class StoreCorpus:
         if not self.keeps_bytes:
             return None
         rows = self._store.split("heldout", self._length, entry=self._read["heldout"])
-        every = self._data.packing == "concat" and self._last is None and self._marked is None
+        every = self._data.packing == "concat" and self._last is self._marked is self._context is None
         if self._rows >= len(rows) and every:
             return rows.bytes_per_token
         batch, tokenizer = self.heldout(), self._store.tokenizer

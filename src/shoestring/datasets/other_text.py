@@ -14,13 +14,14 @@ from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.units import counted
 from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
+from shoestring.data.pack.windows import sliding_windows
 from shoestring.data.read.corpora import texts
 from shoestring.data.read.labels import read_labelled
 from shoestring.data.read.other_text import open_other, other_data
 from shoestring.data.tokenize.prompts import encode_documents, without_long_prompts
 from shoestring.data.tokenize.tokenizers import Tokenizer, spelled_bytes
 from shoestring.datasets.labelled import Documents, LabelledCorpus
-from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, TokenSource, completions
+from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, TokenSource, scored
 from shoestring.models.batch import Batch
 
 if TYPE_CHECKING:
@@ -38,11 +39,16 @@ class TextRows:
         packing: str,
         document_mask: bool,
         marked: int | None = None,
+        context: int | None = None,
     ):
-        """`marked`: the first of the ids that mark prompts; None if there are none."""
+        """`marked`: the first of the ids that mark prompts; None if there are none. `context`: tokens by which rows
+        overlap; None: they do not."""
         self._ids, self._length, self._document_mask, self._marked = ids, length, document_mask, marked
         self._ends, self._packing = np.cumsum(sizes), None
-        self._count = max(0, (len(ids) - 1) // length)
+        self._count, self._windows = max(0, (len(ids) - 1) // length), None
+        if context is not None and self._count:
+            self._windows = sliding_windows(len(ids), length, context)
+            self._count = len(self._windows.starts)
         if packing != "concat":
             from shoestring.data.pack import packing as packings  # imports Numba
 
@@ -58,13 +64,13 @@ class TextRows:
         return step_rows(seed, len(self), step, batch)
 
     def batch(self, index: RowIndex) -> Batch:
-        batch = self._whole(index)
-        return batch if self._marked is None else completions(batch, self._marked)
+        return scored(self._whole(index), index.rows, self._marked, self._windows)
 
     def _whole(self, index: RowIndex) -> Batch:
         if self._packing is not None:
             return self._packed(index.rows)
-        places = index.rows[:, None] * self._length + np.arange(self._length + 1)
+        starts = index.rows * self._length if self._windows is None else self._windows.starts[index.rows]
+        places = starts[:, None] + np.arange(self._length + 1)
         ids = torch.from_numpy(self._ids[places])
         if not self._document_mask:
             return Batch(ids)
@@ -102,7 +108,8 @@ def text_batch(recipe: Recipe, tokenizer: Tokenizer, source: str) -> Batch:
     masking = Masking.of(recipe, tokenizer, "heldout") if hides else None
     length = data.length if masking is None else masking.special.room(data.length)
     marked = tokenizer.vocab_size if pairs else None
-    rows = TextRows(ids.astype(np.int64), sizes, length, data.packing, data.document_mask, marked)
+    context = recipe.evaluate.context
+    rows = TextRows(ids.astype(np.int64), sizes, length, data.packing, data.document_mask, marked, context)
     if not len(rows):
         raise DataError(f'"{source}", to be scored: no row of {length + 1:,} in its {counted(len(ids), "token")}')
     return _predicted(rows, masking, family.last_predictions(recipe.model), recipe.evaluate.rows, source)

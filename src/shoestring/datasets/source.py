@@ -15,6 +15,7 @@ from shoestring.data.pack.frame import frame_rows
 from shoestring.data.pack.masking import IGNORED, Masked, mask_rows
 from shoestring.data.pack.order import Index, Pool, RowIndex
 from shoestring.data.pack.packed import PackedSource
+from shoestring.data.pack.windows import Windows
 from shoestring.data.store.store import StoreRows
 from shoestring.data.tokenize.special_tokens import SpecialTokens, special_tokens, word_starts
 from shoestring.data.tokenize.tokenizers import Tokenizer
@@ -37,13 +38,20 @@ class TokenSource(Protocol):
 class RowsOfStore:
     """Rows of a store, with the documents that they hold where these matter."""
 
-    def __init__(self, source: StoreRows | PackedSource, document_mask: bool, marked: int | None = None):
-        """`marked`: the first of the ids that mark prompts; None if there are none."""
-        self._source, self._document_mask, self._marked = source, document_mask, marked
+    def __init__(
+        self,
+        source: StoreRows | PackedSource,
+        document_mask: bool,
+        marked: int | None = None,
+        windows: Windows | None = None,
+    ):
+        """`marked`: the first of the ids that mark prompts; None if there are none. `windows`: rows to score that
+        overlap, in place of those of the store."""
+        self._source, self._document_mask, self._marked, self._windows = source, document_mask, marked, windows
         self.order = source.order
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._source) if self._windows is None else len(self._windows.starts)
 
     @property
     def pools(self) -> Sequence[Pool]:
@@ -56,18 +64,31 @@ class RowsOfStore:
         self._source.pools = pools
 
     def batch(self, index: RowIndex) -> Batch:
-        batch = self._whole(index)
-        return batch if self._marked is None else completions(batch, self._marked)
+        return scored(self._whole(index), index.rows, self._marked, self._windows)
 
     def _whole(self, index: RowIndex) -> Batch:
         if isinstance(self._source, PackedSource):
             packed = self._source.rows(index.rows)
             return Batch(torch.from_numpy(packed.ids), torch.from_numpy(packed.segments), self._document_mask)
-        starts, width = self._source.starts(index), self._source.length + 1
+        starts = self._source.starts(index) if self._windows is None else self._windows.starts[index.rows]
+        width = self._source.length + 1
         ids = torch.from_numpy(self._source.windows(starts, width))
         if not self._document_mask:
             return Batch(ids)
         return Batch(ids, torch.from_numpy(self._source.segments(starts, width)), True)
+
+
+def scored(batch: Batch, rows: Index, marked: int | None, windows: Windows | None) -> Batch:
+    """Rows by number, without predictions of prompts and of context, where there are any."""
+    batch = batch if marked is None else completions(batch, marked)
+    return batch if windows is None else after_context(batch, windows.firsts[rows], windows.context)
+
+
+def after_context(batch: Batch, firsts: Index, context: int) -> Batch:
+    """Rows of `length` tokens that predict what they predicted before, from the prediction `firsts` (rows,) on."""
+    targets = batch.targets()
+    before = torch.arange(targets.shape[1]) < torch.from_numpy(firsts)[:, None]
+    return batch.inputs()._replace(wanted=targets.masked_fill(before, IGNORED), context=context)
 
 
 def completions(batch: Batch, marked: int) -> Batch:

@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     """Upper bound on the number of predictions, known on the host; None: not counted."""
     share: float | None = None
     """The share of positions that are hidden at random and predicted, or may be predicted at most; None: counted."""
+    context: int = 0
+    """Tokens by which rows of a text overlap: the first row predicts them, in the others `wanted` leaves them out."""
 
     @classmethod
     def of(cls, rows: Batch | Tensor | NDArray[np.integer]) -> Batch:

@@ -79,7 +79,7 @@ def _tried(ended: _Ended, recipe: Recipe) -> Tried | None:
     n, b = without_embedding(cost), float(other.batch * other.data.length)
     trained, d = family.begins_trained(other.model), float(outcome.tokens)
     train = {name: value for name, value in encode(other.train).items() if name not in (*_WITH_RATE, *_NOT_LEARNED)}
-    setting = [encode(other.model), encode(other.data), train, other.batch, other.evaluate.rows]
+    setting = [encode(other.model), encode(other.data), train, other.batch, other.evaluate.rows, other.evaluate.context]
     return Tried(
         lr=number(other.train.lr),
         law=best_lr(n, d, b, other.train.optimizer, trained, family).value,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ from shoestring.baselines.of_corpus import baselines_of, predictions_of
 from shoestring.baselines.oracle import divergences
 from shoestring.baselines.standard_error import mean_error
 from shoestring.baselines.streams import Baselines
-from shoestring.core.errors import RecordError, RunError
+from shoestring.core.errors import RecordError, RunError, UserError
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import replaced
 from shoestring.core.results import Evaluation, TextScore
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec, SourceSpec
@@ -37,11 +39,14 @@ from shoestring.models.batch import Batch
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.probe.machine import pick_device
 from shoestring.runs.plan import read_plan
+from shoestring.runs.prepare import check_context
 from shoestring.runs.task import task_of
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.learner import Learner
 
 T = TypeVar("T")
+OVERRIDES = ("evaluate.rows", "evaluate.context", "evaluate.per_device")
+"""What may differ from a run's recipe when it is evaluated."""
 
 
 class Known:
@@ -106,7 +111,7 @@ class Watch:
         known = self._known or Known()
         losses, predicted = known.losses(learner, batch, per_device), batch.predicted()
         scores = {"heldout_loss": float(losses[predicted].mean())}
-        if (error := mean_error(*_by_row(losses.numpy(), predicted.numpy()))) is not None:
+        if (error := mean_error(*_by_row(losses.numpy(), predicted.numpy(), batch.context))) is not None:
             scores["heldout_error"] = error
         if self._classes:
             classes = scores_of(known.confusion(learner, batch, per_device))
@@ -127,8 +132,9 @@ def evaluate_learner(
 
     def scored(batch: Batch, bytes_per_token: float | None, baselines: Baselines) -> Evaluation:
         losses, predicted = known.losses(learner, batch, per_device).numpy(), batch.predicted().numpy()
-        made = make_evaluation(losses, step, bytes_per_token, baselines, predicted)
-        made = replace(made, **row_fields(*_by_row(losses, predicted), digest(batch.targets().numpy(), predicted)))
+        made = make_evaluation(losses, step, bytes_per_token, baselines, predicted, batch.context)
+        by_row = _by_row(losses, predicted, batch.context)
+        made = replace(made, **row_fields(*by_row, digest(batch.targets().numpy(), predicted)))
         if corpus.class_counts is None:
             return made
         majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
@@ -181,20 +187,24 @@ def make_evaluation(
     bytes_per_token: float | None,
     baselines: Baselines,
     predicted: NDArray[np.bool_] | None = None,
+    context: int = 0,
 ) -> Evaluation:
     """The record of the losses of all predictions, (rows, length) in nats; only those `predicted` count, if given.
 
-    `bytes_per_token` is None for a tokenizer that does not keep every byte.
+    `bytes_per_token` is None for a tokenizer that does not keep every byte. Rows that overlap by `context` are joined:
+    a row of the record has at least `length` predictions.
     """
     counted = np.ones(losses.shape, dtype=bool) if predicted is None else predicted
     loss = float(losses[counted].mean())
     nats, rate = np.where(counted, losses, 0.0), baselines.rate
     sums, counts = nats.sum(axis=0), counted.sum(axis=0)
-    error, perplexity = mean_error(*_by_row(losses, counted)), math.exp(min(loss, 700.0))
+    by_row, perplexity = _by_row(losses, counted, context), math.exp(min(loss, 700.0))
+    error = mean_error(*by_row)
+    counts[:context] = 0  # only the first row has predictions there
     per_bit = None if bytes_per_token is None else math.log(2) * bytes_per_token
     return Evaluation(
         step=step,
-        rows=losses.shape[0],
+        rows=len(by_row[0]),
         tokens=int(counted.sum()),
         loss=loss,
         perplexity=perplexity,
@@ -210,9 +220,18 @@ def make_evaluation(
     )
 
 
-def _by_row(losses: NDArray[np.float64], predicted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The sum and the number of the losses that are `predicted`, for each row."""
-    return np.where(predicted, losses, 0.0).sum(axis=1), predicted.sum(axis=1)
+def _by_row(
+    losses: NDArray[np.float64], predicted: NDArray[np.bool_], context: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The sum and the number of the losses that are `predicted`, for each row.
+
+    Of rows that overlap by `context`, so many are joined that they predict as much as one that does not: neighbours
+    depend on each other, and are the less a sample of the text the shorter they are.
+    """
+    length = losses.shape[1]
+    joined = np.arange(0, len(losses), -(-length // (length - context)))
+    sums, counts = np.where(predicted, losses, 0.0).sum(axis=1), predicted.sum(axis=1)
+    return np.add.reduceat(sums, joined), np.add.reduceat(counts, joined)
 
 
 def evaluate_run(
@@ -221,17 +240,19 @@ def evaluate_run(
     text: str | None = None,
     say: Callable[[str], object] = lambda _: None,
     replaces: bool = True,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Score a checkpoint of a run, finished or not: on the rows that the run scores, or on another text.
 
     Damaged checkpoints that are newer are named to `say`. Unless it `replaces` any record, a run that has an evaluation
-    of a later step that is no worse is refused before it is scored.
+    of a later step that is no worse is refused before it is scored. `overrides` of the recipe, by "section.field", say
+    which rows are scored (`OVERRIDES`).
     """
     from shoestring.runs.network_trainee import NetworkTrainee  # imports this module
 
     folder.check_records(folder.recipe, folder.choices, folder.plan)
     recipe = folder.read_recipe()
-    plan = read_plan(recipe, folder.plan)
+    plan, scored = read_plan(recipe, folder.plan), with_overrides(recipe, overrides or {})
     if text is not None and recipe.kind == "hmm":
         return _score_hmm(folder, text, say)
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep, recipe.train.is_saved)
@@ -243,10 +264,23 @@ def evaluate_run(
     trainee.put_values(state.task)
     if not replaces:
         _keep_better(folder, trainee.label(state), state)
-    if text is not None:
-        assert isinstance(trainee, NetworkTrainee), "an HMM has returned"
-        trainee.corpus = open_corpus(recipe, plan, scored=text)
+    if text is not None or scored is not recipe:
+        assert isinstance(trainee, NetworkTrainee), "an HMM has returned, and has no overrides"
+        trainee.corpus = open_corpus(scored, plan, scored=text)
+        trainee.scored_rows = scored.evaluate.per_device or trainee.scored_rows
     return trainee.evaluate(state)
+
+
+def with_overrides(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe, scored with other values; itself if there are none."""
+    if not values:
+        return recipe
+    recipe.need_network("--set: is for networks; an HMM is scored on its held-out sentences")
+    if others := [name for name in values if name not in OVERRIDES]:
+        raise UserError(f"--set {others[0]}: the rest is as the run was trained; give {', '.join(OVERRIDES)}")
+    changed = replaced(recipe, values)
+    check_context(changed)
+    return changed
 
 
 def _score_hmm(folder: RunFolder, text: str, say: Callable[[str], object]) -> Evaluation:

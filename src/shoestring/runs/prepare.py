@@ -146,7 +146,8 @@ def with_own_density(recipe: Recipe, profile: Profile) -> Profile:
 
 
 def check_source(recipe: Recipe) -> None:
-    """Raise an error for a corpus, a store or a stream's model that does not exist, or prompts of a masked model."""
+    """Raise an error for a corpus, a store or a stream's model that does not exist, or prompts or context of a masked
+    model."""
     if recipe.data.stream is not None:
         from shoestring.datasets.streams import open_stream  # imports torch
 
@@ -162,10 +163,20 @@ def check_source(recipe: Recipe) -> None:
             f'data.prompt and data.completion: model.name = "{recipe.model.name}" predicts hidden tokens, not the next '
             f"one; leave them out, or take a causal model"
         )
+    check_context(recipe)
     if recipe.data.validation is not None:
         from shoestring.data.read.other_text import check_others
 
         check_others(recipe.data)
+
+
+def check_context(recipe: Recipe) -> None:
+    """Raise an error for `evaluate.context` of a network that does not predict every next token."""
+    context, family = recipe.evaluate.context, family_of(recipe.model)
+    if context is None:
+        return
+    if family.predicts_hidden(recipe.model) or family.last_predictions(recipe.model) is not None:
+        raise DataError(f"evaluate.context = {context}: is for networks that predict every next token; leave it out")
 
 
 def prepare_recipe(recipe: Recipe, plan: Plan | None, reporter: Reporter) -> Store:

@@ -168,11 +168,10 @@ def _heldout(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> str:
     seed = recipe.run.seed if data.stream is not None or data.source.kind == "stories" else None
     fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, seed)
     counted = plan.entries if data.tokenizer.words is not None else None
+    scored = counted, evaluation.tokens, recipe.evaluate.context
     if data.validation is not None:
-        return repr(
-            (next(iter(data.scored.values())), data.tokenizer, data.length, data.packing, counted, evaluation.tokens)
-        )
-    return repr((*fields, counted, evaluation.rows, evaluation.tokens))
+        return repr((next(iter(data.scored.values())), data.tokenizer, data.length, data.packing, *scored))
+    return repr((*fields, evaluation.rows, *scored))
 
 
 def read_all(paths: Sequence[Path], count: Count, skip_bad: bool = False) -> tuple[list[Trained], list[str]]:
