@@ -527,7 +527,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "embedding_lr": 2.0,
         "scalar_lr": 2.0,
     },
-    "evaluate": {"rows": 9, "every": 0.5, "prompts": ["one"], "overlap": "prints.json"},
+    "evaluate": {"rows": 9, "context": 64, "every": 0.5, "prompts": ["one"], "overlap": "prints.json"},
 }
 IN_COMPANY: dict[str, dict[str, Any]] = {
     "data": {"masked": 0.3, "whole_words": True, "label": "kind", "prompt": "ask", "completion": "answer"},
