@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,3 +125,26 @@ def test_huge_pages_by_the_setting_of_the_system(setting: str, found: bool, tmp_
     (tmp_path / "enabled").write_text(f"{setting}\n")
     assert has_huge_pages(tmp_path / "enabled") is found
     assert not has_huge_pages(tmp_path / "absent")
+
+
+def test_memory_that_is_freed_is_used_again_without_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's count of pages that a child asked for again."""
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
+    code = """
+import resource, time
+from shoestring.core.host import keep_freed_memory
+keep_freed_memory()
+import numpy, torch
+
+def step():
+    found = [numpy.ones(1 << 19, "float32") for _ in range(20)], [torch.ones(1 << 19) for _ in range(20)]
+    del found
+    time.sleep(0.03)
+
+step(), step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(), step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2000  # each step has 20,480 pages of 4 kB

@@ -13,7 +13,7 @@ import traceback
 import click
 
 from shoestring.core.errors import Fault, ShoestringError, storage_error
-from shoestring.core.host import is_out_of_memory
+from shoestring.core.host import is_out_of_memory, keep_freed_memory
 from shoestring.core.text import printable
 
 
@@ -40,6 +40,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     _open_streams()
     _import_as_here()
+    keep_freed_memory()
     try:
         from shoestring.cli.root import root
 
