@@ -4,6 +4,7 @@
     python bench/forecast.py --steps 8000      the same, longer
     python bench/forecast.py --text PATH       the same on a text of one's own, one document per line
     python bench/forecast.py --runs FOLDER     what finished runs below a folder would have expected
+    python bench/forecast.py --curves FILE     the same of the curves that bench/regret_gpu.py has kept
 
 Wanted: at least 80 % of the intervals hold the loss at the end, and a median error of at most 2 % at a fifth. A run
 whose interval says nothing yet has no forecast there: how many have one is printed and recorded too. Each run is asked
@@ -13,6 +14,8 @@ alone, and with the curves of the others on the same data, which are then its ea
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +27,11 @@ import record
 import shoestring
 from shoestring.core.results import Forecast
 from shoestring.core.run_folder import RunFolder
-from shoestring.report.forecast import ALONE, Beside, forecast, taken_path
-from shoestring.runs.earlier_curves import runs_beside
+from shoestring.laws.earlier import Shape
+from shoestring.report.forecast import ALONE, Beside, forecast, heldout_shape, taken_path
+from shoestring.runs.earlier_curves import MOST, runs_beside
 from shoestring.track import read_lines
-from shoestring.track.curve import Curve
+from shoestring.track.curve import Curve, HeldoutLine, TrainingLine, TurnLine
 
 SHARES = (0.1, 0.2, 0.4, 0.7)
 
@@ -77,21 +81,52 @@ def trained(recipes: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def forecasts(folder: Path) -> dict[str, Any] | None:
+    """As `asked_of`, of a run with the finished ones beside it."""
+    own = RunFolder(folder)
+    return asked_of(folder.name, Curve.of(read_lines(own.metrics)), others(own))
+
+
+def asked_of(name: str, curve: Curve, others: Beside) -> dict[str, Any] | None:
     """What a run would have expected after each share of its steps, given its schedule; None where it has no curve.
 
     Both alone, and by up to eight of the other finished runs on the same data beside it.
     """
-    own = RunFolder(folder)
-    curve = Curve.of(read_lines(own.metrics))
     path = taken_path(curve)
     if path is None or not curve.heldout:
         return None
     actual, steps = curve.heldout[-1].loss, curve.training[-1].step
-    found: dict[str, Any] = {"run": folder.name, "steps": steps, "loss": actual}
-    for name, beside in (("forecasts", ALONE), ("beside", others(own))):
+    found: dict[str, Any] = {"run": name, "steps": steps, "loss": actual}
+    for name, beside in (("forecasts", ALONE), ("beside", others)):
         parts = {share: forecast(curve.until(share * steps), path, beside) for share in SHARES}
         found[name] = {f"{share:g}": scored(made, actual) for share, made in parts.items() if made is not None}
     return found
+
+
+def of_curves(file: Path) -> Iterator[dict[str, Any] | None]:
+    """The same of curves in a file, each with the nearest of the others on the same text; runs that overfitted, which
+    the schedule does not tell of, are left out."""
+    for runs in json.loads(file.read_text()).values():
+        shapes: dict[str, Shape] = {}
+        curves = {name: curve for name, kept in runs.items() if (curve := kept_curve(kept)).turn is None}
+        for name, curve in curves.items():
+            path = taken_path(curve)
+            shape = None if path is None else heldout_shape(curve, path, runs[name]["parameters"], runs[name]["rows"])
+            if shape is not None:
+                shapes[name] = shape
+        for name, own in shapes.items():
+            near = sorted(shapes, key=lambda other: own.setting.apart(shapes[other].setting))
+            beside = {other: shapes[other] for other in near if other != name}
+            nearest = dict(itertools.islice(beside.items(), MOST))
+            yield asked_of(name, curves[name], Beside(own.setting.parameters, own.setting.rows, nearest))
+
+
+def kept_curve(kept: dict[str, Any] | None) -> Curve:
+    """The curve that a file has; of a run that failed, an empty one."""
+    if kept is None:
+        return Curve.of([])
+    training = tuple(TrainingLine(*line, None) for line in kept["training"])
+    turn = None if kept["turn"] is None else TurnLine(*kept["turn"])
+    return Curve(training=training, heldout=tuple(HeldoutLine(*line) for line in kept["heldout"]), turn=turn)
 
 
 def others(own: RunFolder) -> Beside:
@@ -125,6 +160,7 @@ def summary(runs: Sequence[dict[str, Any]], name: str = "forecasts") -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="a folder of finished runs")
+    parser.add_argument("--curves", type=Path, help="a file of curves")
     parser.add_argument(
         "--steps", type=int, default=1000, help="steps of the first ten runs; the others have twice as many"
     )
@@ -134,11 +170,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        if asked.runs is None:
-            folders = trained(list(grid(asked.steps, asked.text))[: asked.most], asked.keep or Path(temporary))
+        if asked.curves is not None:
+            made = of_curves(asked.curves)
+        elif asked.runs is None:
+            made = map(
+                forecasts, trained(list(grid(asked.steps, asked.text))[: asked.most], asked.keep or Path(temporary))
+            )
         else:
-            folders = sorted(done.parent for done in asked.runs.rglob("DONE"))
-        runs = [found for folder in folders if (found := forecasts(folder)) is not None]
+            made = map(forecasts, sorted(done.parent for done in asked.runs.rglob("DONE")))
+        runs = [found for found in made if found is not None]
     compared = [run for run in runs if any(each["runs"] for each in run["beside"].values())]
     alone, beside = summary(runs), summary(compared, "beside")
     for how, shares, count in (("alone", alone, len(runs)), ("by the runs beside it", beside, len(compared))):

@@ -64,8 +64,8 @@ def earlier(name: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 def _told(arguments: list[str]) -> list[str]:
-    """The command without where its record went, and what it was resumed from."""
-    for option in ("--out", "--resume", "--minutes"):
+    """The command without where its record and runs went, and what it was resumed from."""
+    for option in ("--out", "--work", "--resume", "--minutes"):
         if option in arguments:
             at = arguments.index(option)
             arguments = arguments[:at] + arguments[at + 2 :]

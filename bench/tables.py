@@ -560,7 +560,26 @@ def regret_table() -> str:
             f"{r['regret']:+.1%} |\n"
         )
         origins.append(f"\n`{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}; one seed.\n")
+    for r in results("regret_gpu"):
+        for text, found in r["results"].items():
+            autos = [run for name, run in found["runs"].items() if name.startswith("auto") and "loss" in run]
+            best, loss = found["runs"][found["best"]], sum(run["loss"] for run in autos) / len(autos)
+            lines.append(
+                f"| {text} | {_timed_setting(autos[0])} | {loss:.3f} | {_timed_setting(best)}, of {found['random']} | "
+                f"{best['loss']:.3f} | {found['regret']:+.1%} |\n"
+            )
+        origins.append(
+            f"\n`{r['command']}` on {_machine(r)}, {r['commit']}, {r['date']}; mean of the seeds of what is chosen.\n"
+        )
     return "".join((*lines, *origins))
+
+
+def _timed_setting(run: dict[str, Any]) -> str:
+    s = run["chosen"] | run["setting"]
+    return (
+        f"{s['model.width']} × {s['model.layers']}, {run['tokens']:,} positions, {s['train.batch']} rows per step, "
+        f"{s['train.lr']:.2g}, decay {s['train.weight_decay']:.2g}"
+    )
 
 
 def probes_table() -> str:

@@ -46,3 +46,24 @@ def test_a_run_is_asked_after_each_share_and_summed_up(bench: ModuleType, tmp_pa
     shares = bench.summary([found, missed])
     assert shares["0.7"]["held"] == 0.5 and shares["0.7"]["runs"] == 2
     assert shares["0.7"]["median_error"] == pytest.approx((0.5 + abs(last["error"])) / 2)
+
+
+def test_kept_curves_are_asked_with_the_nearest_others(bench: ModuleType, tmp_path: Path) -> None:
+    """Runs of one law at ten rates: a run that overfitted and one that failed are left out."""
+    runs: dict[str, object] = {"failed": None}
+    for number in range(10):
+        rate = 1e-3 * 1.5**number
+        runs[f"run{number}"] = {
+            "parameters": 1e5,
+            "rows": 8,
+            "training": [[step, 5 + 4 * step**-0.5, rate] for step in range(4, 801, 4)],
+            "heldout": [[step, 5.1 + 4 * step**-0.5, 0.01] for step in range(80, 801, 80)],
+            "turn": [400, 300] if number == 9 else None,
+        }
+    file = tmp_path / "curves.json"
+    file.write_text(json.dumps({"stories": runs}))
+    found = list(bench.of_curves(file))
+    assert [run["run"] for run in found] == [f"run{number}" for number in range(9)]
+    for run in found:
+        early = run["beside"]["0.2"]
+        assert early["runs"] == bench.MOST and abs(early["error"]) < 0.005 and early["held"]

@@ -1,20 +1,26 @@
 """The held-out loss that a run will end with, by earlier runs on the same data.
 
 Small runs that learn the same text have much the same curve. What a run has shown after a fifth of its steps says
-little about its end, since its loss may rest where tokens are counted; runs that have been there say more. So the curve
-of an earlier run is read where this one will end: at the same sum S of the learning rates, by the peak rate, times the
-rows of a step. The gain of its decay (C·G, see `curve`) is added first, and the gain of this run's schedule taken off.
-Beyond its end a curve is continued by its last slope in ln S.
+little about its end, since its loss may rest where tokens are counted; runs that have been there say more. A curve is
+ln loss at places x: the logarithm of the sum S of the learning rates, by the peak rate, times the rows of a step. The
+curve of run r is taken to be a sum of normal variables, each with its own covariance:
 
-A part of the distance between both curves so far is taken to remain: it is expected to be small where the runs have
-nearly the same size, rate and batch (`Setting.apart`), and is seen within `MISFIT`. Of several earlier runs, those
-count most that agree with this one so far and were long enough. How far their answers are apart widens the interval.
+    m(x) - c_r G + a_r + b_r (x - now) + w_r(x)
+
+m is one curve for all runs: an unknown level and slope, which bends (an integrated Wiener process). G is how far the
+rate has come down (see `curve`), and c what that gains: much the same for all runs. a and b are the distance of a run
+from m at the place where this run is now, and its growth. They are alike where size, rate and batch are (`Setting`),
+except for a part that every run has alone, as its seed; w is a Wiener process of this run alone.
+
+So the end of a run is a conditional normal distribution, given its curve so far and the whole earlier ones: linear
+algebra with some hundred points, computed, not drawn. How far runs on this data differ is not known before: the
+deviations from m are taken with each of `SCALES`, weighted by how well each explains all the curves.
+
+Training losses are known at more places than held-out ones. Their means over bins count as held-out losses, moved by
+the distance between both at the evaluations around them.
 
 Without an earlier run, a loss is taken to fall as losses usually do. That is wide, but says something where the law of
 the curve itself does not yet.
-
-All of this is in logarithms of the loss. It is computed, not drawn. The constants were chosen on 52 runs of 300 to 800
-steps on five texts (results/log.md).
 """
 
 from __future__ import annotations
@@ -24,32 +30,35 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoestring.laws.curve import ANNEALING, Expected, Floats, Path
 
-APART, BY_SIZE, BY_RATE, BY_ROWS = 0.03, 0.06, 0.1, 0.1
-"""Standard deviation of the distance between the curves of two runs: of the same setting, and per unit of the logarithm
-of their parameters, their peak rates and their rows per step."""
-SMALLER = 0.05
-"""How much lower ln loss is per unit of the logarithm of the parameters."""
-MISFIT, FORGOTTEN = 0.1, 2.0
-"""Standard deviation of that distance at the latest evaluation from the one that remains, and its growth per unit of
-ln S before."""
-BACK = (0.0, 0.35, 0.7)
-"""Units of ln S before the latest evaluation at which two runs are compared."""
-AHEAD, SETTINGS, BEYOND = 0.02, 0.02, 0.15
-"""Standard deviations of the answer: per unit of ln S that is ahead, at all times, and per unit of ln S by which the
-earlier run was too short."""
+BIN = 0.3
+"""Units of x over which training losses are averaged."""
+BEFORE, BEYOND = 1.5, 0.3
+"""Units of x before the place of this run, and after its end, from which curves count."""
+LEVEL, SLOPE, BENDS = 3.0, (-0.25, 1.0), 0.3
+"""Standard deviation of the level of m; mean and standard deviation of its slope; and the standard deviation of the
+change of that per unit of x."""
+DECAY, DECAY_APART = (ANNEALING[0], 0.08), 0.04
+"""Mean and standard deviation of c for all runs, and the standard deviation by setting."""
+APART, GROWTH = (0.1, 0.02), (0.1, 0.04)
+"""Standard deviations of a and b by setting, and of the parts that a run has alone."""
+WANDER, MISFIT = 0.03, 0.004
+"""Standard deviation of w per unit of x, and that of each point."""
+NEAR = (2.0, 1.5, 1.5)
+"""Distances of the logarithms of parameters, rate and rows at which two runs are alike to exp(-1/2)."""
+SCALES = (0.25, 0.5, 1.0, 2.0)
+"""Of the standard deviations by setting and of a run alone."""
 FALLING, STEEPNESS, FALLING_APART = 0.1, 0.5, 0.35
-"""The fall of ln loss per unit of ln S that is ahead, without the gain of a decay: this much, and this share of the
-latest fall; and its standard deviation."""
+"""The fall of ln loss per unit of x that is ahead, without the gain of a decay: this much, and this share of the latest
+fall; and its standard deviation."""
+LATEST, STEEPEST = 0.35, 0.6
+"""Units of x of the latest fall, and the fall that counts at most."""
 FALLING_SETTINGS, FALLING_DECAY = 0.06, 3.0
 """The standard deviation of that answer at all times, and how many times as large as elsewhere that of the decay's gain
 is: networks and update rules differ in both."""
-STEEPEST = 0.6
-"""Latest fall that counts at most."""
-SLOPE_OVER = math.log(2.5)
-"""Units of ln S at the end of a curve that its slope is taken from."""
 NORMAL_90 = 1.645
 """Standard deviations to either side that hold 90 % of a normal distribution."""
 
@@ -82,90 +91,136 @@ class Setting(NamedTuple):
     rows: float
     """Of a step."""
 
-    def apart(self, other: Setting) -> tuple[float, float]:
-        """How much higher ln loss is expected to be than with `other`, and the standard deviation of that."""
-        size, rate, rows = (math.log(one / another) for one, another in zip(self, other))
-        return -SMALLER * size, math.hypot(APART, BY_SIZE * size, BY_RATE * rate, BY_ROWS * rows)
+    def apart(self, other: Setting) -> float:
+        """The squared distance in units of `NEAR`."""
+        return sum((math.log(one / another) / near) ** 2 for one, another, near in zip(self, other, NEAR))
 
 
 class Shape(NamedTuple):
-    """The held-out losses of a run, as if its learning rate had never come down."""
+    """The curve of a run: its held-out losses, and its training losses as such."""
 
     places: Floats
-    """ln of S, times the rows of a step."""
+    """x: ln of S, times the rows of a step; in order."""
     losses: Floats
     """In logarithms."""
     fallen: Floats
     """How far the learning rate had come down, G."""
+    errors: Floats
+    """Standard deviations of the losses by the noise of batches."""
     setting: Setting
 
-    def at(self, place: Floats) -> Floats:
-        """The losses at some places; beyond its end by the slope there."""
-        beyond = np.maximum(0.0, place - self.places[-1])
-        return np.asarray(np.interp(place, self.places, self.losses) + self._slope * beyond)
 
-    @property
-    def _slope(self) -> float:
-        """Per unit of ln S at the end, by least squares; at most 0."""
-        late = self.places >= self.places[-1] - SLOPE_OVER
-        away = self.places[late] - self.places[late].mean()
-        return min(0.0, float(away @ self.losses[late] / (away @ away))) if late.sum() > 1 else 0.0
+class Lines(NamedTuple):
+    """Losses after some steps."""
+
+    steps: Floats
+    losses: Floats
 
 
-def shape_of(steps: Floats, losses: Floats, path: Path, parameters: float, rows: float) -> Shape | None:
-    """The shape of a curve of held-out losses; None without such losses, or without a learning rate."""
+def shape_of(heldout: Lines, training: Lines, path: Path, parameters: float, rows: float) -> Shape | None:
+    """The shape of a curve; None without held-out losses, or without a learning rate. There may be no training loss."""
     peak = float(path.rates.max(initial=0.0))
     if not all(value > 0 for value in (peak, parameters, rows)):
         return None
-    found = path.at(steps)
-    kept = (found.sums > 0) & np.isfinite(losses) & (losses > 0)
-    if not kept.any():
+    heldout, training = (_with_logarithm(lines, path) for lines in (heldout, training))
+    if not len(heldout.steps):
         return None
-    places = np.log(found.sums[kept] * rows)
+    places = np.log(path.at(heldout.steps).sums * rows)
+    steps, losses, errors = heldout.steps, heldout.losses, np.zeros(len(places))
+    if len(training.steps):
+        bins = _binned(training, np.log(path.at(training.steps).sums * rows))
+        apart = heldout.losses - np.interp(places, bins.places, bins.losses)
+        steps = np.concatenate((steps, bins.steps))
+        losses = np.concatenate((losses, bins.losses + np.interp(bins.places, places, apart)))
+        errors = np.concatenate((errors, bins.errors))
+    order = np.argsort(steps, kind="stable")
+    found = path.at(steps[order])
     setting = Setting(parameters, peak, rows)
-    return Shape(places, np.log(losses[kept]) + ANNEALING[0] * found.fallen[kept], found.fallen[kept], setting)
+    return Shape(np.log(found.sums * rows), losses[order], found.fallen, errors[order], setting)
+
+
+def _with_logarithm(lines: Lines, path: Path) -> Lines:
+    """The lines after which S and the loss have one, and that of the loss."""
+    kept = (path.at(lines.steps).sums > 0) & np.isfinite(lines.losses) & (lines.losses > 0)
+    return Lines(lines.steps[kept], np.log(lines.losses[kept]))
+
+
+class _Bins(NamedTuple):
+    steps: Floats
+    places: Floats
+    losses: Floats
+    errors: Floats
+
+
+def _binned(lines: Lines, places: Floats) -> _Bins:
+    """Means over lines that are near."""
+    _, at, counts = np.unique(np.floor(places / BIN), return_inverse=True, return_counts=True)
+    steps, means, losses = (np.bincount(at, values) / counts for values in (lines.steps, places, lines.losses))
+    noise = float(np.median(np.abs(np.diff(lines.losses)))) / (0.6745 * math.sqrt(2)) if len(places) > 1 else 0.0
+    return _Bins(steps, means, losses, noise / np.sqrt(counts))
 
 
 def by_earlier(shape: Shape, path: Path, earlier: Sequence[Shape]) -> Normal | None:
     """The loss at the end of the path of a run that has this shape so far, by earlier ones; None: there are none."""
     if not earlier:
         return None
-    end = path.at(path.steps[-1:])
-    place, fallen = math.log(end.sums[0] * shape.setting.rows), float(end.fallen[0])
-    means, variances, evidence = np.array([_by_one(shape, place, fallen, each) for each in earlier]).T
-    weights = np.exp(evidence - evidence.max()) / (variances + SETTINGS**2)
+    now, end = float(shape.places[-1]), path.at(path.steps[-1:])
+    last = math.log(end.sums[0] * shape.setting.rows)
+    shapes = [_between(each, now - BEFORE, last + BEYOND) for each in (shape, *earlier)]
+    losses, errors = (np.concatenate(parts) for parts in zip(*((each.losses, each.errors) for each in shapes)))
+    places = np.concatenate([*(each.places for each in shapes), [last]])  # the end of this run is the last point
+    fallen = np.concatenate([*(each.fallen for each in shapes), end.fallen])
+    runs = np.append(np.repeat(np.arange(len(shapes)), [len(each.places) for each in shapes]), 0)
+    expected = SLOPE[0] * (places - now) - DECAY[0] * fallen
+    common, own = _covariances(places - now, fallen, runs, [each.setting for each in shapes])
+    noise = np.diag(errors**2 + MISFIT**2)
+    found = np.array([_conditional(common + scale**2 * own, noise, losses, expected) for scale in SCALES])
+    means, variances, evidence = found.T
+    weights = np.exp(evidence - evidence.max())
     weights /= weights.sum()
     mean = float(weights @ means)
-    variance = SETTINGS**2 + float(weights @ (variances + (means - mean) ** 2))
-    return Normal(mean - ANNEALING[0] * fallen, math.sqrt(variance))
+    return Normal(mean, math.sqrt(float(weights @ (variances + (means - mean) ** 2))))
 
 
-def _by_one(shape: Shape, end: float, fallen: float, earlier: Shape) -> tuple[float, float, float]:
-    """Mean and variance at the end by one earlier run, and the logarithm of how well they agree so far."""
-    now = shape.places[-1]
-    places = now - np.array(BACK)
-    places = places[(places >= shape.places[0]) & (places >= earlier.places[0])]
-    higher, spread = shape.setting.apart(earlier.setting)
-    apart = shape.at(places) - earlier.at(places) - higher
-    precisions = (MISFIT * (1 + FORGOTTEN * (now - places))) ** -2
-    precision = float(precisions.sum()) + spread**-2
-    remains = float(precisions @ apart) / precision
-    evidence = -0.5 * (float(precisions @ apart**2) - remains**2 * precision + math.log(precision * spread**2))
-    ahead, beyond = AHEAD * max(0.0, end - now), BEYOND * max(0.0, end - earlier.places[-1])
-    decay = ANNEALING[1] * (fallen - float(np.interp(end, earlier.places, earlier.fallen)))
-    mean = float(earlier.at(np.array([end]))[0]) + higher + remains
-    return mean, 1 / precision + ahead**2 + beyond**2 + decay**2, evidence
+def _between(shape: Shape, first: float, last: float) -> Shape:
+    kept = (shape.places >= first) & (shape.places <= last)
+    return Shape(shape.places[kept], shape.losses[kept], shape.fallen[kept], shape.errors[kept], shape.setting)
+
+
+def _covariances(
+    away: Floats, fallen: Floats, runs: NDArray[np.int64], settings: Sequence[Setting]
+) -> tuple[Floats, Floats]:
+    """Of m and the common part of c at points so far from now; and of all that is by setting, or of one run alone."""
+    both, came_down, since = np.outer(away, away), np.outer(fallen, fallen), away + BEFORE
+    least, most = np.minimum.outer(since, since), np.maximum.outer(since, since)
+    bends = np.maximum(least, 0.0) ** 2 * (3 * most - least) / 6
+    common = LEVEL**2 + SLOPE[1] ** 2 * both + BENDS**2 * bends + DECAY[1] ** 2 * came_down
+    alike = np.exp([[-0.5 * one.apart(other) for other in settings] for one in settings])[np.ix_(runs, runs)]
+    by_setting = alike * (APART[0] ** 2 + GROWTH[0] ** 2 * both + DECAY_APART**2 * came_down)
+    wanders = np.where(both > 0, np.minimum.outer(np.abs(away), np.abs(away)), 0.0)
+    alone = np.equal.outer(runs, runs) * (APART[1] ** 2 + GROWTH[1] ** 2 * both + WANDER**2 * wanders)
+    return common, by_setting + alone
+
+
+def _conditional(covariance: Floats, noise: Floats, losses: Floats, expected: Floats) -> tuple[float, float, float]:
+    """Mean and variance of the last point given all others, and the logarithm of how likely these are."""
+    root = np.linalg.cholesky(covariance[:-1, :-1] + noise)
+    known, along = np.linalg.solve(root, np.stack((losses - expected[:-1], covariance[:-1, -1]), axis=1)).T
+    evidence = -0.5 * float(known @ known) - float(np.log(np.diagonal(root)).sum())
+    return float(expected[-1] + along @ known), float(covariance[-1, -1] - along @ along), evidence
 
 
 def by_falling(shape: Shape, path: Path) -> Normal:
     """The loss at the end of the path of a run that has this shape so far, by how losses usually fall."""
-    end = path.at(path.steps[-1:])
-    ahead = max(0.0, math.log(end.sums[0] * shape.setting.rows) - float(shape.places[-1]))
-    before = np.array([max(shape.places[0], shape.places[-1] - BACK[1])])
-    over = float(shape.places[-1] - before[0])
-    steep = float(shape.at(before)[0] - shape.losses[-1]) / over if over > 0 else 0.0
+    end, now = path.at(path.steps[-1:]), float(shape.places[-1])
+    losses = shape.losses + ANNEALING[0] * shape.fallen  # as if the rate had never come down
+    ahead = max(0.0, math.log(end.sums[0] * shape.setting.rows) - now)
+    before = max(float(shape.places[0]), now - LATEST)
+    steep = (
+        (float(np.interp(before, shape.places, losses)) - float(losses[-1])) / (now - before) if now > before else 0.0
+    )
     falling = FALLING + STEEPNESS * min(max(steep, 0.0), STEEPEST)
-    mean = float(shape.losses[-1]) - falling * ahead - ANNEALING[0] * float(end.fallen[0])
+    mean = float(losses[-1]) - falling * ahead - ANNEALING[0] * float(end.fallen[0])
     decay = FALLING_DECAY * ANNEALING[1] * float(end.fallen[0] - shape.fallen[-1])
     return Normal(mean, math.hypot(FALLING_SETTINGS, FALLING_APART * ahead, decay))
 

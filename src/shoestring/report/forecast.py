@@ -12,7 +12,7 @@ from shoestring.track.curve import Curve, HeldoutLine
 
 if TYPE_CHECKING:
     from shoestring.laws.curve import Expected, Fit, Path
-    from shoestring.laws.earlier import Shape
+    from shoestring.laws.earlier import Normal, Shape
 
 RECORDED_AT = (0.2, 0.3, 0.4, 0.5, 0.7)
 """Shares of a run: its outcome records the forecast after the first of them at which something was known."""
@@ -75,35 +75,45 @@ def taken_path(curve: Curve) -> Path | None:
 def forecast(curve: Curve, path: Path, beside: Beside = ALONE) -> Forecast | None:
     """The held-out loss at the end of the path, from the curve so far; None: too little is known.
 
-    It is by how losses usually fall, by the runs beside this one, and by the law of its own curve, each by how little
-    it leaves open.
+    It is by the runs beside this one. Without them, it is by how losses usually fall and by the law of its own curve,
+    each by how little it leaves open.
     """
-    from shoestring.laws.earlier import Normal, by_earlier, by_falling, combined
+    from shoestring.laws.earlier import by_earlier
 
-    shape, law = heldout_shape(curve, path, beside.parameters, beside.rows), rough_forecast(curve, path)
+    shape = heldout_shape(curve, path, beside.parameters, beside.rows)
     if shape is None:
         return None
-    by_law = None if law is None else Normal.of(law.low, law.loss, law.high)
-    if by_law is not None:
-        by_law = Normal(by_law.mean, by_law.deviation * (1 + (by_law.deviation / _DOUBT) ** 2))
-    parts = (by_falling(shape, path), by_earlier(shape, path, list(beside.shapes.values())), by_law)
-    found = combined([part for part in parts if part is not None]).expected
+    found = (by_earlier(shape, path, list(beside.shapes.values())) or _by_itself(curve, path, shape)).expected
     if found.low < _SHOWN_SHARE * found.high:
         return None
     last = curve.training[-1].step
     return Forecast(step=last, loss=found.loss, low=found.low, high=found.high, runs=len(beside.shapes))
 
 
+def _by_itself(curve: Curve, path: Path, shape: Shape) -> Normal:
+    from shoestring.laws.earlier import Normal, by_falling, combined
+
+    law = rough_forecast(curve, path)
+    by_law = None if law is None else Normal.of(law.low, law.loss, law.high)
+    if by_law is None:
+        return by_falling(shape, path)
+    doubted = by_law.deviation * (1 + (by_law.deviation / _DOUBT) ** 2)
+    return combined([by_falling(shape, path), Normal(by_law.mean, doubted)])
+
+
 def heldout_shape(curve: Curve, path: Path, parameters: float, rows: float) -> Shape | None:
-    """The held-out losses of a curve as a shape, by which runs are compared; None: there are none."""
+    """A curve as a shape, by which runs are compared; None: it has no held-out losses."""
     import numpy as np
 
-    from shoestring.laws.earlier import shape_of
+    from shoestring.laws.earlier import Lines, shape_of
 
     if not curve.heldout or not curve.training:
         return None
-    steps, losses, _ = zip(*curve.heldout)
-    return shape_of(np.array(steps, float), np.array(losses, float), path, parameters, rows)
+    heldout, training = (
+        Lines(np.array([line.step for line in lines], float), np.array([line.loss for line in lines], float))
+        for lines in (curve.heldout, curve.training)
+    )
+    return shape_of(heldout, training, path, parameters, rows)
 
 
 def rough_forecast(curve: Curve, path: Path) -> Forecast | None:
