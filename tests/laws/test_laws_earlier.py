@@ -149,10 +149,11 @@ def test_the_answer_is_that_of_sums_of_small_steps(monkeypatch: pytest.MonkeyPat
     one, own = np.ones_like(away), np.eye(len(shapes))[runs.astype(int)]
     by_setting = root[runs.astype(int)]
     between = np.where(grid > 0, (grid <= away[:, None]) * 1.0, (grid > away[:, None]) * 1.0) * math.sqrt(small)
+    bends = np.maximum(away[:, None] - grid, 0.0) * math.sqrt(small)
     parts = [
         method.LEVEL * one[:, None],
         method.SLOPE[1] * away[:, None],
-        method.BENDS * math.sqrt(small) * np.maximum(away[:, None] - grid, 0.0),
+        method.BENDS[0] * bends,
         method.DECAY[1] * fallen[:, None],
         method.APART[0] * by_setting,
         method.GROWTH[0] * by_setting * away[:, None],
@@ -160,6 +161,7 @@ def test_the_answer_is_that_of_sums_of_small_steps(monkeypatch: pytest.MonkeyPat
         method.APART[1] * own,
         method.GROWTH[1] * own * away[:, None],
         *(method.WANDER * own[:, [number]] * between for number in range(len(shapes))),
+        *(method.BENDS[1] * own[:, [number]] * bends for number in range(len(shapes))),
     ]
     covariance = np.sum([part @ part.T for part in parts], axis=0)
     known = covariance[:-1, :-1] + np.diag(errors[:-1] ** 2 + method.MISFIT**2)

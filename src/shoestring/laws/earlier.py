@@ -10,7 +10,7 @@ curve of run r is taken to be a sum of normal variables, each with its own covar
 m is one curve for all runs: an unknown level and slope, which bends (an integrated Wiener process). G is how far the
 rate has come down (see `curve`), and c what that gains: much the same for all runs. a and b are the distance of a run
 from m at the place where this run is now, and its growth. They are alike where size, rate and batch are (`Setting`),
-except for a part that every run has alone, as its seed; w is a Wiener process of this run alone.
+except for a part that every run has alone, as its seed; w wanders and bends, for every run alone.
 
 So the end of a run is a conditional normal distribution, given its curve so far and the whole earlier ones: linear
 algebra with some hundred points, computed, not drawn. How far runs on this data differ is not known before: the
@@ -38,19 +38,20 @@ BIN = 0.3
 """Units of x over which training losses are averaged."""
 BEFORE, BEYOND = 1.5, 0.3
 """Units of x before the place of this run, and after its end, from which curves count."""
-LEVEL, SLOPE, BENDS = 3.0, (-0.25, 1.0), 0.3
-"""Standard deviation of the level of m; mean and standard deviation of its slope; and the standard deviation of the
-change of that per unit of x."""
-DECAY, DECAY_APART = (ANNEALING[0], 0.08), 0.04
+LEVEL, SLOPE, BENDS = 3.0, (-0.25, 1.0), (0.15, 0.04)
+"""Standard deviation of the level of m; mean and standard deviation of its slope; and the standard deviations of the
+change of a slope per unit of x, of m and of a run alone."""
+DECAY, DECAY_APART = (ANNEALING[0], 0.1), 0.08
 """Mean and standard deviation of c for all runs, and the standard deviation by setting."""
-APART, GROWTH = (0.1, 0.02), (0.1, 0.04)
+APART, GROWTH = (0.1, 0.02), (0.1, 0.08)
 """Standard deviations of a and b by setting, and of the parts that a run has alone."""
 WANDER, MISFIT = 0.03, 0.004
 """Standard deviation of w per unit of x, and that of each point."""
 NEAR = (2.0, 1.5, 1.5)
 """Distances of the logarithms of parameters, rate and rows at which two runs are alike to exp(-1/2)."""
-SCALES = (0.25, 0.5, 1.0, 2.0)
-"""Of the standard deviations by setting and of a run alone."""
+SCALES, USUAL_SCALE = (0.25, 0.5, 1.0, 2.0, 4.0), 2.0
+"""Of the standard deviations by setting and of a run alone; and the usual one, from which each octave is as rare as a
+standard deviation."""
 FALLING, STEEPNESS, FALLING_APART = 0.1, 0.5, 0.35
 """The fall of ln loss per unit of x that is ahead, without the gain of a decay: this much, and this share of the latest
 fall; and its standard deviation."""
@@ -176,6 +177,7 @@ def by_earlier(shape: Shape, path: Path, earlier: Sequence[Shape]) -> Normal | N
     noise = np.diag(errors**2 + MISFIT**2)
     found = np.array([_conditional(common + scale**2 * own, noise, losses, expected) for scale in SCALES])
     means, variances, evidence = found.T
+    evidence -= 0.5 * np.log2(np.array(SCALES) / USUAL_SCALE) ** 2
     weights = np.exp(evidence - evidence.max())
     weights /= weights.sum()
     mean = float(weights @ means)
@@ -194,12 +196,12 @@ def _covariances(
     both, came_down, since = np.outer(away, away), np.outer(fallen, fallen), away + BEFORE
     least, most = np.minimum.outer(since, since), np.maximum.outer(since, since)
     bends = np.maximum(least, 0.0) ** 2 * (3 * most - least) / 6
-    common = LEVEL**2 + SLOPE[1] ** 2 * both + BENDS**2 * bends + DECAY[1] ** 2 * came_down
+    common = LEVEL**2 + SLOPE[1] ** 2 * both + BENDS[0] ** 2 * bends + DECAY[1] ** 2 * came_down
     alike = np.exp([[-0.5 * one.apart(other) for other in settings] for one in settings])[np.ix_(runs, runs)]
     by_setting = alike * (APART[0] ** 2 + GROWTH[0] ** 2 * both + DECAY_APART**2 * came_down)
     wanders = np.where(both > 0, np.minimum.outer(np.abs(away), np.abs(away)), 0.0)
-    alone = np.equal.outer(runs, runs) * (APART[1] ** 2 + GROWTH[1] ** 2 * both + WANDER**2 * wanders)
-    return common, by_setting + alone
+    alone = APART[1] ** 2 + GROWTH[1] ** 2 * both + BENDS[1] ** 2 * bends + WANDER**2 * wanders
+    return common, by_setting + np.equal.outer(runs, runs) * alone
 
 
 def _conditional(covariance: Floats, noise: Floats, losses: Floats, expected: Floats) -> tuple[float, float, float]:
