@@ -12,7 +12,7 @@ from shoestring.training.optimizers import muon, muon_kernel
 
 muon_kernel.PIECE = 256
 muon.AT_ONCE = 1 << 11
-SHAPES = [(33, 16), (8, 48), (33, 16), (16, 16)]
+SHAPES = [(33, 16), (8, 48), (33, 16), (16, 16), (16, 33)]
 kernels = muon._has_kernels
 for polar, normalize, cautious, warmup in ((False, False, False, 0), (True, True, False, 0), (False, True, True, 3)):
     torch.manual_seed(0)

@@ -80,7 +80,7 @@ class Muon(torch.optim.Muon):
                 self._update(matrices, group)
 
     def _batches(self, matrices: list[Tensor]) -> list[list[Tensor]]:
-        return _batches(matrices, self.normalize_neurons)
+        return _batches(matrices)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         table = self._table(matrices)
@@ -253,12 +253,11 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.size(0) > matrix.size(1) else matrix
 
 
-def _batches(matrices: list[Tensor], by_neurons: bool = False) -> list[list[Tensor]]:
-    """Matrices of one shape, up to transposition unless `by_neurons`, which are updated at once; on a CPU each for
-    itself."""
+def _batches(matrices: list[Tensor]) -> list[list[Tensor]]:
+    """Matrices of one shape, which are updated at once; on a CPU each for itself."""
     alike: dict[torch.Size, list[Tensor]] = {}
     for p in matrices:
-        alike.setdefault(p.shape if by_neurons else _wide(p).shape, []).append(p)
+        alike.setdefault(p.shape, []).append(p)
     found = []
     for shape, same in alike.items():
         count = 1 if same[0].device.type == "cpu" else max(1, AT_ONCE // shape.numel())
