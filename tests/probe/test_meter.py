@@ -81,6 +81,18 @@ def test_a_meter_reads_the_arrays_that_were_made(process: Process) -> None:
         assert (found.asked, found.rest, found.held) == ((size + 40) * MB, 40 * MB, (size + 40) * MB)
 
 
+def test_what_is_done_aside_does_not_count(process: Process) -> None:
+    meter = Meter(CPU)
+    process.take(100 * MB)
+    with meter.aside():
+        process.take(70 * MB)
+        process.read_file(5 * MB)
+        process.free(60 * MB)  # 10 MB stay
+    assert usage(meter).asked == 100 * MB
+    process.take(20 * MB)
+    assert (usage(meter).asked, usage(meter).rest) == (120 * MB, 120 * MB)
+
+
 def test_pages_of_files_do_not_count(process: Process) -> None:
     meter = Meter(CPU)
     process.read_file(200 * MB)  # a store that is read

@@ -64,6 +64,21 @@ class Meter:
             self._highest = found.highest
             self._peak = max(self._peak, found.highest - found.files)
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave out what is done meanwhile on a CPU: neither its peak nor what it keeps counts."""
+        self.look()
+        before = self._beside_tensors() if self.device.type == "cpu" else None
+        yield
+        if before is None or self._before is None:
+            return
+        give_back()
+        reset_peak(self.device)
+        found = resident()
+        if found is not None:
+            kept = found.now - found.files - before
+            self._before, self._peak, self._highest = self._before + kept, self._peak + kept, found.highest
+
     @property
     def seen(self) -> int:
         """The peak that `look` has noted on a CPU, as `usage` tells it."""

@@ -298,9 +298,8 @@ def _hooks(session: _Session, state: State, more: MoreRows) -> Sequence[loop.Any
 
     keep, wanted = _keep_deadline(session), trainee.evaluates(state)
     notes = Notes(session.timings, session.clock)
-    watch = Watch(
-        trainee.recipe, metrics.path, session.reporter.say, notes, trainee.counted_loss, lambda: trainee.unrecorded
-    )
+    telling = session.reporter.say, notes, trainee.counted_loss, lambda: trainee.unrecorded
+    watch = Watch(trainee.recipe, metrics.path, *telling, aside=session.meter.aside)
     return (
         began,
         settle,

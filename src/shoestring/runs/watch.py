@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,11 +69,12 @@ class Watch:
         notes: Notes | None = None,
         counted: Callable[[], float | None] = lambda: None,
         unrecorded: Callable[[], str | None] = lambda: None,
+        aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         """`counted`: the held-out loss of predictions by how often tokens occur, asked for once; `unrecorded`: why
-        steps could not be recorded as CUDA graphs."""
+        steps could not be recorded as CUDA graphs; `aside`: what a look at the metrics runs within."""
         self._recipe, self._metrics, self._say, self._notes, self._count = recipe, metrics, say, notes, counted
-        self._unrecorded, self._said_unrecorded = unrecorded, False
+        self._unrecorded, self._said_unrecorded, self._aside = unrecorded, False, aside
         self._counted: float | None = None
         self._said = {verdict.kind for verdict in live_verdicts(self._curve(), *clip_and_unit(recipe))}
         self._looked, self._halfway = 0.0, False
@@ -84,7 +86,8 @@ class Watch:
         progress = state.schedule.progress(state.step)
         if progress >= self._looked + LOOK_EVERY:
             self._looked = progress
-            self._look(state, progress)
+            with self._aside():
+                self._look(state, progress)
         return state
 
     def _curve(self) -> Curve:
