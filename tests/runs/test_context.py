@@ -20,6 +20,7 @@ from shoestring.baselines.streams import Baselines
 from shoestring.cli.evaluate import evaluate
 from shoestring.core.clock import Clock
 from shoestring.core.errors import DataError, RecipeError, UserError
+from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build, dump
 from shoestring.core.records import Plan
@@ -28,9 +29,9 @@ from shoestring.core.specs import CheckpointSpec
 from shoestring.datasets.corpus import StoreCorpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
-from shoestring.runs.evaluate import Watch, evaluate_learner, evaluate_run, make_evaluation
+from shoestring.runs.evaluate import Watch, evaluate_learner, evaluate_run, make_evaluation, with_overrides
 from shoestring.runs.network_workload import make_learner
-from shoestring.runs.prepare import prepare_recipe, recipe_density
+from shoestring.runs.prepare import check_context, prepare_recipe, recipe_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
 from shoestring.track import read_lines
@@ -180,6 +181,14 @@ def test_a_run_evaluates_with_context_and_the_command_does_so_for_any_run(
     ):
         with pytest.raises(UserError, match=words):
             evaluate_run(folder, CheckpointSpec("best"), overrides=overrides)
+    for options, words in (
+        (["--set=evaluate.context"], "write it as section.field=value"),
+        (["--set=evaluate.context=8", "--force"], "not recorded"),
+        (["--set=evaluate.context=8", "--harness=tasks"], "not recorded"),
+        (["--set=evaluate.context=8", "--on=pairs:a.jsonl"], "not recorded"),
+    ):
+        with pytest.raises(UserError, match=words):
+            evaluate.main([str(folder.path), *options], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +208,23 @@ def test_what_cannot_be_is_refused_in_one_line(make: Make, given: dict[str, Any]
         make(**given)
     lines = [line for line in str(caught.value).splitlines() if "evaluate.context" in line]
     assert len(lines) == 1 and words in lines[0]
+
+
+@pytest.mark.parametrize("other", [{"family": "masked_lm"}, {"family": "perceiver_ar", "latents": 4}])
+def test_a_network_that_turns_out_not_to_be_causal_is_refused(make: Make, other: dict[str, Any]) -> None:
+    """As one of transformers, of which only its config says it."""
+    recipe = make()
+    check_context(recipe)
+    recipe = replace(recipe, model=replace(recipe.model, **other))
+    with pytest.raises(DataError, match=r"evaluate\.context = 8: is for networks that predict every next token"):
+        check_context(recipe)
+
+
+def test_an_hmm_takes_no_overrides(make: Make) -> None:
+    recipe = replace(make({"context": None}), hmm=Hmm())
+    assert with_overrides(recipe, {}) is recipe
+    with pytest.raises(UserError, match="--set: is for networks"):
+        with_overrides(recipe, {"evaluate.rows": 3})
 
 
 def test_a_store_of_fixed_rows_is_refused(make: Make, tmp_path: Path) -> None:
