@@ -75,6 +75,13 @@ def test_a_shorter_run_is_continued_with_a_wider_interval() -> None:
     assert abs(far.mean - run.end) < 1.645 * far.deviation
 
 
+def test_runs_that_ended_long_before_this_place_say_nothing() -> None:
+    run, short = Run(800).shape(0.5), Run(300).shape()
+    assert by_earlier(run, Run(800).path, [short]) is None
+    long = Run(900).shape()
+    assert by_earlier(run, Run(800).path, [short, long]) == by_earlier(run, Run(800).path, [long])
+
+
 def test_the_rows_of_a_step_count() -> None:
     """Half the rows and twice the steps are the same rows in all."""
     run = Run(1000, setting=SETTING._replace(rows=4))

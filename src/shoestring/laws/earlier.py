@@ -36,8 +36,9 @@ from shoestring.laws.curve import ANNEALING, Expected, Floats, Path
 
 BIN = 0.3
 """Units of x over which training losses are averaged."""
-BEFORE, BEYOND = 1.5, 0.3
-"""Units of x before the place of this run, and after its end, from which curves count."""
+BEFORE, BEYOND, SHORT = 1.5, 0.3, 0.5
+"""Units of x before the place of this run, and after its end, from which curves count; and before it, by which an
+earlier run may be too short."""
 LEVEL, SLOPE, BENDS = 3.0, (-0.25, 1.0), (0.15, 0.04)
 """Standard deviation of the level of m; mean and standard deviation of its slope; and the standard deviations of the
 change of a slope per unit of x, of m and of a run alone."""
@@ -162,7 +163,8 @@ def _binned(lines: Lines, places: Floats) -> _Bins:
 
 
 def by_earlier(shape: Shape, path: Path, earlier: Sequence[Shape]) -> Normal | None:
-    """The loss at the end of the path of a run that has this shape so far, by earlier ones; None: there are none."""
+    """The loss at the end of the path of a run that has this shape so far, by earlier ones; None: none came near."""
+    earlier = [each for each in earlier if each.places[-1] > shape.places[-1] - SHORT]
     if not earlier:
         return None
     now, end = float(shape.places[-1]), path.at(path.steps[-1:])

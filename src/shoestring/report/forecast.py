@@ -83,11 +83,12 @@ def forecast(curve: Curve, path: Path, beside: Beside = ALONE) -> Forecast | Non
     shape = heldout_shape(curve, path, beside.parameters, beside.rows)
     if shape is None:
         return None
-    found = (by_earlier(shape, path, list(beside.shapes.values())) or _by_itself(curve, path, shape)).expected
+    by_others = by_earlier(shape, path, list(beside.shapes.values()))
+    found = (by_others or _by_itself(curve, path, shape)).expected
     if found.low < _SHOWN_SHARE * found.high:
         return None
-    last = curve.training[-1].step
-    return Forecast(step=last, loss=found.loss, low=found.low, high=found.high, runs=len(beside.shapes))
+    last, runs = curve.training[-1].step, 0 if by_others is None else len(beside.shapes)
+    return Forecast(step=last, loss=found.loss, low=found.low, high=found.high, runs=runs)
 
 
 def _by_itself(curve: Curve, path: Path, shape: Shape) -> Normal:

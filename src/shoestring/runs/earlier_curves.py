@@ -22,7 +22,7 @@ from shoestring.track.curve import Curve
 MOST = 8
 """Curves that a run is compared with: of the same family before others, the nearest in size, rate and batch first, and
 of equally near ones the latest."""
-LINES = 300
+LINES = 150
 """Lines of each for its learning rates and training losses, besides those of its evaluations."""
 
 

@@ -26,7 +26,7 @@ from shoestring.training.schedule import Schedule, learning_rate
 
 LOOK_EVERY = 0.05
 """Share of the schedule between two looks at the metrics. A look takes up to 40 ms; before the first forecast, the runs
-beside this one are read, 80 ms for eight of them."""
+beside this one are read, about 150 ms for eight of twelve."""
 _FUTURE = 200
 """Places of the rest of a schedule at which its learning rate is asked."""
 
