@@ -188,7 +188,8 @@ def main() -> None:
                 f"{found['held']:.0%} hold, median error {found['median_error']:.1%}, "
                 f"half width {found['median_half_width']:.1%}"
             )
-    record.write("forecast", {"shares": alone, "beside": beside, "runs": runs}, asked.out)
+    name = "forecast" if asked.curves is None else "forecast_curves"
+    record.write(name, {"shares": alone, "beside": beside, "runs": runs}, asked.out)
 
 
 if __name__ == "__main__":
