@@ -23,6 +23,7 @@ from shoestring.models.layers import blocks
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import LayerNorm
 from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.gelu import gelu
 from shoestring.models.layers.past import Kept
 
 EPSILON = 1e-5
@@ -106,5 +107,5 @@ class Block(blocks.Block):
         return x + self.dropped(self.part(self._mlp, x))
 
     def _mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        change: Tensor = self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        change: Tensor = self.down(gelu(self.up(self.norm2(x)), "tanh"))
         return change

@@ -26,6 +26,7 @@ from shoestring.models.layers import blocks
 from shoestring.models.layers.blocks import LayerNorm
 from shoestring.models.layers.cross_entropy import IGNORED
 from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.gelu import gelu
 
 EPSILON = 1e-12
 TILE = 64
@@ -112,7 +113,7 @@ class MaskedLM(LanguageModel):
         return losses.index_copy(0, places, found).view(batch.targets().shape)
 
     def _transformed(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        found: Tensor = self.transform_norm(F.gelu(self.transform(x)))
+        found: Tensor = self.transform_norm(gelu(self.transform(x)))
         return found
 
     def _where_predicted(self, batch: Batch) -> tuple[Float[Tensor, "N D"], Int[Tensor, " RT"], Int[Tensor, " N"]]:
@@ -148,7 +149,7 @@ class Block(blocks.Block):
         return found
 
     def _mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        change: Tensor = self.down(F.gelu(self.up(x)))
+        change: Tensor = self.down(gelu(self.up(x)))
         return change
 
 

@@ -25,6 +25,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.attention import attend_to_past
 from shoestring.models.layers.blocks import Block, LayerNorm, as_stream, draw_weights, run
 from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.gelu import gelu
 from shoestring.models.layers.rotary import Turns, frequencies, rotate, turns, turns_at
 
 ROTARY_BASE = 10000.0
@@ -167,7 +168,7 @@ class PerceiverBlock(Block):
         return x + self.dropped(self.part(self.mlp, x)), (k, v)
 
     def mlp(self, x: Float[Tensor, "R N D"]) -> Float[Tensor, "R N D"]:
-        change: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        change: Tensor = self.down(gelu(self.up(self.norm2(x))))
         return change
 
     def _by_head(self, x: Float[Tensor, "R T several_D"]) -> tuple[Tensor, ...]:
