@@ -5,12 +5,14 @@ little about its end, since its loss may rest where tokens are counted; runs tha
 ln loss at places x: the logarithm of the sum S of the learning rates, by the peak rate, times the rows of a step. The
 curve of run r is taken to be a sum of normal variables, each with its own covariance:
 
-    m(x) - c_r G + a_r + b_r (x - now) + w_r(x)
+    m(x) - c_r G + a_r + p_r(x) + w_r(x)
 
 m is one curve for all runs: an unknown level and slope, which bends (an integrated Wiener process). G is how far the
-rate has come down (see `curve`), and c what that gains: much the same for all runs. a and b are the distance of a run
-from m at the place where this run is now, and its growth. They are alike where size, rate and batch are (`Setting`),
-except for a part that every run has alone, as its seed; w wanders and bends, for every run alone.
+rate has come down (see `curve`), and c what that gains: much the same for all runs. The distance of a run from m has a
+part that stays, a, and one that passes, p (a Matérn process): at the steepest place of its curve a run that is late is
+far above the others, and later it is not. Both are alike where size, rate and batch are (`Setting`), except for a part
+that every run has alone, as its seed. w grows from the place where this run is now, wanders and bends, for every run
+alone.
 
 So the end of a run is a conditional normal distribution, given its curve so far and the whole earlier ones: linear
 algebra with some hundred points, computed, not drawn. How far runs on this data differ is not known before: the
@@ -36,19 +38,19 @@ from shoestring.laws.curve import ANNEALING, Expected, Floats, Path
 
 BIN = 0.3
 """Units of x over which training losses are averaged."""
-BEFORE, BEYOND, SHORT = 1.5, 0.3, 0.5
+BEFORE, BEYOND, SHORT = 0.8, 0.3, 0.5
 """Units of x before the place of this run, and after its end, from which curves count; and before it, by which an
 earlier run may be too short."""
 LEVEL, SLOPE, BENDS = 3.0, (-0.25, 1.0), (0.15, 0.04)
 """Standard deviation of the level of m; mean and standard deviation of its slope; and the standard deviations of the
 change of a slope per unit of x, of m and of a run alone."""
-DECAY, DECAY_APART = (ANNEALING[0], 0.1), 0.08
+DECAY, DECAY_APART = (ANNEALING[0], 0.2), 0.16
 """Mean and standard deviation of c for all runs, and the standard deviation by setting."""
-APART, GROWTH = (0.1, 0.02), (0.1, 0.08)
-"""Standard deviations of a and b by setting, and of the parts that a run has alone."""
-WANDER, MISFIT = 0.03, 0.004
-"""Standard deviation of w per unit of x, and that of each point."""
-NEAR = (2.0, 1.5, 1.5)
+APART, PASSING, PASSES = (0.2, 0.04), (0.05, 0.05), 0.7
+"""Standard deviations of a and p by setting, and of the parts that a run has alone; units of x in which p passes."""
+GROWTH, WANDER, MISFIT = 0.04, 0.03, 0.004
+"""Standard deviation of the slope of w and of its wandering per unit of x, and that of each point."""
+NEAR = (0.5, 1.5, 0.75)
 """Distances of the logarithms of parameters, rate and rows at which two runs are alike to exp(-1/2)."""
 SCALES, USUAL_SCALE = (0.25, 0.5, 1.0, 2.0, 4.0), 2.0
 """Of the standard deviations by setting and of a run alone; and the usual one, from which each octave is as rare as a
@@ -200,10 +202,13 @@ def _covariances(
     bends = np.maximum(least, 0.0) ** 2 * (3 * most - least) / 6
     common = LEVEL**2 + SLOPE[1] ** 2 * both + BENDS[0] ** 2 * bends + DECAY[1] ** 2 * came_down
     alike = np.exp([[-0.5 * one.apart(other) for other in settings] for one in settings])[np.ix_(runs, runs)]
-    by_setting = alike * (APART[0] ** 2 + GROWTH[0] ** 2 * both + DECAY_APART**2 * came_down)
+    distance = np.abs(np.subtract.outer(away, away)) / PASSES
+    passing = (1 + distance) * np.exp(-distance)
+    by_setting = alike * (APART[0] ** 2 + PASSING[0] ** 2 * passing + DECAY_APART**2 * came_down)
     wanders = np.where(both > 0, np.minimum.outer(np.abs(away), np.abs(away)), 0.0)
-    alone = APART[1] ** 2 + GROWTH[1] ** 2 * both + BENDS[1] ** 2 * bends + WANDER**2 * wanders
-    return common, by_setting + np.equal.outer(runs, runs) * alone
+    grows = GROWTH**2 * both + BENDS[1] ** 2 * bends + WANDER**2 * wanders
+    alone = np.equal.outer(runs, runs) * (APART[1] ** 2 + PASSING[1] ** 2 * passing + grows)
+    return common, by_setting + alone
 
 
 def _conditional(covariance: Floats, noise: Floats, losses: Floats, expected: Floats) -> tuple[float, float, float]:
