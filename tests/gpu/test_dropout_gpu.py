@@ -34,7 +34,9 @@ def test_replays_have_masks_of_their_own(family: str, compiled: bool) -> None:
     losses = [nats(seed) for seed in range(10, 30)]
     assert len(set(losses)) == len(losses)
     assert [nats(seed) for seed in range(10, 30)] == losses
-    score = Learner(build(model, VOCABULARY, LENGTH, 0), Train(batch=ROWS, lr=1e-2, compile=False), torch.device("cuda"))
+    score = Learner(
+        build(model, VOCABULARY, LENGTH, 0), Train(batch=ROWS, lr=1e-2, compile=False), torch.device("cuda")
+    )
     plain = []
     for seed in range(20):
         torch.cuda.manual_seed(seed)

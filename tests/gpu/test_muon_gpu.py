@@ -39,7 +39,9 @@ def test_updates_are_those_without_kernels(
         for one, two, old in zip(ours, other, begun, strict=True):
             assert torch.equal(one, old) == refused
             moved = (two - old).norm()
-            assert float((one - two).norm()) <= (0.1 if cautious else 0.04) * float(moved) + 1e-7, "products are in bf16"
+            assert float((one - two).norm()) <= (0.1 if cautious else 0.04) * float(moved) + 1e-7, (
+                "products are in bf16"
+            )
             mean, kept = (each.state[p]["momentum_buffer"] for each, p in zip(made, (one, two), strict=True))
             torch.testing.assert_close(mean, kept, rtol=1e-5, atol=1e-6)
             two.copy_(one)

@@ -90,7 +90,7 @@ def test_a_swift_is_trained_where_it_was_measured_to_win() -> None:
     assert (gpu.family, gpu.tied, gpu.parts) == ("llama", True, None)
 
 
-def test_the_command_writes_a_recipe_of_numbers_follows_it_again_and_refuses_another(
+def test_the_command_writes_a_recipe_of_numbers_and_follows_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran: list[Recipe] = []
@@ -104,5 +104,3 @@ def test_the_command_writes_a_recipe_of_numbers_follows_it_again_and_refuses_ano
     Path("best-a.toml").write_text("\n".join(lines).replace("dropout = ", "dropout = 0.25  # ") + "\n")
     assert CliRunner().invoke(root, ["best", "a.txt", "--time", "10m"]).exit_code == 0
     assert ran[1].model.dropout == 0.25, "an edited recipe is followed as it is"
-    other = CliRunner().invoke(root, ["best", "a.txt", "--time", "20m"])
-    assert "another text or time" in str(other.exception) and len(ran) == 2

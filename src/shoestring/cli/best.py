@@ -21,7 +21,8 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
     """Train the best model that a deadline buys, from a text alone.
 
     TEXT is a file, a folder, or the hub name of a data set. Row length, size, batch, learning rate, epochs and
-    regularisation are chosen; NAME.toml has each with its reason, and can be edited. The same command resumes.
+    regularisation are chosen; NAME.toml has each with its reason, and can be edited. The same command resumes. With
+    more time than before, the run goes on under another name, NAME-TIME, from where its learning rate began to decay.
     """
     from shoestring.cli.running import run_in_terminal
     from shoestring.core import recipe_file
@@ -31,21 +32,39 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
     from shoestring.core.run_folder import RunFolder
     from shoestring.probe.machine import pick_device
     from shoestring.runs.best import look_at, recipe_of, text_of, values_for, with_choices
+    from shoestring.runs.longer import earlier_run, longer_text, named
     from shoestring.runs.settle import settled
 
-    clock = Clock()
+    clock, earlier = Clock(), None
     values = values_for(look_at(text), time, pick_device().type, name)
     recipe = recipe_of(values)
+    words = ["shoestring", "best", text, "--time", str(recipe.budget.time), *([] if name is None else ["--name", name])]
     file = Path(f"{recipe.run.name}.toml")
     if file.exists():
-        kept = recipe_file.load(file)
-        if (kept.data.source, kept.budget.time) != (recipe.data.source, recipe.budget.time):
-            raise UserError(f"{file} is a recipe of another text or time; choose another name with --name")
+        first, kept = file, recipe_file.load(file)
+        if kept.data.source != recipe.data.source:
+            raise UserError(f"{file} is a recipe of another text; choose another name with --name")
+        if kept.budget.time != recipe.budget.time:
+            file = named(first.stem, time)
+            earlier = None if file.exists() else earlier_run(first.stem, time)
+            if earlier is None and not file.exists():
+                raise UserError(
+                    f"{first} is a recipe of another time, and no run of it with less than {recipe.budget.time} "
+                    f"has ended; choose another name with --name"
+                )
+    if file.exists():
         terminal.say(f"{file} is there already, and is followed as it is")
-        return run_in_terminal(kept, terminal, clock=clock)
-    task = settled(recipe, RunFolder.of(recipe))
-    assert task.choices is not None, "its size is chosen, at least"
-    words = ["shoestring", "best", text, "--time", str(recipe.budget.time), *([] if name is None else ["--name", name])]
-    write_whole(file, text_of(with_choices(values, task.choices), shlex.join(words)))
-    terminal.say(f"recipe: {file}")
+    elif earlier is not None and earlier.done is None:
+        write_whole(file, longer_text(earlier, file.stem, time, shlex.join(words)))
+        before = RunFolder.of(earlier.recipe).path
+        terminal.say(f"recipe: {file}, which goes on where the learning rate of {before} began to decay")
+    else:
+        if earlier is not None:
+            terminal.say(f"more time does not help the run of {earlier.file}: {earlier.done}. All is chosen anew")
+            values["run"]["name"] = file.stem, "its folder in runs/"
+            recipe = recipe_of(values)
+        task = settled(recipe, RunFolder.of(recipe))
+        assert task.choices is not None, "its size is chosen, at least"
+        write_whole(file, text_of(with_choices(values, task.choices), shlex.join(words)))
+        terminal.say(f"recipe: {file}")
     return run_in_terminal(recipe_file.load(file), terminal, clock=clock)

@@ -1,0 +1,96 @@
+"""`shoestring best` with more time than before: the run goes on from before its cool-down, under another name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shoestring.cli import running
+from shoestring.cli.root import root
+from shoestring.core.clock import Clock
+from shoestring.core.recipe import Recipe
+from shoestring.core.recipe_file import load
+from shoestring.core.run_folder import RunFolder
+from shoestring.runs import counted
+from shoestring.runs.longer import earlier_run
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
+
+STORY = "Tom had a red ball. He ran to the park with it.\n"
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """What the command would train."""
+    found: list[Recipe] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(counted, "product_flops", lambda *_: 1e8)
+    monkeypatch.setattr(running, "run_in_terminal", lambda recipe, *_, **__: found.append(recipe))
+    Path("a.txt").write_text(STORY * 5000)
+    return found
+
+
+def best(time: str) -> str:
+    result = CliRunner().invoke(root, ["best", "a.txt", "--time", time])
+    return str(result.exception) if result.exception else result.output
+
+
+def train(file: str, seconds: float, steps: int = 10) -> None:
+    """Ten steps of what a recipe says, with the seconds that a whole run would have taken."""
+    path = Path(file)
+    few = re.sub(r"rows = \d+", "rows = 4", path.read_text())
+    path.write_text(few.replace("[budget]", f"[budget]\nsteps = {steps}"))
+    recipe = load(path)
+    run(recipe, Reporter(), Clock(0.0))
+    done = RunFolder.of(recipe).done
+    done.write_text(json.dumps(json.loads(done.read_text()) | {"seconds": seconds, "timeline": {}}))
+
+
+def test_more_time_takes_the_run_up_before_its_cooldown(ran: list[Recipe]) -> None:
+    """Six of ten steps are before the cool-down: 3 of 5 minutes. So 7 of 10 are left, and 4 of those 7 cool down."""
+    best("5m")
+    assert "no run of it with less than 10m has ended" in best("10m")
+    train("best-a.toml", 300.0)
+    assert "goes on where the learning rate of runs/best-a began to decay" in best("10m")
+    longer = ran[-1]
+    assert (longer.run.name, longer.model.init, longer.train.continued) == ("best-a-10m", "runs/best-a", True)
+    assert longer.budget.time == 7 * 60 and longer.train.cooldown == pytest.approx(4 / 7, rel=1e-3)
+    first = load("best-a.toml")
+    assert (longer.model.width, longer.train.lr, longer.train.batch) == (
+        first.model.width,
+        first.train.lr,
+        first.train.batch,
+    )
+    assert "is there already" in best("10m") and ran[-1] == longer
+    assert "no run of it with less than 4m has ended" in best("4m")
+
+
+def test_a_run_that_was_continued_is_continued_again(ran: list[Recipe]) -> None:
+    """7 minutes after the first 3: its cool-down begins after 3 of the 7, which is 6 in all."""
+    best("5m")
+    train("best-a.toml", 300.0)
+    best("10m")
+    train("best-a-10m.toml", 420.0, steps=7)
+    found = earlier_run("best-a", 20 * 60)
+    assert found is not None and found.file == Path("best-a-10m.toml")
+    assert found.time == 600 and found.peak == pytest.approx(360)
+    best("20m")
+    assert ran[-1].model.init == "runs/best-a-10m" and ran[-1].budget.time == 14 * 60
+    assert ran[-1].train.cooldown == pytest.approx(8 / 14, rel=1e-3)
+
+
+def test_a_run_that_ended_before_its_time_is_not_continued(ran: list[Recipe]) -> None:
+    best("5m")
+    train("best-a.toml", 100.0)
+    assert "it ended after 1m40s of 5m" in best("10m")
+    assert ran[-1].model.init is None and ran[-1].run.name == "best-a-10m" and ran[-1].budget.time == 600
+
+
+def test_another_text_is_refused(ran: list[Recipe]) -> None:
+    best("5m")
+    Path("a.txt").write_text((STORY + "\n") * 5000)
+    assert "best-a.toml is a recipe of another text" in best("10m") and len(ran) == 1
