@@ -83,14 +83,15 @@ def test_a_meter_reads_the_arrays_that_were_made(process: Process) -> None:
 
 def test_what_is_done_aside_does_not_count(process: Process) -> None:
     meter = Meter(CPU)
-    process.take(100 * MB)
+    process.take(130 * MB)
+    process.free(30 * MB)
     with meter.aside():
         process.take(70 * MB)
         process.read_file(5 * MB)
         process.free(60 * MB)  # 10 MB stay
-    assert usage(meter).asked == 100 * MB
-    process.take(20 * MB)
-    assert (usage(meter).asked, usage(meter).rest) == (120 * MB, 120 * MB)
+    assert usage(meter).asked == 130 * MB
+    process.take(50 * MB)
+    assert (usage(meter).asked, usage(meter).rest) == (150 * MB, 150 * MB)
 
 
 def test_pages_of_files_do_not_count(process: Process) -> None:

@@ -68,7 +68,10 @@ class Meter:
     def aside(self) -> Iterator[None]:
         """Leave out what is done meanwhile on a CPU: neither its peak nor what it keeps counts."""
         self.look()
-        before = self._beside_tensors() if self.device.type == "cpu" else None
+        before = None
+        if self.device.type == "cpu":
+            give_back()  # now, as below: what the work has freed is none that this frees
+            before = self._beside_tensors()
         yield
         if before is None or self._before is None:
             return
