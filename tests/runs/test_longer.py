@@ -46,7 +46,9 @@ def train(file: str, seconds: float, steps: int = 10) -> None:
     path.write_text(few.replace("[budget]", f"[budget]\nsteps = {steps}"))
     recipe = load(path)
     run(recipe, Reporter(), Clock(0.0))
-    done = RunFolder.of(recipe).done
+    folder = RunFolder.of(recipe)
+    folder.plan.write_text(json.dumps(json.loads(folder.plan.read_text()) | {"binding": "time"}))
+    done = folder.done
     done.write_text(json.dumps(json.loads(done.read_text()) | {"seconds": seconds, "timeline": {}}))
 
 

@@ -54,17 +54,21 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
                 )
     if file.exists():
         terminal.say(f"{file} is there already, and is followed as it is")
-    elif earlier is not None and earlier.done is None:
+        return run_in_terminal(recipe_file.load(file), terminal, clock=clock)
+    values["run"]["name"] = file.stem, "its folder in runs/"
+    recipe = recipe_of(values)
+    task = settled(recipe, RunFolder.of(recipe))
+    assert task.choices is not None, "its size is chosen, at least"
+    if earlier is not None and earlier.done is None:
         write_whole(file, longer_text(earlier, file.stem, time, shlex.join(words)))
         before = RunFolder.of(earlier.recipe).path
         terminal.say(f"recipe: {file}, which goes on where the learning rate of {before} began to decay")
+        own, anew = (f"{each.model.width} × {each.model.layers}" for each in (earlier.recipe, task.recipe))
+        if own != anew:
+            terminal.say(f"its network is {own}; a new run of this time, with another --name, would have {anew}")
     else:
         if earlier is not None:
             terminal.say(f"more time does not help the run of {earlier.file}: {earlier.done}. All is chosen anew")
-            values["run"]["name"] = file.stem, "its folder in runs/"
-            recipe = recipe_of(values)
-        task = settled(recipe, RunFolder.of(recipe))
-        assert task.choices is not None, "its size is chosen, at least"
         write_whole(file, text_of(with_choices(values, task.choices), shlex.join(words)))
         terminal.say(f"recipe: {file}")
     return run_in_terminal(recipe_file.load(file), terminal, clock=clock)

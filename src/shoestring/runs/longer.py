@@ -9,14 +9,15 @@ from typing import NamedTuple
 from shoestring.core import recipe_file
 from shoestring.core.errors import ShoestringError
 from shoestring.core.recipe import Recipe
+from shoestring.core.records import Plan
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
 from shoestring.core.units import Seconds
 from shoestring.training.checkpoint import Checkpoints
 
-WHOLE = 0.9
-"""Of its time, what a run took that its time has ended."""
+WHOLE = 0.7
+"""Of its time, what a run takes at least that ends with its time; all of it but a reserve."""
 
 
 class Earlier(NamedTuple):
@@ -54,6 +55,7 @@ def _ended(file: Path) -> Earlier | None:
         outcome = Outcome.read_if_there(folder.done)
         if outcome is None or recipe.budget.time is None or recipe.train.cooling is None or not outcome.steps:
             return None
+        binding = Plan.read(folder.plan).binding
         newest = Checkpoints(folder.checkpoints, keep=1).find(CheckpointSpec("last"), folder.path).state
         before = _ended(Path(f"{Path(recipe.model.init or '').name}.toml")) if recipe.train.continued else None
     except ShoestringError:
@@ -63,7 +65,7 @@ def _ended(file: Path) -> Earlier | None:
     done = None
     if newest.turned is not None:
         done = f"its held-out loss rose after step {newest.turned:,}"
-    elif outcome.seconds < WHOLE * recipe.budget.time:
+    elif binding != "time" or outcome.seconds < WHOLE * recipe.budget.time:
         done = f"it ended after {Seconds(round(outcome.seconds))} of {recipe.budget.time}"
     whole = since + recipe.budget.time
     return Earlier(file, recipe, whole, since + peak, recipe.train.cooling * recipe.budget.time / whole, done)
