@@ -1,25 +1,18 @@
 """The benchmark of forecasts: its recipes are valid, and its numbers are those of its runs."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benches import load_bench
 
 from shoestring.core import recipe_file
-
-BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location("bench_forecast", BENCH / "forecast.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("forecast", monkeypatch)
 
 
 def test_twenty_different_recipes_are_valid(bench: ModuleType, tmp_path: Path) -> None:

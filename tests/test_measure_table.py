@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from benches import load_bench
 
 ROOT = Path(__file__).resolve().parent.parent
 ORIGIN = {"commit": "abc1234", "date": "2026-11-15"}
@@ -19,11 +19,7 @@ OURS = {"largest": 1940, "trials": 4, "out_of_memory": 0, "trial_seconds": 6.25}
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, reading records from a folder of the test's own."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "bench/tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_bench("tables", monkeypatch)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "results").mkdir()
     return module

@@ -1,24 +1,16 @@
 """The benchmark of regret on a GPU: its groups are full, and its numbers are those of its runs."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benches import load_bench
 
 from shoestring.track.curve import TrainingLine
-
-BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location("bench_regret_gpu", BENCH / "regret_gpu.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("regret_gpu", monkeypatch)
 
 
 @pytest.mark.parametrize(("runs", "autos", "at_once"), [(24, 2, 6), (3, 1, 2), (1, 3, 2), (4, 1, 5)])

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-BENCH = Path(__file__).resolve().parent.parent / "bench"
+from benches import load_bench
 
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCH)
-    spec = importlib.util.spec_from_file_location("tuning_tables", BENCH / "tuning_tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("tuning_tables", monkeypatch)
 
 
 def record(base: str, device: str, curves: dict[str, list[list[float]]]) -> dict[str, Any]:

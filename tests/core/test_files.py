@@ -470,6 +470,9 @@ def test_what_is_not_a_file_is_neither_read_nor_replaced(tmp_path: Path, kind: s
         write_whole(path, "x")
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
     check_readable(tmp_path / "missing")
+    (tmp_path / "link").symlink_to("missing")
+    with pytest.raises(StorageError, match=r"link: it is a link to nothing"):
+        check_readable(tmp_path / "link")
 
 
 def test_a_folder_that_was_replaced_is_noticed(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused_in_one_line(make: Make, given: dict[str, Any]
 
 @pytest.mark.parametrize("other", [{"family": "masked_lm"}, {"family": "perceiver_ar", "latents": 4}])
 def test_a_network_that_turns_out_not_to_be_causal_is_refused(make: Make, other: dict[str, Any]) -> None:
-    """As one of transformers, of which only its config says it."""
+    """As a masked model of transformers is, which only its config tells."""
     recipe = make()
     check_context(recipe)
     recipe = replace(recipe, model=replace(recipe.model, **other))

@@ -215,9 +215,13 @@ def kind_of(path: Path) -> str | None:
 
 
 def check_readable(path: Path) -> None:
-    """Raise StorageError for what is not a file: a pipe would be waited for, and a device has no end."""
+    """Raise StorageError for what is not a file: a pipe would be waited for, and a device has no end. A file that is
+    missing is not refused, but a link to one is.
+    """
     if kind := kind_of(path):
         raise StorageError(f"cannot read {path}: it is {kind}, not a file")
+    if path.is_symlink() and not path.exists():
+        raise StorageError(f"cannot read {path}: it is a link to nothing")
 
 
 # --- folders

@@ -70,7 +70,7 @@ class Meter:
         self.look()
         before = None
         if self.device.type == "cpu":
-            give_back()  # now, as below: what the work has freed is none that this frees
+            give_back()  # here too: else what the run has freed before would be given back below, and counted
             before = self._beside_tensors()
         yield
         if before is None or self._before is None:

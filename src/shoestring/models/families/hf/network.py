@@ -318,15 +318,19 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the messages and progress bars of transformers."""
+    """Suppress the messages and progress bars of transformers, and the hub's."""
     logging = _library().utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    from huggingface_hub.utils import logging as hub  # comes with transformers
+
+    verbosity, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    hub.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        logging.set_verbosity(verbosity[0])
+        hub.set_verbosity(verbosity[1])
         if bars:
             logging.enable_progress_bar()
 
