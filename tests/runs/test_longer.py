@@ -77,9 +77,11 @@ def test_a_run_that_was_continued_is_continued_again(ran: list[Recipe]) -> None:
     train("best-a.toml", 300.0)
     best("10m")
     train("best-a-10m.toml", 420.0, steps=7)
-    found = earlier_run("best-a", 20 * 60)
+    found = earlier_run("best-a", "text:a.txt", 20 * 60)
     assert found is not None and found.file == Path("best-a-10m.toml")
     assert found.time == 600 and found.peak == pytest.approx(360)
+    assert earlier_run("best-a", "text:other.txt", 20 * 60) is None, "a run of another text"
+    assert earlier_run("best", "text:a.txt", 20 * 60) == found and earlier_run("bes", "text:a.txt", 20 * 60) is None
     best("20m")
     assert ran[-1].model.init == "runs/best-a-10m" and ran[-1].budget.time == 14 * 60
     assert ran[-1].train.cooldown == pytest.approx(8 / 14, rel=1e-3)

@@ -46,7 +46,7 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
             raise UserError(f"{file} is a recipe of another text; choose another name with --name")
         if kept.budget.time != recipe.budget.time:
             file = named(first.stem, time)
-            earlier = None if file.exists() else earlier_run(first.stem, time)
+            earlier = None if file.exists() else earlier_run(first.stem, recipe.data.source, time)
             if earlier is None and not file.exists():
                 raise UserError(
                     f"{first} is a recipe of another time, and no run of it with less than {recipe.budget.time} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -40,10 +41,11 @@ def named(name: str, time: float) -> Path:
     return Path(f"{name}-{Seconds(time)}.toml")
 
 
-def earlier_run(name: str, time: float) -> Earlier | None:
-    """The longest run of this name that has ended and had less time."""
-    found = [run for file in sorted(Path().glob(f"{name}*.toml")) if (run := _ended(file)) is not None]
-    shorter = [run for run in found if run.time < time]
+def earlier_run(name: str, source: str, time: float) -> Earlier | None:
+    """The longest run of this name and text that has ended and had less time."""
+    files = [Path(f"{name}.toml"), *sorted(Path().glob(f"{glob.escape(name)}-*.toml"))]
+    found = [run for file in files if (run := _ended(file)) is not None]
+    shorter = [run for run in found if run.time < time and run.recipe.data.source == source]
     return max(shorter, key=lambda run: run.time, default=None)
 
 
