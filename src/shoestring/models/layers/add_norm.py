@@ -34,8 +34,8 @@ def _forward(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     from shoestring.models.kernels.fused_layers import add_norm_kernel  # imports Triton
 
     (n, d), x = x.shape, x.contiguous()
-    found, block = _outputs(x), _block(d)
-    add_norm_kernel[(n,)](x, change.contiguous(), weight, *found, d, eps, BLOCK=block, num_warps=_warps(block))
+    found, block = _outputs(x), block_of(d)
+    add_norm_kernel[(n,)](x, change.contiguous(), weight, *found, d, eps, BLOCK=block, num_warps=warps_of(block))
     return found
 
 
@@ -45,20 +45,22 @@ def _backward(
     from shoestring.models.kernels.fused_layers import add_norm_backward_kernel  # imports Triton
 
     n, d = total.shape
-    block = _block(d)
-    programs = min(n, 4096 // _warps(block))
+    block = block_of(d)
+    programs = min(n, 4096 // warps_of(block))
     changes, sums = torch.empty_like(total), torch.empty(programs, d, device=total.device)
     add_norm_backward_kernel[(programs,)](
-        to_total, to_normed, total, weight, scales, changes, sums, n, d, BLOCK=block, num_warps=_warps(block)
+        to_total, to_normed, total, weight, scales, changes, sums, n, d, BLOCK=block, num_warps=warps_of(block)
     )
     return changes, sums.sum(0)
 
 
-def _block(d: int) -> int:
+def block_of(d: int) -> int:
+    """The channels of a program that holds d of them."""
     return max(128, 1 << (d - 1).bit_length())
 
 
-def _warps(block: int) -> int:
+def warps_of(block: int) -> int:
+    """Its warps."""
     return max(1, min(16, block // 256))
 
 

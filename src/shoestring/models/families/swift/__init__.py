@@ -40,9 +40,15 @@ class SwiftFamily(LlamaFamily):
             found.append(f"model.full_every = {model.full_every}: needs model.window, the positions of local attention")
         return found
 
-    def has_kernels(self, recipe: Recipe) -> bool:  # noqa: ARG002
-        """Not for the norms of queries and keys."""
-        return False
+    def has_kernels(self, recipe: Recipe) -> bool:
+        """Where a Llama has them, but not for squared ReLU, nor for windows."""
+        parts = parts_of(recipe.model)
+        heads = parts.has("qk_norm") or not parts.has("value_embeddings")
+        return heads and not parts.has("relu2") and recipe.model.window is None and super().has_kernels(recipe)
+
+    def _one_pass(self, model: Model, setting: Setting) -> bool:
+        """Whether norms, angles and the addition to values are one kernel (`models.layers.normed_heads`)."""
+        return setting.fused and not setting.document_mask and parts_of(model).has("qk_norm")
 
     def value_layers(self, model: Model) -> list[int]:
         """The layers with value embeddings: every second one, the last among them."""
@@ -111,9 +117,11 @@ class SwiftFamily(LlamaFamily):
 
     def _valued_bytes(self, model: Model, setting: Setting) -> int:
         """Bytes per position: a gate and its sigmoid, and values apart from the product that made them."""
-        s, k = setting.number, self.key_channels(model)
-        gates = (1 if setting.compiled else 2) * s * (model.kv_heads or model.heads)
-        if model.dropout and not setting.gpu:
+        s, k, heads = setting.number, self.key_channels(model), model.kv_heads or model.heads
+        if self._one_pass(model, setting):
+            return s * heads
+        gates = (1 if setting.compiled else 2) * s * heads
+        if (model.dropout and not setting.gpu) or self._rotated_in_one_pass(model, setting):
             return gates
         needed = parts_of(model).has("qk_norm") and (s == 4 or setting.compiled)  # by the norms
         return gates + (s * k if needed else -s * (model.width + k))
@@ -123,12 +131,20 @@ class SwiftFamily(LlamaFamily):
         parts, found = parts_of(model), super().norm_bytes(model, setting)
         if not (parts.has("gains") or setting.compiled or setting.fused):
             found -= 2 * 4 * model.width
-        apart = parts.has("scales") and (setting.fused or not setting.compiled)
+        apart = parts.has("scales") and not (setting.fused or setting.compiled)
         return found + apart * setting.number * model.width
 
     def heads_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
-        """No kernel rotates them on a GPU."""
-        return super().heads_bytes(model, work, replace(setting, gpu=False), prefix)
+        """One kernel for norms, angles and values keeps its input beside its output; none is for short rows."""
+        n, s, d, k = work.processed, setting.number, model.width, self.key_channels(model)
+        if self._rotated_in_one_pass(model, setting):
+            return s * n * (2 * d + 2 * k) + 4 * model.heads * n
+        values = s * n * k * self._one_pass(model, setting)
+        return super().heads_bytes(model, work, replace(setting, gpu=False), prefix) + values
+
+    def _rotated_in_one_pass(self, model: Model, setting: Setting) -> bool:
+        """Whether a Llama's kernel rotates queries and keys that have no norms."""
+        return setting.fused and not setting.document_mask and not parts_of(model).has("qk_norm")
 
     def _attention_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
         """Also the statistics of both norms, and where they are not compiled their inputs and outputs in float32."""
@@ -137,7 +153,7 @@ class SwiftFamily(LlamaFamily):
         if not parts.has("qk_norm"):
             return found
         found += n * 4 * (model.heads + (model.kv_heads or model.heads))
-        if setting.compiled:
+        if setting.compiled or self._one_pass(model, setting):
             return found
         found += n * 4 * turned * (parts.has("gains") + (setting.number == 2))
         if model.dropout and not setting.gpu and setting.number == 4:  # they are parts of the product, which is kept

@@ -23,8 +23,10 @@ from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, PlainNorm, RMSNorm, draw_weights, no_change, run, stream_type
 from shoestring.models.layers.embedding_lookup import embedding_lookup
 from shoestring.models.layers.linear import linear, swiglu_layer
+from shoestring.models.layers.normed_heads import add_values, normed_heads
 from shoestring.models.layers.past import Kept
-from shoestring.models.layers.rotary import Turns, frequencies, rotate, turns, turns_at
+from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
+from shoestring.models.layers.scaled_add_norm import scaled_add_norm
 
 
 def make_norm(model: Model, channels: int) -> RMSNorm:
@@ -42,14 +44,14 @@ class Scales(nn.Module):
 
 
 class ValueGate(nn.Module):
-    """How much of a token's value embedding a head adds: 2 σ(W x) of the first channels of x, so 1 at first."""
+    """How much of a token's value embedding a head adds, 2 σ(W x) of the first channels of x: here W x, 0 at first."""
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(heads, channels))
 
     def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T K"]:
-        return 2 * F.linear(x[..., : self.weight.shape[1]], self.weight).sigmoid()
+        return F.linear(x[..., : self.weight.shape[1]], self.weight)
 
 
 class SwiftBlock(Block):
@@ -86,9 +88,9 @@ class SwiftBlock(Block):
     ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
         """`first` is the first embedding, and `values` the value embeddings of this layer, where it has such a part."""
         if self.scales is not None and first is not None:
-            of_stream, of_first = self.scales.weight
-            x, change = of_stream * (x + change), of_first * first
-        x, normed = add_norm(x, change, self.norm1)
+            x, normed = scaled_add_norm(x, change, first, self.scales.weight, self.norm1)
+        else:
+            x, normed = add_norm(x, change, self.norm1)
         x, normed = add_norm(x, self.dropped(self.attention(normed, values, angles, seen)), self.norm2)
         return x, self.dropped(self.part(self.mlp, normed))
 
@@ -97,12 +99,12 @@ class SwiftBlock(Block):
     ) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        gates = None if self.value_gate is None or values is None else self.value_gate(x)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.value_gate is not None and values is not None:
-            v = v + self.value_gate(x)[..., None] * values.view(v.shape)
-        q, k = rotate(q, angles, heads=2), rotate(k, angles, heads=2)
+            q, k, v = normed_heads(qkv, angles, (self.q_norm, self.k_norm), self.heads, values, gates)
+        else:
+            q, k, v = qkv_rope(qkv, angles, self.heads)
+            v = add_values(v, values, gates)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each R H T C
         mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2)
         return linear(mixed.reshape(r, t, d), self.out)
