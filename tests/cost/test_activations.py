@@ -156,6 +156,20 @@ def test_llamas_kernels_keep_what_they_say() -> None:
     assert longer == 2 * found["attention"] + 2 * t * 4 * 4, "sums of weights, too; what is turned is not kept"
 
 
+@pytest.mark.parametrize("values", [False, True])
+def test_swifts_kernels_keep_what_they_say(values: bool) -> None:
+    """On a GPU, counted by hand from `save_for_backward` of scaled_add_norm, normed_heads and attention."""
+    d, k, h, shared, t = 64, 32, 4, 2, 256
+    parts = "qk_norm, gains, scales" + ", value_embeddings" * values
+    model = Model(family="swift", width=d, layers=1, heads=h, kv_heads=shared, parts=parts)  # type: ignore[arg-type]
+    found = saved_bytes(model, t, Setting(number=2, compiled=False, gpu=True))
+    assert found["norms"] == 2 * t * (2 * d + 4), "sums and scales"
+    made, turned, mixed = d + 2 * k, d + 2 * k, d
+    read = 2 * (d + made + turned + mixed) + 4 * (h + shared) + 4 * h
+    assert found["attention"] == t * (read + values * 2 * shared), "both norms' scales, sums of weights, and gates"
+    assert found.get("values", 0) == values * t * 2 * k
+
+
 @pytest.mark.parametrize("fields", MODELS, ids=name_of)
 def test_what_is_computed_again_was_not_kept(fields: dict[str, Any]) -> None:
     model = Model(width=32, layers=3, heads=4, **fields)

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import RecipeError
-from shoestring.core.family import network_cost
+from shoestring.core.family import is_compiled, network_cost
 from shoestring.core.recipe import Recipe
 from shoestring.core.sections import Data, Model, Train
 from shoestring.core.specs import PartsSpec
@@ -225,3 +225,21 @@ def test_parts_in_another_order_are_the_same_network() -> None:
     for first, second in itertools.combinations(SETS, 2):
         same = PartsSpec(first).in_order == PartsSpec(second).in_order
         assert not same
+
+
+@pytest.mark.parametrize(
+    ("fields", "compiled"),
+    [
+        ({}, False),
+        ({"parts": "qk_norm, gains, zero_outputs, value_embeddings, scales", "tied": False}, False),
+        ({"parts": "gains, scales"}, False),
+        ({"parts": "gains, value_embeddings"}, True),
+        ({"parts": "qk_norm, relu2"}, True),
+        ({"window": 64}, True),
+        ({"dropout": 0.1}, True),
+    ],
+)
+def test_layers_that_are_kernels_are_not_compiled(fields: dict[str, Any], compiled: bool) -> None:
+    least: dict[str, Any] = {"budget": {"steps": 10}, "train": {"batch": 4, "lr": 1e-3}}
+    recipe = recipe_file.build(least | {"model": {"family": "swift"} | fields}, "test")
+    assert is_compiled(recipe, "cuda") is compiled
