@@ -26,8 +26,9 @@ import torch
 from timed import Timed, rows_of, timed_run
 
 from shoestring.core.recipe import Recipe
+from shoestring.core.run_sections import Budget, Run
 from shoestring.core.scoring_sections import Evaluate
-from shoestring.core.sections import Budget, Data, Model, Run, Train
+from shoestring.core.sections import Data, Model, Train
 from shoestring.core.specs import PartsSpec, SourceSpec, TokenizerSpec
 from shoestring.core.units import Count
 from shoestring.models.language_model import build

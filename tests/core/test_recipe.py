@@ -15,9 +15,10 @@ from shoestring.core.errors import RecipeError, StorageError
 from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe, differences
 from shoestring.core.recipe_file import build, dump, load
+from shoestring.core.run_sections import Budget, Run
 from shoestring.core.schema import hints
 from shoestring.core.scoring_sections import Evaluate
-from shoestring.core.sections import USUAL, Budget, Data, Model, Run, Train
+from shoestring.core.sections import USUAL, Data, Model, Train
 from shoestring.core.text import control_in
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 

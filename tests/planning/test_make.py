@@ -12,7 +12,7 @@ from shoestring.core import recipe_file
 from shoestring.core.errors import PlanError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost, Density, Machine, Plan, Point, Profile
-from shoestring.core.sections import Budget
+from shoestring.core.run_sections import Budget
 from shoestring.core.units import Bytes, Count
 from shoestring.planning.make import REPORT_SECONDS, RESERVE_SECONDS, RESERVE_SHARE, available_documents, make_plan
 from shoestring.planning.stops import checkpoint_interval, evaluation_count

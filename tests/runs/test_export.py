@@ -19,7 +19,8 @@ from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Budget, Data, Model, Run, Train
+from shoestring.core.run_sections import Budget, Run
+from shoestring.core.sections import Data, Model, Train
 from shoestring.core.specs import CheckpointSpec
 from shoestring.core.units import Count
 from shoestring.data.store.prepare import prepare

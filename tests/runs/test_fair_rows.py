@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
+from shoestring.core.run_sections import Run
 from shoestring.core.scoring_sections import Evaluate
-from shoestring.core.sections import Data, Model, Run
+from shoestring.core.sections import Data, Model
 from shoestring.data.pack.order import drawn_rows
 from shoestring.data.read.labels import read_labelled
 from shoestring.data.store.prepare import prepare

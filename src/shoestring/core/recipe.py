@@ -10,9 +10,10 @@ from typing import Any
 from shoestring.core.errors import UserError
 from shoestring.core.hmm_sections import Hmm, Stream
 from shoestring.core.parallel import Parallel, Strategy
+from shoestring.core.run_sections import Budget, Run
 from shoestring.core.schema import encode
 from shoestring.core.scoring_sections import Evaluate, Track
-from shoestring.core.sections import Budget, Data, Model, Run, Train
+from shoestring.core.sections import Data, Model, Train
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.tuning import Lora
 from shoestring.core.user_code import code_fingerprint

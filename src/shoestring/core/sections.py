@@ -17,7 +17,7 @@ from shoestring.core.specs import (
     TokenizerSpec,
 )
 from shoestring.core.tuning import FreezeSpec
-from shoestring.core.units import Bytes, Count, Flops, Seconds
+from shoestring.core.units import Count, Seconds
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Auto = Literal["auto"]
@@ -29,13 +29,12 @@ SIZE = Between(1, 10**9)
 MOST_ROWS = 10**7
 """Rows of an effective batch."""
 _ROWS = Between(1, MOST_ROWS)
-_COUNT = Between(1, 10**18)
-_STEPS = Between(1, MOST_STEPS)
-_BYTES = Between(1, 10**18)
-_TIME = Between(1e-3, 36500 * 86400)
+COUNT = Between(1, 10**18)
+STEPS = Between(1, MOST_STEPS)
+TIME = Between(1e-3, 36500 * 86400)
 _SHARE = Between(1e-6, 1)
 _FACTOR = Between(1e-6, 1e6)
-_NAME, _PATH = Text(255), Text(4096)
+_NAME, PATH = Text(255), Text(4096)
 
 
 def number(value: float | Auto | None) -> float:
@@ -49,37 +48,6 @@ def as_specs(section: object, **kinds: type[Spec]) -> None:
     for name, kind in kinds.items():
         if (value := getattr(section, name)) is not None:
             object.__setattr__(section, name, kind(value))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """The run's folder, and its seed."""
-
-    name: Annotated[str, _NAME, "name of the run's folder"] = "run"
-    folder: Annotated[str, _PATH, "folder that holds run folders"] = "runs"
-    seed: Annotated[int, Between(0, (1 << 63) - 1), "source of every random choice"] = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """Limits of the run; the tightest one binds."""
-
-    time: Annotated[Seconds | None, _TIME, "wall clock from the start of the process, with set-up and saving"] = None
-    flops: Annotated[Flops | None, Between(1, 1e30), "training computation, as counted for the model"] = None
-    tokens: Annotated[Count | None, _COUNT, "positions of training: rows × data.length, padding included"] = None
-    steps: Annotated[Count | None, _STEPS, "optimizer steps"] = None
-    epochs: Annotated[
-        float | Auto | None,
-        Between(1e-9, 1e9),
-        "epochs over the training rows; needs data.documents or a file. auto: as many as teach more than they overfit; "
-        "so by default if only the time is limited and lr is auto",
-    ] = None
-    disk: Annotated[Bytes | None, _BYTES, "token store and checkpoints together"] = None
-    memory: Annotated[
-        Bytes | None,
-        _BYTES,
-        "peak of the device (on a CPU: growth of the process by model and training); default: the free memory",
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +106,7 @@ class Data:
         'Several have names: {books = "text:a.txt", news = "text:b.txt"}; the first decides the best checkpoint. '
         "data.heldout still applies to the source",
     ] = None
-    folder: Annotated[str, _PATH, "folder that holds token stores"] = "stores"
+    folder: Annotated[str, PATH, "folder that holds token stores"] = "stores"
 
     def __post_init__(self) -> None:
         as_specs(self, source=SourceSpec, stream=StreamSpec, tokenizer=TokenizerSpec)
@@ -167,7 +135,7 @@ class Model:
 
     family: Annotated[
         str,
-        _PATH,
+        PATH,
         Registered("family", may_be_code=True),
         "kind of network: llama, swift (a Llama with the parts of model.parts), gpt2, perceiver_ar, masked_lm (BERT's "
         "encoder), hf (any model of transformers), or my_model.py:Net, a torch module of your own that returns logits",
@@ -178,11 +146,11 @@ class Model:
         "keyword arguments of a module of your own, as {layers = 4}",
     ] = None
     name: Annotated[
-        str | None, _PATH, "hf: a model's hub name, its folder, or the folder of a config.json alone (random weights)"
+        str | None, PATH, "hf: a model's hub name, its folder, or the folder of a config.json alone (random weights)"
     ] = None
     init: Annotated[
         str | None,
-        _PATH,
+        PATH,
         "weights to start from: a run's folder (its best weights; RUN#last, RUN#STEP: others), or a folder or hub name "
         "of transformers; default: random",
     ] = None
@@ -253,7 +221,7 @@ class Train:
     """The optimization. The effective batch is the same on every machine; the plan chooses its split."""
 
     batch: Annotated[int | Auto | None, _ROWS, "effective batch in rows; this or tokens; default: auto"] = None
-    tokens: Annotated[Count | None, _COUNT, "effective batch in positions: a multiple of data.length"] = None
+    tokens: Annotated[Count | None, COUNT, "effective batch in positions: a multiple of data.length"] = None
     grow: Annotated[
         int | None, Between(1, 5), "how often the batch may double where gradient noise is larger; default: never"
     ] = None
@@ -349,14 +317,14 @@ class Train:
     ] = None
     checkpoint_every: Annotated[
         Seconds | None,
-        _TIME,
+        TIME,
         "time between checkpoints; default: a twentieth of the time budget, 1 s to 10 min, "
         "but ten times what writing one takes where that is over a second",
     ] = None
     keep: Annotated[
         int, Between(1, 10**6), "checkpoints kept, besides the best and those of save_every and save_steps"
     ] = 2
-    save_every: Annotated[int | None, _STEPS, "steps between checkpoints that are all kept"] = None
+    save_every: Annotated[int | None, STEPS, "steps between checkpoints that are all kept"] = None
     save_steps: Annotated[
         StepsSpec | None,
         'steps whose checkpoints are all kept: "1,10,100", or "1,2,4,...", which continues to the end with that ratio',

@@ -15,7 +15,8 @@ from shoestring.core.errors import PlanError, RecipeError, UserError
 from shoestring.core.files import write_whole
 from shoestring.core.reading import read_text
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Budget, Model
+from shoestring.core.run_sections import Budget
+from shoestring.core.sections import Model
 from shoestring.core.units import Count, Flops
 from shoestring.core.units import amount as bounded
 from shoestring.core.validation import problems as validation_problems

@@ -22,7 +22,7 @@ from shoestring.core.files import cache_folder, make_folder
 from shoestring.core.recipe import Recipe, fingerprint
 from shoestring.core.records import Plan, Profile
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Budget
+from shoestring.core.run_sections import Budget
 from shoestring.core.units import Count, Seconds, counted
 from shoestring.probe.load import load, used_by_others
 from shoestring.runs.profile_cache import code_fingerprint
