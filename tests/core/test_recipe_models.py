@@ -29,6 +29,9 @@ OTHER: dict[str, Any] = {
     "tied": False,
     "bias": True,
     "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "output_dropout": 0.2,
+    "word_dropout": 0.3,
     "rotary_base": 500.0,
     "rotary_scaling": "linear:2",
     "norm_eps": 1e-6,
@@ -42,10 +45,11 @@ OTHER: dict[str, Any] = {
 }
 """A value of each field of a model that is not its default."""
 SHARED = {"width", "layers", "heads", "hidden", "tied", "dropout"}
+DECODER = SHARED | {"attention_dropout", "output_dropout", "word_dropout"}
 HAVE = {
-    "llama": SHARED | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
-    "swift": SHARED | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "window", "full_every"},
-    "gpt2": SHARED | {"positions"},
+    "llama": DECODER | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
+    "swift": DECODER | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "window", "full_every"},
+    "gpt2": DECODER | {"positions"},
     "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
     "masked_lm": SHARED | {"positions", "classes"},
     "hf": {"name"},

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -26,15 +27,19 @@ from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.cross_entropy import IGNORED
 
 VOCABULARY, LENGTH, LATENTS = 31, 20, 12
-COMPILED = ("llama", "swift", "swift:qk_norm, relu2, scales, value_embeddings", "gpt2", "perceiver_ar", "masked_lm")
+COMPILED = (
+    "llama", "swift", "swift:qk_norm, relu2, scales, value_embeddings", "gpt2", "perceiver_ar", "masked_lm",
+    "llama/dropout", "swift/dropout", "gpt2/dropout", "gpt2/output_dropout", "swift/attention_dropout",
+)  # fmt: skip
 RECORD = Path(__file__).parents[1] / "golden" / "compiled_rows.json"
 
 
 def small(family: Any) -> Model:
-    """One layer, or of a Perceiver AR one of each kind; "swift:PARTS" has these parts."""
+    """One layer, or of a Perceiver AR one of each kind; "swift:PARTS" has these parts, "llama/FIELD" such dropout."""
+    family, _, rate = family.partition("/")
     mixed, (family, _, parts) = family == "perceiver_ar", family.partition(":")
-    latents = LATENTS if mixed else None
-    return Model(family=family, width=32, layers=2 if mixed else 1, heads=4, latents=latents, parts=parts or None)
+    shape: dict[str, Any] = {"width": 32, "layers": 2 if mixed else 1, "heads": 4} | ({rate: 0.1} if rate else {})
+    return Model(family=family, latents=LATENTS if mixed else None, parts=parts or None, **shape)
 
 
 def batch_of(model: Model, rows: int, predicted: float = 1.0, document_mask: bool = False) -> Batch:
@@ -95,7 +100,10 @@ def key_of_sources(family: str) -> str:
 def sources_of(family: str) -> set[Path]:
     """Modules of a family and of what all share, all modules of the models that they import, and so on."""
     package = Path(models.__file__).parent
-    found, todo = set[Path](), [*package.glob("*.py"), *(package / "families" / family.partition(":")[0]).rglob("*.py")]
+    found, todo = (
+        set[Path](),
+        [*package.glob("*.py"), *(package / "families" / re.split("[:/]", family)[0]).rglob("*.py")],
+    )
     while todo:
         file = todo.pop()
         if file in found or not file.is_file():

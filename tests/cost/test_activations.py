@@ -18,6 +18,7 @@ from shoestring.models.families.perceiver_ar import kept_of
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.blocks import Block
 
+DECODERS = ("llama", "swift", "gpt2")
 MODELS: list[dict[str, Any]] = [
     {"family": "llama"},
     {"family": "llama", "kv_heads": 2, "hidden": 40},
@@ -32,6 +33,13 @@ MODELS: list[dict[str, Any]] = [
     {"family": "swift", "parts": "qk_norm, gains, relu2, value_embeddings, scales", "dropout": 0.1, "window": 5},
     {"family": "gpt2"},
     {"family": "gpt2", "dropout": 0.1},
+    *({"family": family, "dropout": 0.1, "attention_dropout": 0.0} for family in DECODERS),
+    *({"family": family, "attention_dropout": 0.1} for family in DECODERS),
+    *({"family": family, "output_dropout": 0.1} for family in DECODERS),
+    *({"family": family, "word_dropout": 0.1} for family in DECODERS),
+    {"family": "llama", "dropout": 0.1, "output_dropout": 0.2, "word_dropout": 0.3, "kv_heads": 2},
+    {"family": "swift", "parts": "qk_norm, gains, embedding_norm, value_embeddings, scales", "word_dropout": 0.1},
+    {"family": "swift", "parts": "none", "attention_dropout": 0.0, "dropout": 0.1, "window": 5},
     {"family": "perceiver_ar", "latents": LATENTS},
     {"family": "perceiver_ar", "latents": LATENTS, "prefix_dropout": 0.0},
     {"family": "perceiver_ar", "latents": LATENTS, "dropout": 0.1},
@@ -82,10 +90,13 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "swift", "swift with a window", "gpt2"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_row_of_documents_keeps_its_mask_and_positions(family: Any, dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "of_attention"), [(0.0, None), (0.1, None), (0.1, 0.0), (0.0, 0.1)])
+def test_a_row_of_documents_keeps_its_mask_and_positions(
+    family: Any, dropout: float, of_attention: float | None
+) -> None:
     family, window = family.split()[0], 5 if " " in family else None
-    model = Model(family=family, width=32, layers=3, heads=4, dropout=dropout, window=window)
+    rates: dict[str, Any] = {"dropout": dropout, "attention_dropout": of_attention}
+    model = Model(family=family, width=32, layers=3, heads=4, window=window, **rates)
     for setting in settings(compiled=False):
         masked = replace(setting, document_mask=True)
         real = of_a_row(made(model, masked), model, setting.number == 2, document_mask=True)
@@ -114,7 +125,9 @@ def test_a_gpu_has_a_mask_in_short_rows_and_with_dropout() -> None:
         model = Model(family=family, width=32, layers=3, heads=4)
         assert saved_bytes(model, 127, setting)["mask"] == 2 * 127**2
         assert "mask" not in saved_bytes(model, 512, setting), "flex attention"
-        assert saved_bytes(replace(model, dropout=0.1), 512, setting)["mask"] == 2 * 512**2
+        dropping = replace(model, dropout=0.1)
+        assert saved_bytes(dropping, 512, setting)["mask"] == 2 * 512**2
+        assert "mask" not in saved_bytes(replace(dropping, attention_dropout=0.0), 512, setting)
 
 
 @pytest.mark.parametrize("predicted", [0.15, 0.5, 1.0])

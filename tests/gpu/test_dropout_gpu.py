@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,8 +19,20 @@ VOCABULARY, LENGTH, ROWS = 50, 64, 8
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("family", ["llama", "swift", "gpt2"])
-def test_replays_have_masks_of_their_own(family: str, compiled: bool) -> None:
-    model = Model(family=family, width=64, layers=3, heads=2, dropout=0.5)
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {"dropout": 0.5},
+        {"dropout": 0.5, "attention_dropout": 0.0},
+        {"attention_dropout": 0.5},
+        {"output_dropout": 0.5},
+        {"word_dropout": 0.5},
+        {"dropout": 0.3, "attention_dropout": 0.1, "output_dropout": 0.4, "word_dropout": 0.1},
+    ],
+    ids=lambda rates: "-".join(rates),
+)
+def test_replays_have_masks_of_their_own(family: str, compiled: bool, rates: dict[str, Any]) -> None:
+    model = Model(family=family, width=64, layers=3, heads=2, **rates)
     learner = Learner(
         build(model, VOCABULARY, LENGTH, 0), Train(batch=ROWS, lr=1e-2), torch.device("cuda"), compiled=compiled
     )

@@ -31,6 +31,7 @@ VOCABULARY, LENGTH, ROWS, BATCH = 23, 16, 12, 4
 CUT, STEPS = 2, 4
 FIELDS: dict[str, Any] = {
     "width": 16, "layers": 2, "heads": 2, "dropout": 0.1, "tied": False, "latents": 5, "prefix_dropout": 0.25,
+    "attention_dropout": 0.2, "output_dropout": 0.1, "word_dropout": 0.2,
 }  # fmt: skip
 """What a family is given of these is what it has a field for."""
 NEOX = {

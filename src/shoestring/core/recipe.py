@@ -13,7 +13,7 @@ from shoestring.core.parallel import Parallel, Strategy
 from shoestring.core.run_sections import Budget, Run
 from shoestring.core.schema import encode
 from shoestring.core.scoring_sections import Evaluate, Track
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import OF_DROPOUT, Data, Model, Train
 from shoestring.core.specs import CodeSpec, is_code
 from shoestring.core.tuning import Lora
 from shoestring.core.user_code import code_fingerprint
@@ -120,6 +120,9 @@ class Recipe:
         symbols = data.stream or (data.source if data.source.kind == "store" else data.tokenizer)
         model = encode(self.model) | {"family": _content(self.model.family)}
         del model["size"]  # chosen: width, layers and heads say it
+        for name in OF_DROPOUT:
+            if model[name] is None:
+                del model[name]  # profiles from before there were such fields hold
         rows: list[object] = [data.length, data.document_mask]
         if "masked" in family_of(self.model).data_fields:  # for other families packing and masking cost nothing
             rows += [data.masked, data.packing, data.label is not None]

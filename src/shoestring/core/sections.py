@@ -34,6 +34,7 @@ STEPS = Between(1, MOST_STEPS)
 TIME = Between(1e-3, 36500 * 86400)
 _SHARE = Between(1e-6, 1)
 _FACTOR = Between(1e-6, 1e6)
+_RATE = Between(0, 1, open_high=True)
 _NAME, PATH = Text(255), Text(4096)
 
 
@@ -177,6 +178,18 @@ class Model:
         Between(0, 1, open_high=True),
         "share of activations dropped in training; auto by default if only the time is limited and lr is auto",
     ] = 0.0
+    attention_dropout: Annotated[
+        float | None, _RATE, "llama, swift, gpt2: share of the attention weights dropped in training; default: dropout"
+    ] = None
+    output_dropout: Annotated[
+        float | None, _RATE, "llama, swift, gpt2: of the channels that the output product reads; default: 0"
+    ] = None
+    word_dropout: Annotated[
+        float | None,
+        _RATE,
+        "llama, swift, gpt2: share of the vocabulary whose embeddings are zero in a pass of training, in all rows of "
+        "the micro-batch; default: 0",
+    ] = None
     rotary_base: Annotated[float, Between(1, 1e12), "llama, swift: base of the rotary frequencies"] = 10000.0
     rotary_scaling: Annotated[
         RotaryScaling | None,
@@ -204,6 +217,20 @@ class Model:
 
     def __post_init__(self) -> None:
         as_specs(self, rotary_scaling=RotaryScaling, parts=PartsSpec)
+
+    @property
+    def attention_rate(self) -> float | Auto:
+        """The share of the attention weights that is dropped."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped by chance, the prefix of a Perceiver AR aside."""
+        return any((self.dropout, self.attention_rate, self.output_dropout, self.word_dropout))
+
+
+OF_DROPOUT = ("attention_dropout", "output_dropout", "word_dropout")
+"""Fields of `[model]` with a rate beside `dropout`."""
 
 
 USUAL = {"warmup": 0.05, "weight_decay": 0.1, "beta2": 0.95}

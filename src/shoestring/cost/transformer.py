@@ -82,6 +82,7 @@ class Transformer(Family):
     """The counts of GPT-2: a norm before each part, an MLP of two matrices. Families override what differs."""
 
     fields = frozenset({"size", "width", "layers", "heads", "hidden", "tied", "dropout"})
+    """A decoder has those of `OF_DROPOUT` too."""
     document_mask = True
     adapts = True
     recompute = ("none", "selective", "full")
@@ -201,7 +202,7 @@ class Transformer(Family):
             "norms": n * self.norm_bytes(model, setting) + prefix * (8 + (s * d if setting.compiled else 4 * d)),
             "attention": self._attention_bytes(model, work, setting, prefix),
             "mlp": n * self.mlp_bytes(model, setting),
-            "dropout": 2 * n * d * (1 if setting.gpu else s) * bool(model.dropout),  # a byte or number per channel
+            "dropout": 2 * n * d * (1 if setting.gpu or setting.compiled else s) * bool(model.dropout),
         }
 
     def stream_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
@@ -220,9 +221,11 @@ class Transformer(Family):
         """Bytes per row: the input of the first product, queries, keys and values, and the output of attention."""
         n, s, d, h = work.processed, setting.number, model.width, model.heads
         read, mixed, keys = s * d * (n + prefix), s * d * n, n + prefix
-        if model.dropout and not setting.gpu:  # plain products in float32, with all attention weights, three times
+        if model.attention_rate and not setting.gpu:  # plain products with all attention weights
+            # eager: in float32, and three times; compiled: in float32, as they are dropped if not in half, and a byte
+            number, weight = (s, 5 if s == 2 else 9) if setting.compiled else (4, 12)
             turned = self.angle_bytes(model, prefix)
-            return read + mixed + turned + 4 * d * (n + 2 * keys) + 3 * 4 * h * n * keys
+            return read + mixed + turned + number * d * (n + 2 * keys) + weight * h * n * keys
         return read + self.heads_bytes(model, work, setting, prefix)
 
     def heads_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:  # noqa: ARG002
@@ -232,7 +235,7 @@ class Transformer(Family):
 
     def mask_bytes(self, model: Model, work: Work, setting: Setting) -> int:
         """Bytes per row of the mask that all layers share, if attention stays within documents."""
-        n, dropped = work.processed, bool(model.dropout)
+        n, dropped = work.processed, bool(model.attention_rate)
         if not setting.document_mask or (setting.gpu and n >= FLEX and not dropped):
             return 0
         if dropped and not setting.gpu and setting.recompute != "full":  # plain products do not save it
@@ -260,11 +263,15 @@ class Transformer(Family):
         found = Counter({"embedding": INDEX * (work.length + 1), "output": s * d * work.processed})
         found["mask"] = self.mask_bytes(model, work, setting)
         if model.dropout:
-            found["dropout"] += work.embedded * d * (1 if setting.gpu else self.dropped_embedding(setting))
+            found["dropout"] += work.embedded * d * (1 if setting.gpu else self.embedded_number(setting))
+        if model.output_dropout:
+            found["dropout"] += work.processed * d * (1 if setting.gpu else s)
+        if model.word_dropout:  # the factor of a token, which is 0 for a word that is not seen
+            found["dropout"] += work.embedded * self.embedded_number(setting)
         return found
 
-    def dropped_embedding(self, setting: Setting) -> int:  # noqa: ARG002
-        """Bytes per number of an embedded token on a CPU."""
+    def embedded_number(self, setting: Setting) -> int:  # noqa: ARG002
+        """Bytes per number of an embedded token, where it is dropped."""
         return 4
 
 

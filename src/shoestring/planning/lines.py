@@ -78,7 +78,7 @@ def _turn_lines(recipe: Recipe, profile: Profile, corpus: Corpus, plan: Plan) ->
     """A note where the held-out loss is expected to rise; none where the rule is not measured: for masked tokens,
     classes, dropout, and weights that were trained before."""
     model = recipe.model
-    unmeasured = recipe.data.label or recipe.data.pair or model.dropout or model.init or model.name
+    unmeasured = recipe.data.label or recipe.data.pair or model.drops or model.init or model.name
     if corpus.rows is None or plan.epochs is None or unmeasured or family_of(model).predicts_hidden(model):
         return []
     text = counted(round(corpus.rows), "row") if corpus.text_bytes is None else show_bytes(corpus.text_bytes)

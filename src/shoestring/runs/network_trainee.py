@@ -117,7 +117,7 @@ class NetworkTrainee(Trainee):
         if device.type != "cuda" or self.group.world > 1 or train.recompute != "none" or peak is None:
             return False
         free = available_bytes(device)
-        return free is not None and AS_THEY_ARE * peak < free and not number(self.recipe.model.dropout)
+        return free is not None and AS_THEY_ARE * peak < free and not self.recipe.model.drops
 
     @property
     def settling(self) -> bool:

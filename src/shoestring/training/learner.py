@@ -113,7 +113,7 @@ class Learner:
 
     def _compile(self) -> None:
         compile_layers(self.model.blocks)
-        one_mode = all(isinstance(block, Block) and not block.dropout for block in self.model.blocks)
+        one_mode = all(isinstance(block, Block) and not block.has_modes for block in self.model.blocks)
         self._scores_as_in_training = not self.sharded and one_mode
 
     def _take_compiled(self) -> None:

@@ -24,11 +24,24 @@ class Block(nn.Module):
 
     recompute: Recompute = "none"
     dropout: float
+    attention_dropout: float | None = None
+    """None: as `dropout`."""
 
     @property
     def dropping(self) -> float:
         """The share that is dropped in this pass. Without dropout, the code of a pass does not depend on its mode."""
         return self.dropout if self.dropout and self.training else 0.0
+
+    @property
+    def dropping_attention(self) -> float:
+        """The same of attention weights."""
+        rate = self.dropout if self.attention_dropout is None else self.attention_dropout
+        return rate if rate and self.training else 0.0
+
+    @property
+    def has_modes(self) -> bool:
+        """Whether the code of a pass depends on its mode."""
+        return bool(self.dropout or self.attention_dropout)
 
     def dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropping) if self.dropping else x

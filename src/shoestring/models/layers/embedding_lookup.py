@@ -34,6 +34,17 @@ def embedding_lookup(
     return F.embedding(ids, weight).to(kind or weight.dtype)
 
 
+def seen_words(
+    table: nn.Embedding, ids: Int[Tensor, "R T"], dropout: float, kind: torch.dtype
+) -> Float[Tensor, "R T 1"]:
+    """Factors of embedded tokens: 0 for a share `dropout` of the vocabulary, in all rows alike, else 1 / (1 - dropout).
+
+    Drawn from the generator of the device, which is not waited for.
+    """
+    words = F.dropout(torch.ones(table.num_embeddings, device=ids.device), dropout).to(kind)
+    return words[ids.clamp(0, len(words) - 1)][..., None]  # an id outside is for the table to refuse
+
+
 class _Embedded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, kind: torch.dtype) -> Tensor:

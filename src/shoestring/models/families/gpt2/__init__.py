@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shoestring.core.sections import Model
+from shoestring.core.sections import OF_DROPOUT, Model
 from shoestring.cost.transformer import INDEX, Setting, Transformer, Work, table_positions
 from shoestring.models.families import InFolder
 
@@ -15,7 +15,7 @@ class GPT2Family(InFolder, Transformer):
     name = "gpt2"
     network = "GPT2"
     has_format = True
-    fields = Transformer.fields | {"positions"}
+    fields = Transformer.fields | {*OF_DROPOUT, "positions"}
 
     def parameters(self, model: Model, vocabulary: int, length: int) -> dict[str, int]:
         matrices, biases, d = self.matrices(model), self.biases(model), model.width

@@ -22,7 +22,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers import blocks
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import LayerNorm
-from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
 from shoestring.models.layers.gelu import gelu
 from shoestring.models.layers.past import Kept
 
@@ -41,7 +41,8 @@ class GPT2(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.dropout = number(model.dropout)
+        self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
+        self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
         self.heads = Heads(model.heads, model.heads, model.width // model.heads)
         blocks.draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
 
@@ -54,10 +55,14 @@ class GPT2(LanguageModel):
             places = self.positions(documents.positions)  # R T D: positions restart in every document
         else:
             places = self.positions.weight[:length]  # T D
-        x = F.dropout(embedding_lookup(self.embedding, inputs.ids) + places, self.dropout, self.training)
-        x = blocks.as_stream(x)
-        seen = None if documents is None else documents.seen(x, self.heads, self.dropout if self.training else 0.0)
-        return self._through_blocks(x, [seen] * len(self.blocks))
+        x = embedding_lookup(self.embedding, inputs.ids)
+        if self.word_dropout and self.training:
+            x = x * seen_words(self.embedding, inputs.ids, self.word_dropout, x.dtype)
+        x = blocks.as_stream(F.dropout(x + places, self.dropout, self.training))
+        dropped = self.attention_dropout if self.training else 0.0
+        seen = None if documents is None else documents.seen(x, self.heads, dropped)
+        x = self._through_blocks(x, [seen] * len(self.blocks))
+        return F.dropout(x, self.output_dropout, self.training)
 
     def past(self, length: int) -> list[Kept]:
         return [Kept(length) for _ in self.blocks]
@@ -91,6 +96,7 @@ class Block(blocks.Block):
         super().__init__()
         d, f = model.width, FAMILY.hidden(model)
         self.heads, self.dropout = model.heads, number(model.dropout)
+        self.attention_dropout = number(model.attention_rate)
         self.norm1 = LayerNorm(d, eps=EPSILON)
         self.qkv = nn.Linear(d, 3 * d)
         self.out = nn.Linear(d, d)
@@ -102,7 +108,7 @@ class Block(blocks.Block):
         r, t, d = x.shape
         qkv = self.qkv(self.norm1(x)).view(r, t, 3, self.heads, d // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each R H T C
-        mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2).reshape(r, t, d)
+        mixed = attend(q, k, v, seen, self.dropping_attention).transpose(1, 2).reshape(r, t, d)
         x = x + self.dropped(self.out(mixed))
         return x + self.dropped(self.part(self._mlp, x))
 

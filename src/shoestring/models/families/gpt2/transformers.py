@@ -27,7 +27,7 @@ def _config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "layer_norm_epsilon": EPSILON,
         "embd_pdrop": model.dropout,
         "resid_pdrop": model.dropout,
-        "attn_pdrop": model.dropout,
+        "attn_pdrop": model.attention_rate,
         "tie_word_embeddings": model.tied,
         "bos_token_id": None,
         "eos_token_id": None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Model, number
+from shoestring.core.sections import OF_DROPOUT, Model, number
 from shoestring.cost.transformer import Setting, Transformer, Work
 from shoestring.models.families import InFolder
 
@@ -24,7 +24,7 @@ class LlamaFamily(InFolder, Transformer):
     name = "llama"
     network = "Llama"
     has_format = True
-    fields = Transformer.fields | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"}
+    fields = Transformer.fields | {*OF_DROPOUT, "kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"}
     even_heads = True
     norm_in_mlp = False
 
@@ -74,7 +74,8 @@ class LlamaFamily(InFolder, Transformer):
     def has_kernels(self, recipe: Recipe) -> bool:
         """Not in fp32, nor for dropout, documents and recomputation."""
         model, train, data = recipe.model, recipe.train, recipe.data
-        plain = train.recompute == "none" and not data.document_mask and not number(model.dropout)
+        dropped = number(model.dropout) or number(model.attention_rate)
+        plain = train.recompute == "none" and not data.document_mask and not dropped
         return plain and train.products("cuda", has_bf16=True) != "fp32"
 
     def stream_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
@@ -90,7 +91,7 @@ class LlamaFamily(InFolder, Transformer):
     def heads_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:  # noqa: ARG002
         n, s, d, k = work.processed, setting.number, model.width, self.key_channels(model)
         made, mixed = s * n * (d + 2 * k), s * d * n
-        if setting.fused and n <= SHORT and not setting.document_mask and not model.dropout:
+        if setting.fused and n <= SHORT and not setting.document_mask and not model.attention_rate:
             return made + mixed
         again = 0 if setting.fused and not setting.document_mask else s * n * (d + k)  # queries and keys, rotated
         return made + again + mixed + 4 * model.heads * n
@@ -109,7 +110,7 @@ class LlamaFamily(InFolder, Transformer):
             found["embedding"] += n * 2 * 4 * (d // model.heads // 2)
         return found
 
-    def dropped_embedding(self, setting: Setting) -> int:
+    def embedded_number(self, setting: Setting) -> int:
         return setting.number
 
 

@@ -19,7 +19,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, no_change, run, stream_type
-from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.past import Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
@@ -36,6 +36,7 @@ class LlamaBlock(Block):
         super().__init__()
         self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
         self.channels, self.dropout = model.width // model.heads, number(model.dropout)
+        self.attention_dropout = number(model.attention_rate)
         (qkv, d), _ = FAMILY.block_products(model)["attention"]
         (gate_up, _), (_, f) = FAMILY.block_products(model)["mlp"]
         self.norm1 = RMSNorm(d, eps=norm_eps(model))
@@ -55,11 +56,11 @@ class LlamaBlock(Block):
     def attention(self, x: Float[Tensor, "R T D"], angles: Turns, seen: Seen | None) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
         qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
-        if seen is None and not self.dropping and fits(qkv, self.heads):
+        if seen is None and not self.dropping_attention and fits(qkv, self.heads):
             mixed = short_attention(qkv, *angles, self.heads)  # R T H C
         else:
             q, k, v = (part.transpose(1, 2) for part in qkv_rope(qkv, angles, self.heads))  # each R H T C
-            mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2)
+            mixed = attend(q, k, v, seen, self.dropping_attention).transpose(1, 2)
         return linear(mixed.reshape(r, t, d), self.out)
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
@@ -79,7 +80,8 @@ class Llama(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.dropout = number(model.dropout)
+        self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
+        self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
         self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
         turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)
@@ -87,14 +89,17 @@ class Llama(LanguageModel):
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
         x = embedding_lookup(self.embedding, inputs.ids, stream_type(self.embedding.weight))
+        if self.word_dropout and self.training:
+            x = x * seen_words(self.embedding, inputs.ids, self.word_dropout, x.dtype)
         x = F.dropout(x, self.dropout, self.training)
         angles = turns(self.frequencies, inputs.ids.shape[1])
         seen = None
         if inputs.document_mask and inputs.segments is not None:
             documents = Documents(inputs.segments)
-            seen = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+            seen = documents.seen(x, self.heads, self.attention_dropout if self.training else 0.0)
             angles = turns_at(documents.positions, angles)
-        return self._through_blocks(x, angles, [seen] * len(self.blocks))
+        x = self._through_blocks(x, angles, [seen] * len(self.blocks))
+        return F.dropout(x, self.output_dropout, self.training)
 
     def past(self, length: int) -> list[Kept]:
         return [Kept(length) for _ in self.blocks]

@@ -28,7 +28,7 @@ def _config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(model.rotary_scaling),
         "attention_bias": model.bias,
         "mlp_bias": model.bias,
-        "attention_dropout": model.dropout,
+        "attention_dropout": model.attention_rate,
         "tie_word_embeddings": model.tied,
         "bos_token_id": None,
         "eos_token_id": None,

@@ -121,7 +121,7 @@ class SwiftFamily(LlamaFamily):
         if self._one_pass(model, setting):
             return s * heads
         gates = (1 if setting.compiled else 2) * s * heads
-        if (model.dropout and not setting.gpu) or self._rotated_in_one_pass(model, setting):
+        if (model.attention_rate and not setting.gpu) or self._rotated_in_one_pass(model, setting):
             return gates
         needed = parts_of(model).has("qk_norm") and (s == 4 or setting.compiled)  # by the norms
         return gates + (s * k if needed else -s * (model.width + k))
@@ -153,10 +153,13 @@ class SwiftFamily(LlamaFamily):
         if not parts.has("qk_norm"):
             return found
         found += n * 4 * (model.heads + (model.kv_heads or model.heads))
-        if setting.compiled or self._one_pass(model, setting):
+        if self._one_pass(model, setting):
             return found
+        plain = bool(model.attention_rate) and not setting.gpu  # products, which also keep what they read
+        if setting.compiled:
+            return found + plain * setting.number * n * (turned + self.key_channels(model))
         found += n * 4 * turned * (parts.has("gains") + (setting.number == 2))
-        if model.dropout and not setting.gpu and setting.number == 4:  # they are parts of the product, which is kept
+        if plain and setting.number == 4:
             found += n * 4 * (turned + self.key_channels(model))
         return found
 
@@ -182,7 +185,7 @@ class SwiftFamily(LlamaFamily):
 
     def shared_bytes(self, model: Model, length: int, setting: Setting) -> int:
         """The mask of local layers, where rows have no documents and no kernel skips what is outside the window."""
-        flex = setting.gpu and length >= FLEX and not model.dropout
+        flex = setting.gpu and length >= FLEX and not model.attention_rate
         local = any((self.window(model, layer) or length) < length for layer in range(model.layers))
         return setting.number * length * length if local and not (setting.document_mask or flex) else 0
 

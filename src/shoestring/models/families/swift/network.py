@@ -21,7 +21,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, PlainNorm, RMSNorm, draw_weights, no_change, run, stream_type
-from shoestring.models.layers.embedding_lookup import embedding_lookup
+from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.normed_heads import add_values, normed_heads
 from shoestring.models.layers.past import Kept
@@ -67,6 +67,7 @@ class SwiftBlock(Block):
         (up, _), (_, f) = products["mlp"]
         self.heads, self.kv_heads = model.heads, model.kv_heads or model.heads
         self.channels, self.dropout = model.width // model.heads, number(model.dropout)
+        self.attention_dropout = number(model.attention_rate)
         self.norm1, self.qkv, self.out = make_norm(model, d), nn.Linear(d, qkv, bias=False), nn.Linear(d, d, bias=False)
         self.q_norm, self.k_norm = (make_norm(model, d // model.heads) if parts.has("qk_norm") else None for _ in "qk")
         self.norm2 = make_norm(model, d)
@@ -106,7 +107,7 @@ class SwiftBlock(Block):
             q, k, v = qkv_rope(qkv, angles, self.heads)
             v = add_values(v, values, gates)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each R H T C
-        mixed = attend(q, k, v, seen, self.dropping).transpose(1, 2)
+        mixed = attend(q, k, v, seen, self.dropping_attention).transpose(1, 2)
         return linear(mixed.reshape(r, t, d), self.out)
 
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
@@ -133,7 +134,9 @@ class Swift(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.cap, self.scaled, self.dropout = parts.cap, parts.has("scales"), number(model.dropout)
+        self.cap, self.scaled = parts.cap, parts.has("scales")
+        self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
+        self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
         self.heads = Heads(model.heads, model.kv_heads or model.heads, channels)
         self.windows = [FAMILY.window(model, layer) for layer in range(model.layers)]
         turning = frequencies(channels, model.rotary_base, model.rotary_scaling)
@@ -152,8 +155,13 @@ class Swift(LanguageModel):
         segments = inputs.segments if inputs.document_mask else None
         if segments is not None:
             angles = turns_at(Documents(segments).positions, angles)
-        x = self._embedded(inputs.ids)
-        return self._through_blocks(inputs.ids, x, angles, self._seen(x, segments))
+        words = None
+        if self.word_dropout and self.training:
+            kind = stream_type(self.embedding.weight)
+            words = seen_words(self.embedding, inputs.ids, self.word_dropout, kind)
+        x = self._embedded(inputs.ids, words)
+        x = self._through_blocks(inputs.ids, x, angles, self._seen(x, segments), words)
+        return F.dropout(x, self.output_dropout, self.training)
 
     def past(self, length: int) -> list[Kept]:
         return [Kept(length, window) for window in self.windows]
@@ -165,8 +173,10 @@ class Swift(LanguageModel):
     def output(self) -> Output:
         return Output(self.head.weight, cap=self.cap)
 
-    def _embedded(self, ids: Int[Tensor, "R T"]) -> Float[Tensor, "R T D"]:
+    def _embedded(self, ids: Int[Tensor, "R T"], words: Float[Tensor, "R T 1"] | None = None) -> Float[Tensor, "R T D"]:
         x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
+        if words is not None:
+            x = x * words
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return F.dropout(x, self.dropout, self.training)
@@ -180,17 +190,24 @@ class Swift(LanguageModel):
         for window in self.windows:
             if window not in found:
                 documents = Documents(segments, window)
-                found[window] = documents.seen(x, self.heads, self.dropout if self.training else 0.0)
+                found[window] = documents.seen(x, self.heads, self.attention_dropout if self.training else 0.0)
         return [found[window] for window in self.windows]
 
     def _through_blocks(
-        self, ids: Int[Tensor, "R T"], x: Float[Tensor, "R T D"], angles: Turns, seen: Sequence[Seen | None]
+        self,
+        ids: Int[Tensor, "R T"],
+        x: Float[Tensor, "R T D"],
+        angles: Turns,
+        seen: Sequence[Seen | None],
+        words: Float[Tensor, "R T 1"] | None = None,
     ) -> Float[Tensor, "R T D"]:
-        """The normalised stream after the last block; each has what its queries see."""
+        """The normalised stream after the last block; each has what its queries see. `words` are factors of values."""
         change, first = no_change(x), x.view_as(x) if self.scaled else None  # one object twice would be another graph
         values = dict[int, Tensor]()
         if self.value_embedding is not None:
             rows = embedding_lookup(self.value_embedding, ids, x.dtype)
+            if words is not None:  # a word that is not seen has no values either
+                rows = rows * words
             values |= zip(self._valued, rows.chunk(len(self._valued), dim=-1))
         for layer, (block, of_block) in enumerate(zip(self.blocks, seen)):
             x, change = run(block, x, change, first, values.get(layer), angles, of_block)
