@@ -164,8 +164,8 @@ def test_first_weights_have_the_documented_sizes() -> None:
     [
         ({}, False),
         ({"model": {"family": "gpt2"}}, True),
-        ({"model": {"dropout": 0.1}}, True),
-        ({"model": {"attention_dropout": 0.1}}, True),
+        ({"model": {"dropout": 0.1}}, False),
+        ({"model": {"attention_dropout": 0.1}}, False),
         ({"model": {"output_dropout": 0.1, "word_dropout": 0.1}}, False),
         ({"data": {"document_mask": True}}, True),
         ({"parallel": {"shard": True}}, True),

@@ -72,10 +72,9 @@ class LlamaFamily(InFolder, Transformer):
         return model.width + 3 * self.hidden(model)
 
     def has_kernels(self, recipe: Recipe) -> bool:
-        """Not in fp32, nor for dropout, documents and recomputation."""
-        model, train, data = recipe.model, recipe.train, recipe.data
-        dropped = number(model.dropout) or number(model.attention_rate)
-        plain = train.recompute == "none" and not data.document_mask and not dropped
+        """Not in fp32, nor for documents and recomputation."""
+        train = recipe.train
+        plain = train.recompute == "none" and not recipe.data.document_mask
         return plain and train.products("cuda", has_bf16=True) != "fp32"
 
     def stream_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
