@@ -108,7 +108,7 @@ def _sizes(q: Tensor, shared: int) -> dict[str, int]:
 
 
 def _warps(sizes: dict[str, int]) -> int:
-    return max(1, min(8, sizes["PAIRS"] * sizes["Q"] // 128))
+    return max(1, min(8, sizes["PAIRS"] * sizes["Q"] // 256))
 
 
 def _outputs(
