@@ -105,7 +105,7 @@ def test_an_update_that_cannot_be_recorded_is_not_tried_again(
         tried.append(1)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graphs, "_after_failure", lambda: None)
+    monkeypatch.setattr(graphs, "after_failure", lambda: None)
     kept = Recordings(lambda _: torch.zeros(()), [], refuse)
     for _ in range(4):
         kept.of(rows(2), begin=True)
@@ -140,7 +140,7 @@ def test_what_cannot_be_recorded_is_not_tried_again(made: list[Noted], monkeypat
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(graphs, "Recording", refuse)
-    monkeypatch.setattr(graphs, "_after_failure", lambda: None)
+    monkeypatch.setattr(graphs, "after_failure", lambda: None)
     kept = recordings()
     for _ in range(4):
         assert kept.of(rows(2), begin=True) is None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shoestring.core.host import is_out_of_memory
 from shoestring.models.batch import Batch
 from shoestring.models.logits_model import first_line
+from shoestring.models.recording import after_failure, record
 
 Shape = tuple[torch.Size, torch.Size | None, int | None]
 
@@ -88,16 +89,7 @@ class Recording:
         return found
 
     def _recorded(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """The recording of a function, and its result, which each replay overwrites."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                found = run()
-        except RuntimeError as cause:  # ending a recording after OutOfMemory raises an error that hides it
-            if cause.__context__ is not None and is_out_of_memory(cause.__context__):
-                raise cause.__context__ from None
-            raise
-        return graph, found
+        return record(run, self._pool)
 
 
 class Recordings:
@@ -149,7 +141,7 @@ class Recordings:
                 self.failure = first_line(cause.__context__ or cause)  # something waits for the device, or compiles
                 for p in self._parameters:
                     p.grad = None
-                _after_failure()
+                after_failure()
         return self._recording
 
     def update(self, sums: Tensor, kind: Hashable = None) -> tuple[Tensor, ...] | None:
@@ -163,7 +155,7 @@ class Recordings:
             return self._current.update(sums, self._apply, kind)
         except RuntimeError:  # as for passes, or there is no memory for it
             self._apply = None
-            _after_failure()
+            after_failure()
             return None
 
     def drop(self) -> None:
@@ -172,10 +164,3 @@ class Recordings:
         if self._recording is not None:
             self._recording = None
             torch.cuda.empty_cache()
-
-
-def _after_failure() -> None:
-    """Take up plain passes: a recording that ends in an error leaves torch's random numbers as if it went on."""
-    torch.cuda.synchronize()
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())
