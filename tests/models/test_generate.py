@@ -90,6 +90,13 @@ def test_a_stride_that_makes_no_sense_is_refused(stride: int) -> None:
         generate(writer(), begun(), 2, length=LENGTH, stride=stride)
 
 
+@pytest.mark.parametrize(("family", "reason"), [("llama", "GPU"), ("perceiver_ar", "PerceiverAR")])
+def test_a_recording_that_is_asked_for_and_cannot_be_had_is_an_error(family: str, reason: str) -> None:
+    more = {"latents": 1} if family == "perceiver_ar" else {}
+    with pytest.raises(UserError, match=f"recorded = true: .*{reason}"):
+        generate(writer(family=family, **more), begun(), 3, length=LENGTH, recorded=True)
+
+
 def test_a_perceiver_writes_with_its_latents() -> None:
     network = writer(family="perceiver_ar", latents=1)  # with one latent every token is made from the whole row
     expected = begun()

@@ -5,6 +5,7 @@ Shapes: R rows, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from shoestring.core.errors import UserError
+from shoestring.models.decoding import LEAST, Decoder, try_decoder, try_to_write
 from shoestring.models.families.perceiver_ar.network import KeysValues, PerceiverAR
 from shoestring.models.language_model import LanguageModel
+from shoestring.models.layers.past import Kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +40,31 @@ class Drawing:
             if not allowed:
                 raise UserError(f"{name} = {getattr(self, name)}: must be {condition}")
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is sorted: from all tokens, or the likeliest."""
+        return self.temperature == 0 or (self.top_k is None and self.top_p is None)
+
     def draw(self, logits: Float[Tensor, "R V"], generator: torch.Generator | None = None) -> Int[Tensor, " R"]:
         """One id per row; the generator must be on the device of the logits."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
+        shares, ids = self.shares(logits)
+        found = torch.multinomial(shares, 1, generator=generator)
+        return found[:, 0] if ids is None else ids.gather(1, found)[:, 0]
+
+    def shares(self, logits: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R N"], Int[Tensor, "R N"] | None]:
+        """The probabilities of the N tokens that may be drawn, and their ids unless they are all of them."""
         if self.top_k is None and self.top_p is None:  # nothing to sort
             values = logits.float()
-            shares = ((values - values.amax(dim=-1, keepdim=True)) / self.temperature).softmax(dim=-1)
-            return torch.multinomial(shares, 1, generator=generator)[:, 0]
+            return ((values - values.amax(dim=-1, keepdim=True)) / self.temperature).softmax(dim=-1), None
         count = logits.shape[-1] if self.top_k is None else min(self.top_k, logits.shape[-1])
         values, likeliest = logits.float().topk(count, dim=-1)
         shares = ((values - values[:, :1]) / self.temperature).softmax(dim=-1)
         if self.top_p is not None:
             before = shares.cumsum(dim=-1) - shares
             shares = shares.masked_fill(before >= self.top_p, 0.0)
-        return likeliest.gather(1, torch.multinomial(shares, 1, generator=generator))[:, 0]
+        return shares, likeliest
 
 
 PLAIN = Drawing()
@@ -68,10 +81,13 @@ def generate(
     generator: torch.Generator | None = None,
     stride: int | None = None,
     cached: bool = True,
+    recorded: bool | None = None,
 ) -> Int[Tensor, "R more"]:
     """The rows with so many more tokens, each drawn from the prediction after the last ones, at most `length`.
 
-    `stride` and `cached` are those of `RowReader`, or `LatentReader` of a Perceiver AR.
+    `stride` and `cached` are those of `RowReader`, or `LatentReader` of a Perceiver AR. On a GPU the pass over a
+    further token is `recorded`, which gives the same up to rounding; default: where it is possible and pays; True
+    raises UserError where it is not possible.
     """
     if ids.shape[1] < 1:
         raise UserError("generate: rows without tokens; give at least one to begin with")
@@ -83,12 +99,17 @@ def generate(
         reader = RowReader(model, ids, length, stride, cached)
     training, begun = model.training, ids.shape[1]
     ids = torch.cat((ids, ids.new_zeros(len(ids), tokens)), dim=1)
+    if recorded or (recorded is None and ids.is_cuda and tokens >= LEAST):
+        reader.record(ids, drawing, generator)
     model.eval()
     try:
         for end in range(begun, begun + tokens):
-            ids[:, end] = drawing.draw(reader.logits(ids[:, :end]), generator)
+            if not reader.write(end):
+                ids[:, end] = drawing.draw(reader.logits(ids[:, :end]), generator)
     finally:
         model.train(training)
+    if recorded and reader.reason is not None:
+        raise UserError(f"generate: recorded = true: {reader.reason}")
     return ids
 
 
@@ -118,17 +139,48 @@ class RowReader:
         self._model, self._length, self._cached = model, length, cached
         self._begin = max(0, ids.shape[1] - length)
         self._past: Any = None
+        self._open: Callable[[list[Kept]], Decoder | str] | None = None
+        self.decoder: Decoder | None = None
+        """What writes tokens without the host, once it is asked for and the first token is there."""
+        self.reason: str | None = None
+        """Why it does not."""
+
+    def record(self, ids: Int[Tensor, "R T"], drawing: Drawing, generator: torch.Generator | None) -> None:
+        """Let the next tokens be written into these rows by a recording of the pass, if that can be had."""
+        self._open = lambda past: try_decoder(self._model, ids, past, drawing, generator)
+
+    def write(self, end: int) -> bool:
+        """Whether the tokens at `end` of all rows were written; otherwise they are to be drawn from `logits`."""
+        if self._open is None or self._past is None or end - self._begin > self._length:
+            return False
+        if self.decoder is None and self.reason is None:
+            keeps = isinstance(self._past, list) and all(isinstance(kept, Kept) for kept in self._past)
+            found = self._open(self._past) if keeps else f"a {type(self._model).__name__} keeps its own past"
+            self.decoder, self.reason = (None, found) if isinstance(found, str) else (found, None)
+        if self.decoder is not None:
+            self.reason = try_to_write(self.decoder, end)
+            self.decoder = self.decoder if self.reason is None else None
+        return self.decoder is not None
 
     def logits(self, ids: Int[Tensor, "R T"]) -> Float[Tensor, "R V"]:
         """The prediction after the rows, which have one token more than in the last call."""
         new = ids[:, -1:]
         if ids.shape[1] - self._begin > self._length:
-            self._begin, self._past = self._begin + self._stride, None
+            self._begin, self._past = self._begin + self._stride, self._cleared()
+            new = ids[:, self._begin :]
         if self._past is None:
             new, self._past = ids[:, self._begin :], self._model.past(self._length) if self._cached else None
         if self._past is None:
             return self._model.last_logits(new)
         return self._model.read_on(new, self._past)
+
+    def _cleared(self) -> Any:
+        """What was kept, to begin anew in the tensors that were recorded; None: there is no recording."""
+        if self.decoder is None:
+            return None
+        for kept in self._past:
+            kept.clear()
+        return self._past
 
 
 class LatentReader:
@@ -156,6 +208,14 @@ class LatentReader:
         self._begin, self._split = max(0, ids.shape[1] - model.length), max(0, ids.shape[1] - model.latents)
         self._model, self._cached = model, cached
         self._past: list[KeysValues | None] | None = None
+        self.reason: str | None = None
+
+    def record(self, ids: Int[Tensor, "R T"], drawing: Drawing, generator: torch.Generator | None) -> None:  # noqa: ARG002
+        self.reason = "no kernels for a PerceiverAR"
+
+    def write(self, end: int) -> bool:  # noqa: ARG002
+        """Nothing is recorded."""
+        return False
 
     def logits(self, ids: Int[Tensor, "R T"]) -> Float[Tensor, "R V"]:
         """The prediction after the rows, which have one token more than in the last call."""

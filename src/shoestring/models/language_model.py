@@ -18,6 +18,7 @@ from shoestring.models.batch import Batch
 from shoestring.models.layers.adapter import NAME as ADAPTER
 from shoestring.models.layers.blocks import scoring_mode
 from shoestring.models.layers.cross_entropy import linear_cross_entropy, soft_cap, token_cross_entropy
+from shoestring.models.layers.next_token import Parts, Unsupported
 
 Rows = Int[Tensor, "rows tokens"]
 """Token ids; a row of `length + 1` tokens makes up to `length` predictions."""
@@ -114,6 +115,10 @@ class LanguageModel(nn.Module, ABC):
     def read_on(self, ids: Rows, past: Any) -> Float[Tensor, "rows vocabulary"]:  # noqa: ARG002
         """The prediction after the last of further tokens, which are added to the past."""
         raise AssertionError("this model keeps no past")
+
+    def parts(self) -> Parts:
+        """The tensors for the kernels of `next_token`; raises Unsupported for a network that they cannot compute."""
+        raise Unsupported(f"no kernels for a {type(self).__name__}")
 
     def _hidden_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.hidden(batch.inputs())

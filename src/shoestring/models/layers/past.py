@@ -28,3 +28,12 @@ class Kept:
         self._keys[:, :, begin : self.count] = k
         self._values[:, :, begin : self.count] = v
         return self._keys[:, :, : self.count], self._values[:, :, : self.count]
+
+    def tensors(self) -> tuple[Float[Tensor, "R K length C"], Float[Tensor, "R K length C"]]:
+        """Where keys and values lie, once any were added."""
+        assert self._keys is not None and self._values is not None, "there are none yet"
+        return self._keys, self._values
+
+    def clear(self) -> None:
+        """Begin anew, in the same tensors."""
+        self.count = 0

@@ -24,6 +24,7 @@ from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import LayerNorm
 from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
 from shoestring.models.layers.gelu import gelu
+from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.past import Kept
 
 EPSILON = 1e-5
@@ -73,6 +74,11 @@ class GPT2(LanguageModel):
         x = embedding_lookup(self.embedding, ids) + self.positions.weight[first : first + ids.shape[1]]
         return self.output().logits(self._through_blocks(blocks.as_stream(x), past)[:, -1])
 
+    def parts(self) -> Parts:
+        layers, norm = [block.parts() for block in self.blocks], norm_of(self.norm)  # type: ignore[operator]
+        head = Product(self.head.weight)
+        return Parts(self.embedding.weight, layers, norm, head, self.heads, positions=self.positions.weight)
+
     def _through_blocks(self, x: Float[Tensor, "R T D"], seen: Sequence[Seen | None]) -> Float[Tensor, "R T D"]:
         """The normalised stream after the last block; each has what its queries see."""
         for block, of_block in zip(self.blocks, seen):
@@ -115,3 +121,7 @@ class Block(blocks.Block):
     def _mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
         change: Tensor = self.down(gelu(self.up(self.norm2(x)), "tanh"))
         return change
+
+    def parts(self) -> Layer:
+        qkv, out, up, down = map(product_of, (self.qkv, self.out, self.up, self.down))
+        return Layer(norm_of(self.norm1), qkv, out, norm_of(self.norm2), up, "gelu", down)

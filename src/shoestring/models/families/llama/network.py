@@ -21,6 +21,7 @@ from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, no_change, run, stream_type
 from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
+from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.past import Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
 from shoestring.models.layers.short_attention import fits, short_attention
@@ -66,6 +67,10 @@ class LlamaBlock(Block):
     def mlp(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
         return swiglu_layer(linear(x, self.gate_up), self.down)
 
+    def parts(self) -> Layer:
+        qkv, out, gate_up, down = map(product_of, (self.qkv, self.out, self.gate_up, self.down))
+        return Layer(norm_of(self.norm1), qkv, out, norm_of(self.norm2), gate_up, "swiglu", down)
+
 
 class Llama(LanguageModel):
     """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
@@ -108,6 +113,11 @@ class Llama(LanguageModel):
         x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
         angles = turns(self.frequencies, ids.shape[1], past[0].count)
         return self.output().logits(self._through_blocks(x, angles, past)[:, -1])
+
+    def parts(self) -> Parts:
+        layers, norm = [block.parts() for block in self.blocks], norm_of(self.norm)  # type: ignore[operator]
+        head = Product(self.head.weight)
+        return Parts(self.embedding.weight, layers, norm, head, self.heads, frequencies=self.frequencies)
 
     def _through_blocks(
         self, x: Float[Tensor, "R T D"], angles: Turns, seen: Sequence[Seen | None]

@@ -23,6 +23,7 @@ from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, PlainNorm, RMSNorm, draw_weights, no_change, run, stream_type
 from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
+from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.normed_heads import add_values, normed_heads
 from shoestring.models.layers.past import Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
@@ -116,6 +117,20 @@ class SwiftBlock(Block):
         assert self.gate_up is not None, "an MLP has one of the two"
         return swiglu_layer(linear(x, self.gate_up), self.down)
 
+    def parts(self, window: int | None, values: Tensor | None) -> Layer:
+        gates = []  # zeros stand for the channels that a gate does not read
+        if self.value_gate is not None and values is not None:
+            weight = self.value_gate.weight
+            gates = [F.pad(weight, (0, self.qkv.in_features - weight.shape[1]))]
+        up, activation = (self.gate_up, "swiglu") if self.up is None else (self.up, "relu2")
+        assert up is not None, "an MLP has one of the two"
+        return Layer(
+            norm_of(self.norm1), product_of(self.qkv, *gates), product_of(self.out), norm_of(self.norm2),
+            product_of(up), activation, product_of(self.down), window,
+            None if self.q_norm is None or self.k_norm is None else (self.q_norm.weight, self.k_norm.weight),
+            values, None if self.scales is None else self.scales.weight,
+        )  # fmt: skip
+
 
 class Swift(LanguageModel):
     """Next-token prediction. Weights are drawn from `seed` on the CPU: the same on every device."""
@@ -169,6 +184,20 @@ class Swift(LanguageModel):
     def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
         angles = turns(self.frequencies, ids.shape[1], past[0].count)
         return self.output().logits(self._through_blocks(ids, self._embedded(ids), angles, past)[:, -1])
+
+    def parts(self) -> Parts:
+        values = dict[int, Tensor]()
+        if self.value_embedding is not None:
+            values |= zip(self._valued, self.value_embedding.weight.chunk(len(self._valued), dim=-1))
+        layers = [
+            block.parts(window, values.get(layer))  # type: ignore[operator]
+            for layer, (block, window) in enumerate(zip(self.blocks, self.windows))
+        ]
+        head, first = Product(self.head.weight), None if self.embedding_norm is None else norm_of(self.embedding_norm)
+        return Parts(
+            self.embedding.weight, layers, norm_of(self.norm), head, self.heads, self.cap, embedding_norm=first,
+            frequencies=self.frequencies,
+        )  # fmt: skip
 
     def output(self) -> Output:
         return Output(self.head.weight, cap=self.cap)

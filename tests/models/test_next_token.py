@@ -1,0 +1,179 @@
+"""The pass over one further token in a few kernels: in Triton's interpreter here, and on a GPU in tests/gpu.
+
+The oracle is the network in float64 over whole rows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from scripts import run_script
+from torch import nn
+
+from shoestring.core.sections import Model
+from shoestring.models.language_model import build
+from shoestring.models.layers.adapter import Adapter, add_adapter
+from shoestring.models.layers.next_token import SHARED, TILE, Unsupported, matrix_shape, product_of, vector_shape
+
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+
+INTERPRETED = """
+import copy
+import torch
+from shoestring.core.sections import Model
+from shoestring.models.language_model import build
+from shoestring.models.layers import next_token
+from shoestring.models.layers.next_token import NextToken
+
+VOCABULARY, LENGTH = 37, 12
+
+def network(**fields):
+    model = Model(**({"width": 16, "layers": 2, "heads": 2, "hidden": 24, "tied": False} | fields))
+    found, noise = build(model, VOCABULARY, LENGTH, 0), torch.Generator().manual_seed(1)
+    for parameter in found.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.3)
+    return found.eval()
+
+def check(rows, begun, tokens, **fields):
+    ours = network(**fields)
+    exact = copy.deepcopy(ours).double()
+    ids = torch.randint(VOCABULARY, (rows, begun + tokens), generator=torch.Generator().manual_seed(2))
+    past = ours.past(LENGTH)
+    ours.read_on(ids[:, : begun], past)
+    found = NextToken(ours.parts(), ids, past, torch.float32)
+    found.place.copy_(torch.tensor([begun, begun + 1]))
+    for end in range(begun + 1, begun + tokens):
+        logits, expected = found.logits_of_newest(), exact.logits(ids[:, :end])[:, -1]
+        off = ((logits - expected).abs().max() / expected.abs().max()).item()
+        assert off < 2e-6, (fields, rows, end, off)
+        assert found.place.tolist() == [end, end + 1]
+        written = ids[:, end].clone()
+        found.choose(1.0, None)
+        assert torch.equal(ids[:, end], logits.argmax(-1))
+        ids[:, end] = written
+
+with torch.no_grad():
+    FIELDS
+"""
+
+LLAMA = """
+    check(1, 1, 4, family="llama")
+    check(3, 4, 4, family="llama", heads=4, kv_heads=2, bias=True, rotary_scaling="linear:2", layers=1)
+    check(2, 3, 3, family="llama", heads=2, width=20, hidden=40, tied=True, layers=1)
+    next_token.LEAST_KEYS, next_token.MOST_SPLITS = 2, 4
+    wide = NextToken.__init__
+
+    def split(self, *given):  # the keys of a row over several programs
+        wide(self, *given)
+        self._splits = 4
+        groups, (queries, channels) = len(self._arrived), self._padded
+        self._partial = torch.zeros(groups, 4, queries, channels)
+        self._sums = torch.zeros(groups, 4, 2, queries)
+
+    NextToken.__init__ = split
+    import shoestring.models.kernels.decoding as kernels
+    run = next_token.NextToken._attend
+    plain = kernels.attention_kernel
+
+    class Small:
+        def __getitem__(self, grid):
+            return lambda *given, **told: plain[grid](*given, **(told | {"BLOCK": 16 if told["GP"] > 1 else 2}))
+
+    kernels.attention_kernel = Small()
+    check(1, 2, 9, family="llama", layers=1)
+    next_token.LEAST_KEYS = 16
+    check(1, 2, 4, family="llama", layers=1, heads=4, kv_heads=2)
+"""
+
+SWIFT = """
+    all_parts = "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales"
+    check(1, 2, 4, family="swift", heads=4, kv_heads=2, layers=3, parts=all_parts, window=2, full_every=2)
+    check(4, 2, 4, family="swift", layers=2, parts="value_embeddings, soft_cap", window=4, tied=True)
+"""
+
+GPT2 = """
+    check(1, 2, 4, family="gpt2", tied=True)
+    check(4, 2, 3, family="gpt2", layers=1)
+"""
+
+CHOICE = """
+from shoestring.models.kernels.decoding import choose_kernel
+logits, noise = torch.randn(3, 300), torch.empty(3, 300).exponential_()
+for temperature in (0.5, 1.0, 3.0, 1e-30):
+    rows, place = torch.zeros(3, 5, dtype=torch.int64), torch.tensor([1, 3], dtype=torch.int32)
+    choose_kernel[(3,)](rows, logits, noise, place, 5, 300, temperature, DRAWN=True, EARLY=False, BLOCK=128)
+    shares = ((logits - logits.amax(1, keepdim=True)).double() / temperature).softmax(1)
+    assert torch.equal(rows[:, 2], (shares / noise).argmax(1))
+    assert not rows[:, [0, 1, 3, 4]].any()
+"""
+
+DECODER = """
+    from shoestring.models import decoding
+    from shoestring.models.generate import Drawing, RowReader, generate
+
+    class Graph:
+        count = 0
+
+        def __init__(self, run):
+            self.run = run
+
+        def replay(self):
+            Graph.count += 1
+            self.run()
+
+    decoding._has_kernels = lambda rows: True
+    decoding.record = lambda run, generator: (Graph(run), None)
+    wide = [dict(temperature=0.0), dict(), dict(temperature=0.7, top_k=5), dict(top_p=0.8)]
+    for number, drawing in enumerate(wide):
+        ours = network(family=("llama", "swift", "gpt2")[number % 3], layers=1)
+        begun = torch.randint(VOCABULARY, (1 + number, 1 + 5 * number), generator=torch.Generator().manual_seed(3))
+        found = []
+        for recorded in (True, False):
+            generator = torch.Generator().manual_seed(4)
+            told = {"drawing": Drawing(**drawing), "generator": generator, "stride": (None, 2, 6, 4)[number]}
+            found.append(generate(ours, begun, 16, length=LENGTH, recorded=recorded, **told))
+        assert torch.equal(*found), (number, found)
+    assert Graph.count > 35
+
+    decoding.record = lambda run, generator: 1 / 0  # once it cannot be recorded, the rest is written as usual
+    decoding.after_failure = lambda generator: None
+    ours, begun = network(layers=1), torch.ones(2, 3, dtype=torch.int64)
+    found = generate(ours, begun, 16, length=LENGTH, recorded=None, drawing=Drawing(temperature=0.0))
+    reader = RowReader(ours, begun, LENGTH)
+    ids = torch.cat((begun, torch.zeros(2, 16, dtype=torch.int64)), 1)
+    reader.record(ids, Drawing(temperature=0.0), None)
+    for end in range(3, 19):
+        if not reader.write(end):
+            ids[:, end] = reader.logits(ids[:, :end]).argmax(-1)
+    assert torch.equal(ids, found) and reader.reason == "division by zero"
+"""
+
+
+@needs_triton
+@pytest.mark.parametrize("checks", [LLAMA, SWIFT, GPT2 + CHOICE, DECODER], ids=["llama", "swift", "gpt2", "decoder"])
+def test_the_logits_are_those_of_whole_rows_in_float64(tmp_path: Path, checks: str) -> None:
+    run_script(tmp_path, INTERPRETED.replace("    FIELDS", checks), interpret=True)
+
+
+def test_networks_without_such_kernels_say_so() -> None:
+    model = Model(family="perceiver_ar", width=16, layers=1, heads=2, latents=2)
+    with pytest.raises(Unsupported, match="PerceiverAR"):
+        build(model, 9, 4, 0).parts()
+    layer = nn.Linear(4, 4)
+    assert product_of(layer).weight is layer.weight
+    add_adapter(layer, Adapter(layer, 2, 1.0, None))
+    with pytest.raises(Unsupported, match=r"nn\.Linear"):
+        product_of(layer)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("k", [16, 768, 3072, 11_008])
+def test_a_program_holds_few_bytes_of_weights(k: int, size: int) -> None:
+    for n in (16, 768, 50_257):
+        one, more = vector_shape(n, k, size, 132), matrix_shape(16, n, size, 132)
+        assert one["BK"] >= k and (one["BN"] == 1 or one["BN"] * one["BK"] * size <= TILE)
+        for rows in (3, 16, 17, 64, 100):
+            more = matrix_shape(rows, n, size, 132)
+            assert more["num_stages"] * more["BK"] * size * (2 * more["BN"] + more["BM"]) <= SHARED
