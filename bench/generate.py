@@ -1,10 +1,14 @@
-"""Tokens per second of texts: with what a network keeps of the tokens before, without, and by transformers.
+"""Tokens per second of texts, beside the limit of the memory: recorded, as before, without cache, by transformers.
 
-python bench/generate.py [--only NAME …] [--repeats 3] [--out FOLDER]
+    python bench/generate.py [--only NAME …] [--tokens 128] [--repeats 3] [--out FOLDER]
 
-The same network, its weights saved in the format of transformers, and the same likeliest tokens, which are compared.
-The ways take turns, and the best of each counts. The limit is that of reading all weights once per token, at the speed
-at which this device copies a large tensor.
+"recorded" replays a CUDA graph per token, "kept" launches every kernel from Python; both are timed from the fifth new
+token on, when all is compiled, recorded and read. "whole rows" keeps nothing, and "transformers" has the same weights;
+both are timed over a whole call, for some of the networks. The best of some repeats counts. All write the likeliest
+tokens, which are compared with those of "kept"; once one differs, so do those after it.
+
+The limit is that of reading all weights once per token, and the keys and values of every text, at the speed at which
+this device copies a large tensor. A row of results is printed and kept as soon as it is there.
 """
 
 from __future__ import annotations
@@ -14,26 +18,48 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import record
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.family import family_of
 from shoestring.core.sections import Model
-from shoestring.models.generate import Drawing, generate
-from shoestring.models.language_model import build
+from shoestring.models.generate import Drawing, RowReader, generate
+from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.transformers_format import save_transformers
 from shoestring.probe.machine import pick_device
 
-PROMPT, LIKELIEST = 32, Drawing(temperature=0.0)
-CASES: dict[str, tuple[Model, int, int, int]] = {
-    "Llama 256 × 6, one text": (Model(width=256, layers=6, heads=4), 256, 512, 1),
-    "Llama 256 × 6, 16 texts": (Model(width=256, layers=6, heads=4), 256, 512, 16),
-    "GPT-2 124 M, one text": (Model(family="gpt2", width=768, layers=12, heads=12), 50257, 1024, 1),
-    "GPT-2 124 M, 16 texts": (Model(family="gpt2", width=768, layers=12, heads=12), 50257, 1024, 16),  # for a GPU
+PROMPT, WARM, LIKELIEST = 32, 4, Drawing(temperature=0.0)
+PATIENCE = 1.0
+"""Seconds after which a way is not repeated."""
+
+
+class Case(NamedTuple):
+    model: Model
+    vocabulary: int
+    length: int
+    texts: int
+    peers: bool = False
+    """Whether whole rows and transformers are timed too."""
+
+
+_SMALL, _GPT2 = Model(width=256, layers=6, heads=4), Model(family="gpt2", width=768, layers=12, heads=12)
+_SWIFT = Model(family="swift", width=512, layers=8, heads=8)
+_LLAMA, _LARGE = Model(width=768, layers=12, heads=12), Model(width=1280, layers=24, heads=20)
+_KINDS = {
+    "Llama 256 × 6": (_SMALL, 256, 512, True),
+    "Swift 25 M": (_SWIFT, 256, 1024, False),
+    "GPT-2 124 M": (_GPT2, 50257, 1024, True),
+    "Llama 124 M": (_LLAMA, 50257, 1024, False),
+    "Llama 500 M": (_LARGE, 50257, 1024, False),
 }
-"""Network, vocabulary, length of rows, texts."""
+CASES = {
+    f"{name}, {'one text' if texts == 1 else f'{texts} texts'}": Case(model, vocabulary, length, texts, peers)
+    for name, (model, vocabulary, length, peers) in _KINDS.items()
+    for texts in (1, 16)
+}
 
 
 def copied_per_second(device: torch.device) -> float:
@@ -45,48 +71,98 @@ def copied_per_second(device: torch.device) -> float:
 
 def timed(work: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
     """How long it took, and what came of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait(device)
     started = time.perf_counter()
     found = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait(device)
     return time.perf_counter() - started, found
 
 
-def measure(case: tuple[Model, int, int, int], tokens: int, repeats: int, device: torch.device) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
-    model, vocabulary, length, texts = case
+
+@torch.no_grad()
+def write(network: LanguageModel, ids: Tensor, tokens: int, length: int, recorded: bool) -> tuple[float, Tensor]:
+    """Tokens per second after the first few, and the rows."""
+    reader, begun = RowReader(network, ids, length), ids.shape[1]
+    ids = torch.cat((ids, ids.new_zeros(len(ids), tokens)), dim=1)
+    if recorded:
+        reader.record(ids, LIKELIEST, None)
+    started = 0.0
+    for end in range(begun, begun + tokens):
+        if end == begun + WARM:
+            wait(ids.device)
+            started = time.perf_counter()
+        if not reader.write(end):
+            ids[:, end] = LIKELIEST.draw(reader.logits(ids[:, :end]))
+    wait(ids.device)
+    assert not recorded or reader.reason is None, reader.reason
+    return len(ids) * (tokens - WARM) / (time.perf_counter() - started), ids
+
+
+def measure(case: Case, tokens: int, repeats: int, device: torch.device, speed: float) -> dict[str, Any]:
+    model, vocabulary, length, texts, peers = case
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     network = build(model, vocabulary, length, 0)
+    ids = torch.randint(vocabulary, (texts, PROMPT), generator=torch.Generator().manual_seed(0)).to(device)
+    ways: dict[str, Callable[[], tuple[float, Tensor]]] = {"kept": lambda: write(network, ids, tokens, length, False)}
+    if device.type == "cuda":
+        ways["recorded"] = lambda: write(network, ids, tokens, length, True)
+    if peers:
+        theirs = as_transformers(network, model, vocabulary, length).to(device, kind).eval()
+        told = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
+
+        def whole(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
+            seconds, found = timed(work, device)
+            return texts * tokens / seconds, found
+
+        ways["whole rows"] = lambda: whole(
+            lambda: generate(network, ids, tokens, length=length, drawing=LIKELIEST, cached=False)
+        )
+        ways["transformers"] = lambda: whole(lambda: theirs.generate(ids, attention_mask=torch.ones_like(ids), **told))
+    network = network.to(device, kind).eval()
+    written, best = dict[str, Tensor](), dict.fromkeys(ways, 0.0)
+    for way, work in ways.items():
+        started = time.perf_counter()
+        for _ in range(repeats):
+            found, written[way] = work()
+            best[way] = max(best[way], found)
+            if time.perf_counter() - started > PATIENCE:
+                break
+    same = {way: float((written[way] == written["kept"]).float().mean()) for way in ways}
+    weights = sum(p.numel() * p.element_size() for p in read_weights(network))
+    kept = kept_bytes(model, kind.itemsize, min(PROMPT + (WARM + tokens) // 2, length))
+    limit = texts * speed / (weights + texts * kept)
+    return {
+        "tokens_per_second": best, "share_of_limit": {way: rate / limit for way, rate in best.items()}, "limit": limit,
+        "same_tokens": same, "weight_bytes": weights, "kept_bytes": kept, "tokens": tokens, "texts": texts,
+    }  # fmt: skip
+
+
+def as_transformers(network: LanguageModel, model: Model, vocabulary: int, length: int) -> Any:
+    from transformers import AutoModelForCausalLM
+
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "model"
         save_transformers(network, model, vocabulary, length, place)
-        theirs: Any = AutoModelForCausalLM.from_pretrained(place, dtype=kind).to(device).eval()
-    network = network.to(device, kind).eval()
-    ids = torch.randint(vocabulary, (texts, PROMPT), generator=torch.Generator().manual_seed(0)).to(device)
-    told = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
-    ways: dict[str, Callable[[], Tensor]] = {
-        "kept": lambda: generate(network, ids, tokens, length=length, drawing=LIKELIEST),
-        "whole rows": lambda: generate(network, ids, tokens, length=length, drawing=LIKELIEST, cached=False),
-        "transformers": lambda: theirs.generate(ids, attention_mask=torch.ones_like(ids), **told),
-    }
-    written, best = dict[str, Tensor](), dict.fromkeys(ways, 0.0)
-    for _ in range(repeats):
-        for way, work in ways.items():
-            seconds, written[way] = timed(work, device)
-            best[way] = max(best[way], texts * tokens / seconds)
-    same = {way: float((written[way] == written["kept"]).float().mean()) for way in ways}
-    read = sum(p.numel() * p.element_size() for p in _read_weights(network))
-    return {"tokens_per_second": best, "same_tokens": same, "weight_bytes": read, "tokens": tokens, "texts": texts}
+        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
 
 
-def _read_weights(network: nn.Module) -> list[nn.Parameter]:
+def read_weights(network: nn.Module) -> list[nn.Parameter]:
     """What is read as a whole for every token; of a table that is not the output product too, one row is."""
     tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
     products = {id(m.weight) for m in network.modules() if isinstance(m, nn.Linear)}
     return [p for p in network.parameters() if id(p) not in tables or id(p) in products]
+
+
+def kept_bytes(model: Model, size: int, positions: int) -> int:
+    """Keys and values that a token of one text reads after so many positions."""
+    family: Any = family_of(model)
+    windows = [family.window(model, i) if hasattr(family, "window") else None for i in range(model.layers)]
+    channels = (model.kv_heads or model.heads) * (model.width // model.heads)
+    return sum(2 * channels * size * min(window or positions, positions) for window in windows)
 
 
 def main() -> None:
@@ -96,13 +172,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    device, found = pick_device(), {}
+    device, results = pick_device(), dict[str, Any]()
     speed = copied_per_second(device)
     for name in given.only:
-        found[name] = measure(CASES[name], given.tokens, given.repeats, device)
-        found[name]["limit"] = found[name]["texts"] * speed / found[name]["weight_bytes"]
-        print(name, found[name], flush=True)
-    record.write("generate", {"bytes_per_second": speed, "results": found}, given.out)
+        found = results[name] = measure(CASES[name], given.tokens, given.repeats, device, speed)
+        rates = ", ".join(
+            f"{way} {rate:,.0f} ({found['share_of_limit'][way]:.0%})"
+            for way, rate in found["tokens_per_second"].items()
+        )
+        print(f"{name}: {rates}; limit {found['limit']:,.0f} tokens/s; same tokens {found['same_tokens']}", flush=True)
+        record.write("generate", {"bytes_per_second": speed, "results": results}, given.out)
 
 
 if __name__ == "__main__":

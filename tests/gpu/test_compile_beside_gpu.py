@@ -45,7 +45,7 @@ from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
 from shoestring.training import learner as module
 from shoestring.training.learner import Learner
-from shoestring.training.triton_kernels import load_kernels
+from shoestring.models.triton_kernels import load_kernels
 
 found = []
 module.load_kernels = lambda *given: found.append(load_kernels(*given))

@@ -17,6 +17,52 @@ from shoestring.models.language_model import build
 from shoestring.models.layers.adapter import Adapter, add_adapter
 from shoestring.models.layers.next_token import SHARED, TILE, Unsupported, matrix_shape, product_of, vector_shape
 
+AHEAD = """
+import sys
+from ahead import compile_ahead
+from triton.compiler import ASTSource
+from shoestring.models.kernels import decoding as kernels
+from shoestring.models.layers.next_token import matrix_shape, vector_shape
+
+KINDS = {"rows": "*i64", "place": "*i32", "arrived": "*i32", "temperature": "fp32"}
+COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride")
+WIDE = ("qkv", "cos", "sin", "q_gain", "k_gain", "table", "partial", "sums", "gain", "shift", "bias", "scales", "logits",
+        "noise", "positions")
+
+def used(kernel, constants, **options):
+    constants = constants | {"EARLY": True}
+    kinds = KINDS | dict.fromkeys(COUNTS, "i32") | dict.fromkeys(WIDE, "*fp32")
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "*bf16") for n in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return compile_ahead(source, 90, launch_pdl=True, **options)
+
+def product(kernel, k, shape, norm=0, act=0, add=False, **more):
+    tiles = {name: size for name, size in shape.items() if name.startswith("B")}
+    options = {name: size for name, size in shape.items() if name.startswith("num_")}
+    constants = {"K": k, "EPS": 1e-5, "NORM": norm, "ACT": act, "BIAS": False, "ADD": add, "SCALED": False, "CAP": 0.0,
+                 "ADVANCE": False}
+    made = used(kernel, constants | tiles | more, **options)
+    assert not made.stack, (kernel.__name__, k, shape, made)
+    assert made.has("mma") == (kernel is kernels.matrix_kernel)
+
+for d, f in ((768, 2048), (1280, 3424)):
+    for n, k, size, told in ((3 * d, d, 2, dict(norm=1)), (d, d, 2, dict(add=True)), (f, d, 4, dict(norm=1, act=1)),
+                             (d, f, 2, dict(add=True)), (50257, d, 2, dict(norm=1, ADVANCE=True))):
+        product(kernels.vector_kernel, k, vector_shape(n, k, size, 132), **told)
+        product(kernels.matrix_kernel, k, matrix_shape(16, n, 2, 132), **told)
+product(kernels.vector_kernel, 768, vector_shape(3072, 768, 2, 132), norm=2, act=3, BIAS=True)
+product(kernels.matrix_kernel, 768, matrix_shape(16, 3072, 2, 132), norm=2, act=3, BIAS=True)
+for group, channels in ((1, 64), (1, 128), (4, 64), (4, 80)):
+    constants = {"KV": 4, "G": group, "C": channels, "GP": 1 if group == 1 else 16, "CP": 64 if channels == 64 else 128,
+                 "WINDOW": 0, "EPS": 1e-5, "QK_NORM": False, "ROTATE": True, "VALUES": False, "SPLITS": 8, "LEAST": 128,
+                 "BLOCK": 64 if channels == 64 else 32}
+    assert not used(kernels.attention_kernel, constants, num_warps=4).stack
+used(kernels.choose_kernel, {"DRAWN": True, "BLOCK": 8192}, num_warps=16)
+constants = {"K": 768, "EPS": 1e-5, "NORM": 1, "POSITIONS": True, "SCALED": True, "BLOCK": 1024}
+assert not used(kernels.embed_kernel, constants, num_warps=4).stack
+"""
+
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 INTERPRETED = """
@@ -155,6 +201,11 @@ DECODER = """
 @pytest.mark.parametrize("checks", [LLAMA, SWIFT, GPT2 + CHOICE, DECODER], ids=["llama", "swift", "gpt2", "decoder"])
 def test_the_logits_are_those_of_whole_rows_in_float64(tmp_path: Path, checks: str) -> None:
     run_script(tmp_path, INTERPRETED.replace("    FIELDS", checks), interpret=True)
+
+
+@needs_triton
+def test_the_kernels_compile_for_the_chip(tmp_path: Path) -> None:
+    run_script(tmp_path, AHEAD)
 
 
 def test_networks_without_such_kernels_say_so() -> None:

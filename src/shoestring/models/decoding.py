@@ -20,6 +20,7 @@ from shoestring.models.layers.operators import HALF, HAS_TRITON
 from shoestring.models.layers.past import Kept
 from shoestring.models.logits_model import first_line
 from shoestring.models.recording import after_failure, record
+from shoestring.models.triton_kernels import load_kernels
 
 LEAST = 64
 """Tokens from which on recording pays: kernels that are new to a machine take seconds to compile."""
@@ -88,8 +89,10 @@ class Decoder:
         with torch.cuda.device_of(self._rows):
             position = self._past[0].count
             if self._place != (position, end):
-                self._step.place.copy_(torch.tensor((position, end), dtype=torch.int32))
+                self._put(position, end)
             if not self._launched:
+                load_kernels(self._step.logits_of_newest, self._rows.device)
+                self._put(position, end)  # kernels that were there already have advanced it
                 self._launch()
             else:
                 if self._graph is None:
@@ -98,6 +101,9 @@ class Decoder:
         self._launched, self._place = True, (position + 1, end + 1)
         for kept in self._past:
             kept.count += 1
+
+    def _put(self, position: int, end: int) -> None:
+        self._step.place.copy_(torch.tensor((position, end), dtype=torch.int32))
 
     def _launch(self) -> None:
         logits, drawing = self._step.logits_of_newest(), self._drawing

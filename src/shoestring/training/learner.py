@@ -23,6 +23,7 @@ from shoestring.core.sections import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.models.layers.blocks import Block, scoring_as_in_training
+from shoestring.models.triton_kernels import load_kernels
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.training.compiling import CompilingBeside, compile_layers
 from shoestring.training.graphs import Recordings
@@ -31,7 +32,6 @@ from shoestring.training.optimizer import Optimizer, squared_norm
 from shoestring.training.passes import OutOfMemory, Tally, Update, half
 from shoestring.training.precision import ATTENTION, DTYPES, has_bf16, passing, settle_products
 from shoestring.training.sharding import forget_whole, local_part, shard_model, sum_gradients
-from shoestring.training.triton_kernels import load_kernels
 
 SomeRows = Batch | Tensor | NDArray[np.int64]
 """A batch, or the ids of rows that are one stream, (rows, length + 1)."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.training.triton_kernels import load_kernels
+from shoestring.models.triton_kernels import load_kernels
 
 CPU = torch.device("cpu")
 
