@@ -25,9 +25,9 @@ from shoestring.models.kernels import decoding as kernels
 from shoestring.models.layers.next_token import matrix_shape, vector_shape
 
 KINDS = {"rows": "*i64", "place": "*i32", "arrived": "*i32", "temperature": "fp32"}
-COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride")
-WIDE = ("qkv", "cos", "sin", "q_gain", "k_gain", "table", "partial", "sums", "gain", "shift", "bias", "scales", "logits",
-        "noise", "positions")
+COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride", "lines")
+WIDE = ("qkv", "cos", "sin", "q_gain", "k_gain", "table", "partial", "sums", "gain", "shift", "bias", "scales",
+        "logits", "noise", "positions")
 
 def used(kernel, constants, **options):
     constants = constants | {"EARLY": True}
@@ -58,7 +58,7 @@ for group, channels in ((1, 64), (1, 128), (4, 64), (4, 80)):
                  "WINDOW": 0, "EPS": 1e-5, "QK_NORM": False, "ROTATE": True, "VALUES": False, "SPLITS": 8, "LEAST": 128,
                  "BLOCK": 64 if channels == 64 else 32}
     assert not used(kernels.attention_kernel, constants, num_warps=4).stack
-used(kernels.choose_kernel, {"DRAWN": True, "BLOCK": 8192}, num_warps=16)
+assert not used(kernels.choose_kernel, {"DRAWN": True, "BLOCK": 4096}, num_warps=16).stack
 constants = {"K": 768, "EPS": 1e-5, "NORM": 1, "POSITIONS": True, "SCALED": True, "BLOCK": 1024}
 assert not used(kernels.embed_kernel, constants, num_warps=4).stack
 """

@@ -227,23 +227,30 @@ def _head(
     return x.to(kind)
 
 
-@triton.jit(do_not_specialize=["width", "length"])
+@triton.jit(do_not_specialize=["width", "length", "lines"])
 def attention_kernel(
-    out, qkv, keys, values, cos, sin, q_gain, k_gain, table, rows, place, partial, sums, arrived, width, length,
-    stride, table_stride, KV: tl.constexpr, G: tl.constexpr, C: tl.constexpr, GP: tl.constexpr, CP: tl.constexpr,
+    out, qkv, keys, values, cos, sin, q_gain, k_gain, table, rows, place, partial, sums, arrived, later, width, length,
+    stride, table_stride, lines, KV: tl.constexpr, G: tl.constexpr, C: tl.constexpr, GP: tl.constexpr, CP: tl.constexpr,
     WINDOW: tl.constexpr, EPS: tl.constexpr, QK_NORM: tl.constexpr, ROTATE: tl.constexpr, VALUES: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Add the newest token's key and value to what is kept, and mix the values that its queries see.
 
     A program has the G queries of one key head (padded to GP) and one of SPLITS parts of the keys, each at least LEAST;
-    the last to arrive joins their sums. With VALUES, the product ends with a gate per key head for `table`.
+    the last to arrive joins their sums. With VALUES, the product ends with a gate per key head for `table`. With EARLY,
+    all of them fetch the first lines of `later`, weights that are needed soon: attention leaves the memory idle.
     """
     group, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = group // KV, group % KV
     g, c, one = tl.arange(0, GP), tl.arange(0, CP), tl.arange(0, 1)
     some = c < C
     kind: tl.constexpr = keys.dtype.element_ty
+    if EARLY:
+        line: tl.constexpr = 128 // (later.dtype.element_ty.primitive_bitwidth // 8)
+        program, programs = tl.program_id(0) * SPLITS + tl.program_id(1), tl.num_programs(0) * SPLITS
+        for begin in range(program * 512, lines, programs * 512):
+            i = begin + tl.arange(0, 512)
+            _fetch(later + i.to(tl.int64) * line, i < lines)
     _take_turn(EARLY)
     newest = tl.load(place)
     low = tl.maximum(newest - (WINDOW - 1), 0) if WINDOW else 0
@@ -337,11 +344,11 @@ def choose_kernel(
     best, index = top, tl.zeros((BLOCK,), tl.int32)
     highest = 0.0
     if DRAWN:
-        for start in range(0, V, BLOCK):
+        for start in tl.range(0, V, BLOCK, num_stages=4):
             i = start + tl.arange(0, BLOCK)
             top = tl.maximum(top, tl.load(logits + row * V + i, mask=i < V, other=float("-inf")))
         highest = tl.max(top, 0)
-    for start in range(0, V, BLOCK):
+    for start in tl.range(0, V, BLOCK, num_stages=4):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(logits + row * V + i, mask=i < V, other=float("-inf"))
         if DRAWN:

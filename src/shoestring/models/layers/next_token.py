@@ -32,6 +32,10 @@ LEAST_KEYS = 128
 MOST_SPLITS = 16
 
 
+FETCHED, LINE = 1 << 24, 128
+"""Bytes of weights that are brought into the cache of the device during attention, and those of one request."""
+
+
 class Unsupported(Exception):
     """Why the kernels cannot make the tokens of a network."""
 
@@ -163,7 +167,7 @@ class NextToken:
         from shoestring.models.kernels.decoding import choose_kernel  # imports Triton
 
         v = self.logits.shape[1]
-        block = min(8192, _power(v))
+        block = min(4096, _power(v))
         choose_kernel[(len(self._rows),)](
             self._rows, self.logits, self.logits if noise is None else noise, self.place, self._rows.shape[1], v,
             float(temperature), DRAWN=noise is not None, BLOCK=block, num_warps=_warps(block), **self._timing(),
@@ -193,8 +197,9 @@ class NextToken:
         gains, table = layer.qk_gains or (qkv, qkv), layer.values
         attention_kernel[(r * heads.keys, self._splits)](
             self._mixed, qkv, keys, values, *self._turns, *gains, qkv if table is None else table, self._rows,
-            self.place, self._partial, self._sums, self._arrived, self._rows.shape[1], self._length,
-            len(layer.qkv.weight), 0 if table is None else table.stride(0), KV=heads.keys, G=self._group,
+            self.place, self._partial, self._sums, self._arrived, layer.up.weight, self._rows.shape[1], self._length,
+            len(layer.qkv.weight), 0 if table is None else table.stride(0),
+            min(FETCHED, layer.up.weight.numel() * layer.up.weight.itemsize) // LINE, KV=heads.keys, G=self._group,
             C=heads.channels, GP=queries, CP=channels, WINDOW=window, EPS=layer.norm1.eps,
             QK_NORM=layer.qk_gains is not None, ROTATE=self._parts.frequencies is not None, VALUES=table is not None,
             SPLITS=self._splits, LEAST=LEAST_KEYS, BLOCK=64 if channels <= 64 else 32, num_warps=4, **self._timing(),
