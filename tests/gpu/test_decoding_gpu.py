@@ -74,16 +74,23 @@ SETTINGS = [  # network, type, rows, whether kernels begin early; each compiles 
 def test_logits_are_as_near_to_float64_as_those_of_plain_passes(
     name: str, kind: torch.dtype, rows: int, early: bool
 ) -> None:
-    ours = network(FIELDS[name], kind=kind)
+    check(network(FIELDS[name], kind=kind), rows, kind, early)
+
+
+def check(
+    ours: LanguageModel, rows: int, kind: torch.dtype, early: bool, count: int = 50, length: int = LENGTH
+) -> None:
+    """Ten tokens after `count`, beside plain passes and float64."""
     exact = copy.deepcopy(ours).double()
-    ids, pasts = begun(rows, 60), [ours.past(LENGTH) for _ in range(2)]
+    ids, pasts = begun(rows, count + 10), [ours.past(length) for _ in range(2)]
     for past in pasts:
-        ours.read_on(ids[:, :50], past)
+        ours.read_on(ids[:, :count], past)
     step = NextToken(ours.parts(), ids, pasts[0], kind, early)
-    step.place.copy_(torch.tensor((50, 51)))
-    for end in range(51, 61):
+    step.place.copy_(torch.tensor((count, count + 1)))
+    for end in range(count + 1, count + 11):
         found, plain = step.logits_of_newest(), ours.read_on(ids[:, end - 1 : end], pasts[1])
-        expected = exact.logits(ids[:, :end])[:, -1]
+        with torch.autocast("cuda", enabled=False):
+            expected = exact.logits(ids[:, :end])[:, -1]
         assert off(found, expected) < 1.3 * off(plain, expected) + 1e-5
         assert step.place.tolist() == [end, end + 1]
 
@@ -131,26 +138,17 @@ def test_drawn_tokens_are_those_of_the_device_without_a_generator() -> None:
 @pytest.mark.parametrize("kind", [FP32, BF16])
 @torch.no_grad()
 def test_long_rows_are_divided_among_programs(fields: dict[str, Any], kind: torch.dtype) -> None:
-    ours, length = network(fields, 2048, kind), 2048
-    ids, pasts = begun(1, 1900), [ours.past(length) for _ in range(2)]
-    for past in pasts:
-        ours.read_on(ids[:, :1700], past)
-    step = NextToken(ours.parts(), ids, pasts[0], kind, early=True)
-    step.place.copy_(torch.tensor((1700, 1701)))
-    exact = copy.deepcopy(ours).double()
-    for end in range(1701, 1900):
-        found, plain = step.logits_of_newest(), ours.read_on(ids[:, end - 1 : end], pasts[1])
-        if end % 40 == 0:
-            expected = exact.logits(ids[:, :end])[:, -1]
-            assert off(found, expected) < 1.3 * off(plain, expected) + 1e-5
+    for count in (200, 1700):
+        check(network(fields, 2048, kind), 1, kind, True, count, 2048)
 
 
+@torch.no_grad()
 def test_weights_in_float32_are_converted_once_under_autocast() -> None:
     ours = network(FIELDS["swift"])
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast("cuda", BF16):
+        check(ours, 5, BF16, True)
         found = generate(ours, begun(3), 100, length=LENGTH, drawing=LIKELIEST, recorded=True)
-    plain = generate(ours, begun(3), 100, length=LENGTH, drawing=LIKELIEST, recorded=False)
-    assert (found[:, :8] == plain[:, :8]).float().mean() > 0.8, "bf16 differs in near ties alone"
+    assert found.shape == (3, 103) and (found < VOCABULARY).all()
 
 
 @pytest.mark.parametrize("at", ["launch", "record"])

@@ -69,6 +69,8 @@ class Decoder:
         kind, length = stream_type(parts.embedding), past[0].length
         if kind not in (*HALF, torch.float32):
             raise Unsupported(f"no kernels for numbers of type {kind}")
+        if any(tensor.dtype != kind for kept in past for tensor in kept.tensors()):
+            raise Unsupported(f"keys or values are not of type {kind}")
         if parts.positions is not None and len(parts.positions) < length:
             raise Unsupported(f"rows of {length} tokens are longer than the {len(parts.positions)} positions")
         if early is None:

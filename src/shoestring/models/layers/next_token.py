@@ -25,7 +25,7 @@ FEW = 2
 """Rows up to which a product is a sum per channel; more rows are multiplied on the matrix units."""
 TILE = 16_384
 """Bytes of weights that a program holds, where a row of them has no more."""
-STAGES, SHARED = 3, 160 * 1024
+STAGES, SHARED = 4, 160 * 1024
 """Tiles that such a program loads ahead, and bytes that they may take together."""
 LEAST_KEYS = 128
 """Keys of a program of attention, at least: fewer take less time than joining the sums of two programs."""
