@@ -28,6 +28,7 @@ from shoestring.core.family import family_of
 from shoestring.core.sections import Model
 from shoestring.models.generate import Drawing, RowReader, generate
 from shoestring.models.language_model import LanguageModel, build
+from shoestring.models.layers import next_token
 from shoestring.models.transformers_format import save_transformers
 from shoestring.probe.machine import pick_device
 
@@ -141,6 +142,17 @@ def measure(case: Case, tokens: int, repeats: int, device: torch.device, speed: 
     }  # fmt: skip
 
 
+def profile(case: Case) -> str:
+    """The time on the device by kernel, of the recorded tokens of a call; where they overlap, both count."""
+    device = pick_device()
+    network = build(case.model, case.vocabulary, case.length, 0).to(device, torch.bfloat16).eval()
+    ids = torch.zeros(case.texts, PROMPT, dtype=torch.int64, device=device)
+    write(network, ids, 2 * WARM, case.length, True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        write(network, ids, 64, case.length, True)
+    return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=15, max_name_column_width=40))
+
+
 def as_transformers(network: LanguageModel, model: Model, vocabulary: int, length: int) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -170,8 +182,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--launch", nargs="*", default=[], metavar="NAME=INTEGER", help="constants of next_token.py")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of some recorded tokens, and end")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    for name, value in (each.split("=") for each in given.launch):
+        assert hasattr(next_token, name), f"no constant {name}"
+        setattr(next_token, name, int(value))
+    if given.profile:
+        for name in given.only:
+            print(name, profile(CASES[name]), sep="\n", flush=True)
+        return
     device, results = pick_device(), dict[str, Any]()
     speed = copied_per_second(device)
     for name in given.only:

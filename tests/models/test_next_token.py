@@ -15,14 +15,14 @@ from torch import nn
 from shoestring.core.sections import Model
 from shoestring.models.language_model import build
 from shoestring.models.layers.adapter import Adapter, add_adapter
-from shoestring.models.layers.next_token import SHARED, TILE, Unsupported, matrix_shape, product_of, vector_shape
+from shoestring.models.layers.next_token import SHARED, TILE, Unsupported, matrix_launch, product_of, vector_launch
 
 AHEAD = """
 import sys
 from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.models.kernels import decoding as kernels
-from shoestring.models.layers.next_token import matrix_shape, vector_shape
+from shoestring.models.layers.next_token import matrix_launch, vector_launch
 
 KINDS = {"rows": "*i64", "place": "*i32", "arrived": "*i32", "temperature": "fp32"}
 COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride", "lines")
@@ -37,22 +37,22 @@ def used(kernel, constants, **options):
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     return compile_ahead(source, 90, launch_pdl=True, **options)
 
-def product(kernel, k, shape, norm=0, act=0, add=False, **more):
-    tiles = {name: size for name, size in shape.items() if name.startswith("B")}
-    options = {name: size for name, size in shape.items() if name.startswith("num_")}
+def product(kernel, k, launch, norm=0, act=0, add=False, **more):
+    tiles = {name: size for name, size in launch.items() if name.startswith("B")}
+    options = {name: size for name, size in launch.items() if name not in tiles}
     constants = {"K": k, "EPS": 1e-5, "NORM": norm, "ACT": act, "BIAS": False, "ADD": add, "SCALED": False, "CAP": 0.0,
-                 "ADVANCE": False}
+                 "ADVANCE": False} | ({"M": 1} if kernel is kernels.vector_kernel else {})
     made = used(kernel, constants | tiles | more, **options)
-    assert not made.stack, (kernel.__name__, k, shape, made)
+    assert not made.stack, (kernel.__name__, k, launch, made)
     assert made.has("mma") == (kernel is kernels.matrix_kernel)
 
 for d, f in ((768, 2048), (1280, 3424)):
     for n, k, size, told in ((3 * d, d, 2, dict(norm=1)), (d, d, 2, dict(add=True)), (f, d, 4, dict(norm=1, act=1)),
                              (d, f, 2, dict(add=True)), (50257, d, 2, dict(norm=1, ADVANCE=True))):
-        product(kernels.vector_kernel, k, vector_shape(n, k, size, 132), **told)
-        product(kernels.matrix_kernel, k, matrix_shape(16, n, 2, 132), **told)
-product(kernels.vector_kernel, 768, vector_shape(3072, 768, 2, 132), norm=2, act=3, BIAS=True)
-product(kernels.matrix_kernel, 768, matrix_shape(16, 3072, 2, 132), norm=2, act=3, BIAS=True)
+        product(kernels.vector_kernel, k, vector_launch(1, n, k, size, 132), **told)
+        product(kernels.matrix_kernel, k, matrix_launch(16, n, 2, 132), **told)
+product(kernels.vector_kernel, 768, vector_launch(1, 3072, 768, 2, 132), norm=2, act=3, BIAS=True)
+product(kernels.matrix_kernel, 768, matrix_launch(16, 3072, 2, 132), norm=2, act=3, BIAS=True)
 for group, channels in ((1, 64), (1, 128), (4, 64), (4, 80)):
     constants = {"KV": 4, "G": group, "C": channels, "GP": 1 if group == 1 else 16, "CP": 64 if channels == 64 else 128,
                  "WINDOW": 0, "EPS": 1e-5, "QK_NORM": False, "ROTATE": True, "VALUES": False, "SPLITS": 8, "LEAST": 128,
@@ -223,8 +223,8 @@ def test_networks_without_such_kernels_say_so() -> None:
 @pytest.mark.parametrize("k", [16, 768, 3072, 11_008])
 def test_a_program_holds_few_bytes_of_weights(k: int, size: int) -> None:
     for n in (16, 768, 50_257):
-        one, more = vector_shape(n, k, size, 132), matrix_shape(16, n, size, 132)
+        one, more = vector_launch(1, n, k, size, 132), matrix_launch(16, n, size, 132)
         assert one["BK"] >= k and (one["BN"] == 1 or one["BN"] * one["BK"] * size <= TILE)
         for rows in (3, 16, 17, 64, 100):
-            more = matrix_shape(rows, n, size, 132)
+            more = matrix_launch(rows, n, size, 132)
             assert more["num_stages"] * more["BK"] * size * (2 * more["BN"] + more["BM"]) <= SHARED

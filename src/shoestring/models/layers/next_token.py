@@ -25,6 +25,8 @@ FEW = 2
 """Rows up to which a product is a sum per channel; more rows are multiplied on the matrix units."""
 TILE = 16_384
 """Bytes of weights that a program holds, where a row of them has no more."""
+REGISTERS = 80
+"""Most registers of a thread of such a program: with no limit, four run side by side, and with this one six."""
 STAGES, SHARED = 4, 160 * 1024
 """Tiles that such a program loads ahead, and bytes that they may take together."""
 LEAST_KEYS = 128
@@ -231,23 +233,25 @@ class NextToken:
             "BIAS": bias is not None, "ADD": add, "SCALED": scales is not None, "CAP": cap or 0.0, "ADVANCE": advance,
         } | self._timing()  # fmt: skip
         if m <= FEW:
-            shape = vector_shape(n, k, weight.itemsize * len(weight) // n, self._units)
-            vector_kernel[(-(-n // shape["BN"]),)](*given, **constants, **shape)
+            launch = vector_launch(m, n, k, weight.itemsize * len(weight) // n, self._units)
+            vector_kernel[(-(-n // launch["BN"]),)](*given, **constants, **launch)
         else:
-            shape = matrix_shape(m, n, weight.itemsize, self._units)
-            matrix_kernel[(-(-n // shape["BN"]), -(-m // shape["BM"]))](*given, **constants, **shape)
+            launch = matrix_launch(m, n, weight.itemsize, self._units)
+            matrix_kernel[(-(-n // launch["BN"]), -(-m // launch["BM"]))](*given, **constants, **launch)
 
 
-def vector_shape(n: int, k: int, size: int, units: int) -> dict[str, int]:
+def vector_launch(m: int, n: int, k: int, size: int, units: int) -> dict[str, Any]:
     """The launch for n channels out, of k weights of `size` bytes: two programs per multiprocessor, or large ones."""
     padded = max(128, _power(k))
     rows = max(1, min(16, TILE // (padded * size)))
     while rows > 1 and -(-n // rows) < 2 * units:
         rows //= 2
-    return {"BN": rows, "BK": padded, "num_warps": 4 if rows * padded * size <= TILE else 8}
+    small = rows * padded * size <= TILE
+    limit = REGISTERS if small and m == 1 else None  # for more rows it would spill
+    return {"BN": rows, "BK": padded, "num_warps": 4 if small else 8, "maxnreg": limit}
 
 
-def matrix_shape(m: int, n: int, size: int, units: int) -> dict[str, int]:
+def matrix_launch(m: int, n: int, size: int, units: int) -> dict[str, Any]:
     """The launch for m rows: as many channels per program as leave one for most multiprocessors."""
     rows = min(64, max(16, _power(m)))
     columns = next((each for each in (64, 32) if -(-n // each) * 4 >= 3 * units), 16)
