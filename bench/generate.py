@@ -17,6 +17,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,13 +107,12 @@ def write(network: LanguageModel, ids: Tensor, tokens: int, length: int, recorde
 def measure(case: Case, tokens: int, repeats: int, device: torch.device, speed: float) -> dict[str, Any]:
     model, vocabulary, length, texts, peers = case
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-    network = build(model, vocabulary, length, 0)
+    network, theirs = networks(model, vocabulary, length, peers, device, kind)
     ids = torch.randint(vocabulary, (texts, PROMPT), generator=torch.Generator().manual_seed(0)).to(device)
     ways: dict[str, Callable[[], tuple[float, Tensor]]] = {"kept": lambda: write(network, ids, tokens, length, False)}
     if device.type == "cuda":
         ways["recorded"] = lambda: write(network, ids, tokens, length, True)
     if peers:
-        theirs = as_transformers(network, model, vocabulary, length).to(device, kind).eval()
         told = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
 
         def whole(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
@@ -123,7 +123,6 @@ def measure(case: Case, tokens: int, repeats: int, device: torch.device, speed: 
             lambda: generate(network, ids, tokens, length=length, drawing=LIKELIEST, cached=False)
         )
         ways["transformers"] = lambda: whole(lambda: theirs.generate(ids, attention_mask=torch.ones_like(ids), **told))
-    network = network.to(device, kind).eval()
     written, best = dict[str, Tensor](), dict.fromkeys(ways, 0.0)
     for way, work in ways.items():
         started = time.perf_counter()
@@ -153,13 +152,20 @@ def profile(case: Case) -> str:
     return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=15, max_name_column_width=40))
 
 
-def as_transformers(network: LanguageModel, model: Model, vocabulary: int, length: int) -> Any:
-    from transformers import AutoModelForCausalLM
+@lru_cache(maxsize=1)
+def networks(
+    model: Model, vocabulary: int, length: int, peers: bool, device: torch.device, kind: torch.dtype
+) -> tuple[LanguageModel, Any]:
+    """Ours and, for peers, that of transformers with the same weights."""
+    network, theirs = build(model, vocabulary, length, 0), None
+    if peers:
+        from transformers import AutoModelForCausalLM
 
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "model"
-        save_transformers(network, model, vocabulary, length, place)
-        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder) / "model"
+            save_transformers(network, model, vocabulary, length, place)
+            theirs = AutoModelForCausalLM.from_pretrained(place, dtype=kind).to(device).eval()
+    return network.to(device, kind).eval(), theirs
 
 
 def read_weights(network: nn.Module) -> list[nn.Parameter]:
