@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from shoestring.core.family import family_of
 from shoestring.core.sections import Model
+from shoestring.models import decoding
 from shoestring.models.generate import Drawing, RowReader, generate
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers import next_token
@@ -188,13 +189,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--launch", nargs="*", default=[], metavar="NAME=INTEGER", help="constants of next_token.py")
+    parser.add_argument(
+        "--launch", nargs="*", default=[], metavar="NAME=INTEGER", help="other constants of next_token.py"
+    )
     parser.add_argument("--profile", action="store_true", help="print the kernels of some recorded tokens, and end")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     for name, value in (each.split("=") for each in given.launch):
-        assert hasattr(next_token, name), f"no constant {name}"
-        setattr(next_token, name, int(value))
+        module = decoding if name == "EARLY_FROM" else next_token  # EARLY_FROM=99: no kernel begins early
+        assert hasattr(module, name), f"no constant {name}"
+        setattr(module, name, int(value))
     if given.profile:
         for name in given.only:
             print(name, profile(CASES[name]), sep="\n", flush=True)

@@ -23,7 +23,7 @@ from shoestring.models.triton_kernels import load_kernels
 
 LEAST = 64
 """Tokens from which on recording pays: kernels that are new to a machine take seconds to compile."""
-_EARLY = 9
+EARLY_FROM = 9
 """Compute capability from which on a kernel can begin while the one before still runs."""
 
 
@@ -73,7 +73,7 @@ class Decoder:
         if parts.positions is not None and len(parts.positions) < length:
             raise Unsupported(f"rows of {length} tokens are longer than the {len(parts.positions)} positions")
         if early is None:
-            early = rows.is_cuda and torch.cuda.get_device_capability(rows.device)[0] >= _EARLY
+            early = rows.is_cuda and torch.cuda.get_device_capability(rows.device)[0] >= EARLY_FROM
         self._rows, self._past, self._drawing, self.generator = rows, past, drawing, generator
         self._step = NextToken(parts, rows, past, kind, early)
         self._noise = torch.empty_like(self._step.logits) if drawing.plain and drawing.temperature else None

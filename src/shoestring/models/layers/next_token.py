@@ -139,7 +139,7 @@ class NextToken:
         self.place = make(2, dtype=torch.int32)
         """The position of the newest token in what is kept, and the column of `rows` for the next one."""
         self._group = heads.queries // heads.keys
-        self._splits = min(MOST_SPLITS, max(1, 2 * self._units // (r * heads.keys)), -(-self._length // LEAST_KEYS))
+        self._splits = min(MOST_SPLITS, max(1, 4 * self._units // (r * heads.keys)), -(-self._length // LEAST_KEYS))
         self._padded = 1 if self._group == 1 else max(16, _power(self._group)), max(16, _power(heads.channels))
         groups, (queries, channels) = r * heads.keys, self._padded
         self._partial = make(groups, self._splits, queries, channels)
