@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import OF_DROPOUT, Model, number
+from shoestring.core.sections import OF_DROPOUT, Model
 from shoestring.cost.transformer import Setting, Transformer, Work
 from shoestring.models.families import InFolder
 
