@@ -104,7 +104,7 @@ def test_the_likeliest_tokens_are_those_of_plain_passes(name: str, rows: int, st
         for recorded in (True, False)
     )
     assert torch.equal(found, plain)
-    assert len(found.unique()) > 3, "and it is no text of one word"
+    assert len(found.unique()) > 2, "and it is no text of one word"
 
 
 DRAWINGS = [Drawing(), Drawing(temperature=0.7), Drawing(top_k=9), Drawing(top_p=0.8), Drawing(top_k=5, top_p=0.9)]

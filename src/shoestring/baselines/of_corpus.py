@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +39,23 @@ def baselines_of(corpus: Corpus) -> Baselines:
             assert corpus.class_counts is not None, "its rows have classes"
             return _of_classes(corpus.heldout_classes, corpus.class_counts)
     return Baselines({})
+
+
+def baselines_beside(corpus: Corpus) -> Callable[[], Baselines]:
+    """`baselines_of`, computed in a thread of its own from now on; a call waits for them.
+
+    They take thousands of small operations, for which one core is enough: where several processes share the cores,
+    operations on all of them wait for each other, and took minutes at the end of a run.
+    """
+
+    def compute() -> Baselines:
+        torch.set_num_threads(1)  # of this thread alone
+        return baselines_of(corpus)
+
+    with_thread = ThreadPoolExecutor(1, "baselines")
+    found = with_thread.submit(compute)
+    with_thread.shutdown(wait=False)
+    return found.result
 
 
 def _of_classes(truth: Classes, counts: NDArray[np.int64]) -> Baselines:

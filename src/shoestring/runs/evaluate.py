@@ -125,9 +125,14 @@ def _texts(corpus: Corpus) -> dict[str, Batch]:
 
 
 def evaluate_learner(
-    learner: Learner, step: int, per_device: int, corpus: Corpus, known: Known | None = None
+    learner: Learner,
+    step: int,
+    per_device: int,
+    corpus: Corpus,
+    known: Known | None = None,
+    baselines: Baselines | None = None,
 ) -> Evaluation:
-    """Score a learner and the baselines on the same rows; on further texts, the learner alone."""
+    """Score a learner and the baselines, or take those given, on the same rows; on further texts, the learner alone."""
     known = known or Known()
 
     def scored(batch: Batch, bytes_per_token: float | None, baselines: Baselines) -> Evaluation:
@@ -140,7 +145,7 @@ def evaluate_learner(
         majority = majority_scores(batch.targets()[:, 0].numpy(), corpus.class_counts)
         return with_classes(made, known.confusion(learner, batch, per_device), majority)
 
-    made = scored(corpus.heldout(), corpus.bytes_per_token, baselines_of(corpus))
+    made = scored(corpus.heldout(), corpus.bytes_per_token, baselines_of(corpus) if baselines is None else baselines)
     if not isinstance(corpus, OtherText):
         return made
     (first, source), *others = corpus.sources.items()

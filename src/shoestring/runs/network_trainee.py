@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shoestring.baselines.of_corpus import baseline_seconds, counted_loss
+from shoestring.baselines.of_corpus import baseline_seconds, baselines_beside, counted_loss
+from shoestring.baselines.streams import Baselines
 from shoestring.core.clock import Clock
 from shoestring.core.environment import slowness, step_seconds
 from shoestring.core.errors import StorageError
@@ -68,6 +69,8 @@ class NetworkTrainee(Trainee):
     _reads: StoreCorpus | None
     """The store with the rows that it reads, if they come from one."""
     _drift: Drift | None = None
+    _baselines: Callable[[], Baselines] | None = None
+    """Those of a stream, which are computed while a GPU trains."""
     _say: Callable[[str], object] = staticmethod(lambda _: None)
 
     def __init__(self, recipe: Recipe, plan: Plan, group: ProcessGroup):
@@ -133,6 +136,8 @@ class NetworkTrainee(Trainee):
         self.data, self.data_bytes = self.corpus.fingerprint, self.corpus.bytes
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
+        if isinstance(self.corpus, StreamCorpus) and group.device.type == "cuda":
+            self._baselines = baselines_beside(self.corpus)
         self._stepper = self._make_stepper(source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
         self._stepper.before = self._before
         self._stepper.slowness, self._stepper.least_seconds = slowness(group.rank), step_seconds()
@@ -246,7 +251,8 @@ class NetworkTrainee(Trainee):
         step, known = self._best or (None, self._known)
         if step != state.step:
             known = self._known
-        return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus, known)
+        baselines = None if self._baselines is None else self._baselines()
+        return evaluate_learner(self.learner, state.step, self.scored_rows, self.corpus, known, baselines)
 
     @property
     def writes(self) -> bool:

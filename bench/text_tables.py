@@ -1,0 +1,59 @@
+"""The generated tables of WikiText-2 by words, and of the speed at which texts are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NONE = "No record yet.\n"
+FIELDS = ("family", "parts", "width", "layers", "dropout", "attention_dropout", "output_dropout", "word_dropout")
+OF_TRAIN = ("optimizer", "lr", "cooldown")
+"""Fields that a table tells, where they were given."""
+
+
+def wikitext_table(records: Sequence[dict[str, Any]]) -> str:
+    """Perplexities of runs on WikiText-2, with rows cut and with a window that slides."""
+    lines = []
+    for r in records:
+        lines += ["| run | seconds, steps | valid and test, rows cut | with a sliding window | commit, date |\n"]
+        lines.append("|---|---|---|---|---|\n")
+        for name, run in r["results"].items():
+            if "failed" in run:
+                continue
+            slid = run["sliding"]
+            lines.append(
+                f"| {name.partition(', ')[2] or 'chosen'}: {_told(run['changes'])} | {run['seconds']:.0f}, "
+                f"{run['steps']:,} | {run['valid_perplexity']:.1f} and {run['test_perplexity']:.1f} | "
+                f"{slid['valid_perplexity']:.1f} and {slid['test_perplexity']:.1f} ({slid['context']} words before) | "
+                f"{run['commit']}, {run['date']} |\n"
+            )
+        lines.append(f"\nBy `python bench/wikitext.py` on {r['machine']['device_name']}. ")
+        lines.append("AWD-LSTM has 68.6 and 65.8 after days (Merity et al. 2017).\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
+
+
+def _told(changes: Sequence[str]) -> str:
+    """The fields of the network that were given, and the optimizer's."""
+    given = dict(change.split("=", 1) for change in changes)
+    shown = [f"{field} {given[f'model.{field}']}" for field in FIELDS if f"model.{field}" in given]
+    shown += [
+        f"{name} {given[f'train.{name}']}" for name in ("optimizer", "lr", "cooldown") if f"train.{name}" in given
+    ]
+    return ", ".join(shown) or "all by “auto”"
+
+
+def generate_table(records: Sequence[dict[str, Any]]) -> str:
+    """Tokens per second of texts: step by step, recorded, and the limit of the memory."""
+    lines = []
+    for r in records:
+        lines += ["| network, texts | tokens/s, one step after another | recorded | share of the limit |\n"]
+        lines.append("|---|---|---|---|\n")
+        for name, case in r["results"].items():
+            speeds, share = case["tokens_per_second"], case["share_of_limit"]
+            lines.append(
+                f"| {name} | {speeds['kept']:,.1f} | {speeds.get('recorded', float('nan')):,.0f} | "
+                f"{share.get('recorded', float('nan')):.2f} of {case['limit']:,.0f} tokens/s |\n"
+            )
+        lines.append(f"\nBy `python bench/generate.py` on {r['machine']['device_name']}, {r['commit']}, {r['date']}. ")
+        lines.append("The limit reads all weights, keys and values once per token.\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
