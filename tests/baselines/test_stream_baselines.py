@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoestring.baselines import streams as baselines
+from shoestring.baselines.of_corpus import baselines_beside, baselines_of
 from shoestring.baselines.streams import (
     ALPHAS,
     WATCHED_ROWS,
@@ -19,6 +20,7 @@ from shoestring.baselines.streams import (
     MarkovBaselines,
     stream_baselines,
 )
+from shoestring.core.errors import DataError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build
 from shoestring.datasets.corpus import StreamCorpus
@@ -351,3 +353,18 @@ def test_a_markov_recipe_has_the_baselines_of_a_markov_stream() -> None:
     assert known.stream.settings == MarkovSettings(symbols=9, fewest=2, most=5, kind="zipf", exponent=0.75)
     assert (known.stream.length, known.stream.symbols) == (LENGTH, 9)
     check_shape(known.baselines(ROWS))
+
+
+def test_baselines_beside_training_are_the_same_and_leave_threads_as_they_are() -> None:
+    corpus = StreamCorpus(recipe("markov:9", fewest=2, most=5, chain="zipf", exponent=0.75))
+    threads = torch.get_num_threads()
+    asked = baselines_beside(corpus)
+    assert asked() == baselines_of(corpus) == asked()
+    assert torch.get_num_threads() == threads
+
+
+def test_what_goes_wrong_beside_training_is_raised_where_it_is_asked_for() -> None:
+    corpus = StreamCorpus(recipe("markov:9", fewest=2, most=5, chain="zipf", exponent=0.75))
+    corpus.stream = None  # type: ignore[assignment]
+    with pytest.raises(DataError):
+        baselines_beside(corpus)()

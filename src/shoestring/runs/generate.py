@@ -37,6 +37,8 @@ class NetworkWriter(NamedTuple):
     model: LanguageModel
     tokenizer: Tokenizer
     length: int
+    recorded: bool | None = None
+    """As for `generate`. False in training: a recording has weights of its own, which no plan counts."""
 
     def write(self, prompt: str, tokens: int, drawing: Drawing = PLAIN, count: int = 1, seed: int = 0) -> list[str]:
         begun = begin(self.tokenizer, prompt, count, seed)
@@ -49,7 +51,10 @@ class NetworkWriter(NamedTuple):
         """The texts of the rows with so many more tokens, without the first `skipped` ones."""
         device = next(self.model.parameters()).device
         generator = torch.Generator(device).manual_seed(derive(seed, "generate"))
-        rows = generate(self.model, begun.to(device), tokens, length=self.length, drawing=drawing, generator=generator)
+        rows = generate(
+            self.model, begun.to(device), tokens, length=self.length, drawing=drawing, generator=generator,
+            recorded=self.recorded,
+        )  # fmt: skip
         return [_text(self.tokenizer, row[skipped:].tolist(), begun.shape[1] - skipped) for row in rows.cpu()]
 
 

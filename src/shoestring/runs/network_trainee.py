@@ -262,7 +262,7 @@ class NetworkTrainee(Trainee):
         return self.recipe.evaluate.prompts != () and not (hides or short or self.learner.sharded)
 
     def samples(self, tokens: int) -> list[Sample]:
-        writer = NetworkWriter(self.learner.model, self.corpus.tokenizer, self.recipe.data.length)
+        writer = NetworkWriter(self.learner.model, self.corpus.tokenizer, self.recipe.data.length, recorded=False)
         with self.learner.writing():
             return sample_network(writer, self.recipe.evaluate.prompts, self.corpus.heldout().ids, tokens)
 
