@@ -1,4 +1,4 @@
-"""The generated tables of WikiText-2 by words, and of the speed at which texts are written."""
+"""The generated tables of WikiText-2 by words, of a deadline that moves, and of the speed of writing texts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ NONE = "No record yet.\n"
 FIELDS = ("family", "parts", "width", "layers", "dropout", "attention_dropout", "output_dropout", "word_dropout")
 OF_TRAIN = ("optimizer", "lr", "cooldown")
 """Fields that a table tells, where they were given."""
+WAYS = ("short", "longer", "fresh")
 
 
 def wikitext_table(records: Sequence[dict[str, Any]]) -> str:
@@ -36,10 +37,23 @@ def _told(changes: Sequence[str]) -> str:
     """The fields of the network that were given, and the optimizer's."""
     given = dict(change.split("=", 1) for change in changes)
     shown = [f"{field} {given[f'model.{field}']}" for field in FIELDS if f"model.{field}" in given]
-    shown += [
-        f"{name} {given[f'train.{name}']}" for name in ("optimizer", "lr", "cooldown") if f"train.{name}" in given
-    ]
+    shown += [f"{field} {given[f'train.{field}']}" for field in OF_TRAIN if f"train.{field}" in given]
     return ", ".join(shown) or "all by “auto”"
+
+
+def longer_table(records: Sequence[dict[str, Any]]) -> str:
+    """A run that gets more time than it was planned for, beside a new run of all the time."""
+    lines = []
+    for r in records:
+        lines += ["| text, time | first run | taken up | a new run of all the time | difference | commit, date |\n"]
+        lines.append("|---|---|---|---|---|---|\n")
+        for name, found in r["results"].items():
+            for pair in found["pairs"]:
+                runs = " | ".join(f"{pair[way]['loss']:.4f}, {pair[way]['steps']:,} steps" for way in WAYS)
+                when = f"{found['commit']}, {found['date']}"
+                lines.append(f"| {name} | {runs} | {pair['difference']:+.1%} | {when} |\n")
+        lines.append(f"\nBy `python bench/longer.py` on {r['machine']['device_name']}.\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
 
 
 def generate_table(records: Sequence[dict[str, Any]]) -> str:

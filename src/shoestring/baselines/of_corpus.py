@@ -19,6 +19,7 @@ from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus
 from shoestring.datasets.labelled import LabelledCorpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
+from shoestring.parallel.threads import one_thread
 from shoestring.streams.source import TRAIN
 
 Classes = NDArray[np.int64]
@@ -42,19 +43,10 @@ def baselines_of(corpus: Corpus) -> Baselines:
 
 
 def baselines_beside(corpus: Corpus) -> Callable[[], Baselines]:
-    """`baselines_of`, computed in a thread of its own from now on; a call waits for them.
-
-    They take thousands of small operations, for which one core is enough: where several processes share the cores,
-    operations on all of them wait for each other, and took minutes at the end of a run.
-    """
-
-    def compute() -> Baselines:
-        torch.set_num_threads(1)  # of this thread alone
-        return baselines_of(corpus)
-
-    with_thread = ThreadPoolExecutor(1, "baselines")
-    found = with_thread.submit(compute)
-    with_thread.shutdown(wait=False)
+    """`baselines_of`, computed in a thread of its own from now on; a call waits for them."""
+    beside = ThreadPoolExecutor(1, "baselines")
+    found = beside.submit(baselines_of, corpus)
+    beside.shutdown(wait=False)
     return found.result
 
 
@@ -76,7 +68,8 @@ def _of_stream(corpus: StreamCorpus) -> Baselines:
         shown = corpus.stream.rows(TRAIN, COUNTED_ROWS).flatten().long()
         counts = torch.bincount(shown, minlength=corpus.vocab_size).numpy()
         return Baselines(hidden_losses(corpus.heldout(), counts, corpus.masks["heldout"].special))
-    found = stream_baselines(corpus).baselines(corpus.scored_rows)
+    with one_thread():
+        found = stream_baselines(corpus).baselines(corpus.scored_rows)
     if corpus.last is None:
         return found
     losses = {name: float(np.mean(values[-corpus.last :])) for name, values in found.by_position.items()}
@@ -132,7 +125,8 @@ def predictions_of(corpus: Corpus) -> Mapping[str, Tensor]:
     """What baselines expect of the first held-out rows, each (rows, predictions, vocabulary); only for streams."""
     if not isinstance(corpus, StreamCorpus) or corpus.masks is not None:
         return {}
-    found = stream_baselines(corpus).predictions(min(corpus.scored_rows, WATCHED_ROWS))
+    with one_thread():
+        found = stream_baselines(corpus).predictions(min(corpus.scored_rows, WATCHED_ROWS))
     return found if corpus.last is None else {name: p[:, -corpus.last :] for name, p in found.items()}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -44,19 +43,6 @@ def describe_machine(device: torch.device) -> Machine:
         python=platform.python_version(),
         versions=versions,
     )
-
-
-@contextlib.contextmanager
-def few_threads(device: torch.device) -> Iterator[None]:
-    """One thread for what torch computes on the host of a GPU: small operations, for which threads wait for each other
-    where processes share the cores."""
-    before = torch.get_num_threads()
-    if device.type == "cuda":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -37,6 +37,7 @@ from shoestring.datasets.corpus import Corpus, open_corpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.parallel.threads import one_thread
 from shoestring.probe.machine import pick_device
 from shoestring.runs.plan import read_plan
 from shoestring.runs.prepare import check_context
@@ -104,7 +105,8 @@ class Watch:
         if self._predictions:
             count = len(next(iter(self._predictions.values())))
             log_p = learner.log_probs(self._batch.part(0, count), per_device)
-            scores |= {f"kl_of_{name}": float(divergences(log_p, p)) for name, p in self._predictions.items()}
+            with one_thread():
+                scores |= {f"kl_of_{name}": float(divergences(log_p, p)) for name, p in self._predictions.items()}
         return scores | {f"{what}/{name}": value for name, found in named.items() for what, value in found.items()}
 
     def _scores(self, learner: Learner, batch: Batch, per_device: int) -> dict[str, float]:

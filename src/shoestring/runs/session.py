@@ -13,8 +13,9 @@ from shoestring.core.records import Plan, Profile
 from shoestring.core.results import Evaluation, Forecast, Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
+from shoestring.parallel.threads import one_thread
 from shoestring.planning.stops import checkpoint_interval
-from shoestring.probe.machine import describe_machine, few_threads
+from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, skipped_line, write_page
 from shoestring.runs.best_weights import EndOverfitting, Taken, delivered
@@ -140,7 +141,7 @@ def train(
         setattr(trainee, name, group.on_first(_rows_that_fitted, folder, name, getattr(trainee, name)))
     session.note(label, "start")
     try:
-        with _written(checkpoints, trainee), few_threads(group.device):
+        with _written(checkpoints, trainee), one_thread(group.device.type == "cuda"):
             clock.begin("first step")
             state = _take_steps(session, state)
             clock.begin("last evaluation")
