@@ -99,6 +99,8 @@ def write_recipe(asked: argparse.Namespace, changes: list[str], folder: Path, sh
         values["budget"]["memory"] = (str(Bytes(int(memory))), "")
     if any(change.startswith("model.width") for change in changes):
         del values["model"]["size"]
+    if any(change.startswith("model.family") for change in changes):
+        del values["model"]["parts"]
     plain, file = folder / "plain.toml", folder / "wikitext.toml"
     plain.write_text(recipe_file.dump(recipe_of(values)))
     all_rows = TOKENS["test"] // recipe_file.load(plain, changes).data.length + 1

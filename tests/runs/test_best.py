@@ -15,7 +15,7 @@ from shoestring.core.errors import ShoestringError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.runs import counted
-from shoestring.runs.best import SWIFT_PARTS, look_at, recipe_of, text_of, values_for
+from shoestring.runs.best import SWIFT_MEASURED, SWIFT_PARTS, look_at, recipe_of, text_of, values_for
 
 STORY = "Tom had a red ball. He ran to the park with it.\n"
 
@@ -85,9 +85,11 @@ def test_every_field_of_the_recipe_has_a_reason_above_it_and_it_is_read_back() -
 
 def test_a_swift_is_trained_where_it_was_measured_to_win() -> None:
     Path("a.txt").write_text(STORY * 5000)
-    cpu, gpu = (recipe_of(values_for(look_at("a.txt"), 90.0, device, None)).model for device in ("cpu", "cuda"))
-    assert (cpu.family, cpu.tied, cpu.parts) == ("swift", False, SWIFT_PARTS)
-    assert (gpu.family, gpu.tied, gpu.parts) == ("llama", True, None)
+    for device in ("cpu", "cuda"):
+        values = values_for(look_at("a.txt"), 90.0, device, None)
+        model = recipe_of(values).model
+        assert (model.family, model.tied, model.parts) == ("swift", False, SWIFT_PARTS)
+        assert SWIFT_MEASURED[device] in values["model"]["family"][1]
 
 
 def test_the_command_writes_a_recipe_of_numbers_and_follows_it_again(
