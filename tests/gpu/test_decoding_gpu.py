@@ -154,7 +154,7 @@ def test_weights_in_float32_are_converted_once_under_autocast() -> None:
 @pytest.mark.parametrize("at", ["launch", "record"])
 def test_what_cannot_be_recorded_is_written_as_before(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = network(FIELDS["llama"])
-    told: dict[str, Any] = {"length": LENGTH, "drawing": Drawing()}
+    told: dict[str, Any] = {"length": LENGTH, "drawing": LIKELIEST}
     expected = generate(ours, begun(2), 70, generator=torch.Generator(CUDA).manual_seed(1), recorded=False, **told)
 
     def refuse(*_: object) -> None:
@@ -189,5 +189,5 @@ def test_a_network_of_other_numbers_is_read_as_before() -> None:
 def test_few_tokens_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(decoding.Decoder, "write", lambda _, end: made.append(end))
-    generate(network(FIELDS["llama"]), begun(1), decoding.LEAST - 1, length=LENGTH)
+    generate(network(FIELDS["llama"]), begun(1), decoding.LEAST - 1, length=LENGTH, drawing=LIKELIEST)
     assert not made

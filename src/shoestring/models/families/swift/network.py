@@ -45,7 +45,10 @@ class Scales(nn.Module):
 
 
 class ValueGate(nn.Module):
-    """How much of a token's value embedding a head adds, 2 σ(W x) of the first channels of x: here W x, 0 at first."""
+    """The gates of the heads before their sigmoid: W x of the first channels of x, which is 0 at first.
+
+    A head adds 2 σ(gate) times the token's value embedding to its values (`models.layers.normed_heads`).
+    """
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
