@@ -160,7 +160,7 @@ def test_a_source_that_there_is_not_is_refused_with_those_there_are(write: Write
 @pytest.mark.parametrize("tokenizer", ["words", "words:0", "words:-1", "words:1e3", "byte"])
 def test_a_tokenizer_that_there_is_not_is_refused(write: Write, tokenizer: str) -> None:
     (line,) = problems(write(f'{LEAST}[data]\ntokenizer = "{tokenizer}"'))
-    allowed = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
+    allowed = '"bytes", "words:N" with N at least 1, "bpe:N" with N at least 512, "file:PATH" or "hf:NAME"'
     assert line == f'data.tokenizer = "{tokenizer}": must be {allowed}'
 
 

@@ -119,14 +119,14 @@ def test_the_size_of_the_vocabulary_is_known_beforehand(spec: str, texts: list[s
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "words", "words:", "words:0", "words:-3", "words:2.5", "byte", "bytes:3", "bpe:9", "file:", "hf:"]
+    "spec", ["", "words", "words:", "words:0", "words:-3", "words:2.5", "byte", "bytes:3", "bpe:x", "file:", "hf:"]
 )
 def test_other_tokenizers_are_refused_by_name(spec: str) -> None:
     for refuse in (tokenizer_spec, vocabulary_size, open_tokenizer, lambda s: tokenizer_identity(s, None)):
         with pytest.raises(DataError) as caught:
             refuse(spec)
         message = str(caught.value)
-        assert f'data.tokenizer = "{spec}": must be "bytes", "words:N" with N at least 1, "file:PATH"' in message
+        assert f'data.tokenizer = "{spec}": must be "bytes", "words:N" with N at least 1, "bpe:N"' in message
 
 
 def test_bytes_have_an_end_of_their_own() -> None:

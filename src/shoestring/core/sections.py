@@ -80,7 +80,7 @@ class Data:
     ] = None
     tokenizer: Annotated[
         TokenizerSpec,
-        "bytes; words:N for the N most frequent words; file:PATH or hf:NAME for a tokenizer made elsewhere",
+        "bytes; words:N for the N most frequent words; bpe:N for N pieces of bytes; file:PATH or hf:NAME for others",
     ] = TokenizerSpec("bytes")
     end: Annotated[
         str | None, Text(255, allowed="\n\t\0"), "token that ends a document; default: that of the tokenizer's files"

@@ -104,23 +104,38 @@ class SourceSpec(Spec):
 
 MOST_SYMBOLS = 1 << 31
 """Words of a vocabulary, at most: ids are stored as 32-bit integers."""
+LEAST_PIECES, MOST_PIECES = 512, 1 << 20
 
 
 class TokenizerSpec(Spec):
     """`data.tokenizer`."""
 
-    form = "bytes|words:[1-9][0-9]*|(file|hf):.+"
-    allowed = '"bytes", "words:N" with N at least 1, "file:PATH" or "hf:NAME"'
+    form = "bytes|(words|bpe):[1-9][0-9]*|(file|hf):.+"
+    allowed = '"bytes", "words:N" with N at least 1, "bpe:N" with N at least 512, "file:PATH" or "hf:NAME"'
 
     def problem(self) -> str | None:
-        if (problem := super().problem()) is None and self.kind == "words":
-            return number_problem(self.place, MOST_SYMBOLS, "N")
-        return problem
+        if (problem := super().problem()) is not None or self.fitted is None:
+            return problem
+        if problem := number_problem(self.place, MOST_SYMBOLS if self.kind == "words" else MOST_PIECES, "N"):
+            return problem
+        if self.kind == "bpe" and int(self.place) < LEAST_PIECES:
+            return f"N must be at least {LEAST_PIECES:,}: each of the 256 bytes is a piece, too"
+        return None
 
     @property
     def words(self) -> int | None:
         """N of "words:N"; None of any other."""
         return int(self.place) if self.kind == "words" else None
+
+    @property
+    def pieces(self) -> int | None:
+        """N of "bpe:N"; None of any other."""
+        return int(self.place) if self.kind == "bpe" else None
+
+    @property
+    def fitted(self) -> int | None:
+        """N of a tokenizer that is fitted to the corpus; None: it is there before."""
+        return int(self.place) if self.kind in ("words", "bpe") else None
 
 
 MOST_MARKOV_SYMBOLS = 1 << 16

@@ -24,7 +24,8 @@ from shoestring.data.store.prepare import given_store, planned_documents, scored
 from shoestring.data.store.store import SplitEntry, Store, StoreRows
 from shoestring.data.tokenize.prompts import unmarked
 from shoestring.data.tokenize.special_tokens import special_tokens
-from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, open_tokenizer, spelled_bytes
+from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, spelled_bytes
+from shoestring.data.tokenize.vocabulary import vocabulary_size
 from shoestring.datasets.labelled import LabelledCorpus
 from shoestring.datasets.other_text import OtherText
 from shoestring.datasets.source import LastPredictions, MaskedRows, Masking, RowsOfStore, RowsOfStream, TokenSource
@@ -268,18 +269,18 @@ def training_corpus(
 
 def vocabulary(recipe: Recipe, tokenizer: Tokenizer | None = None) -> int:
     """How many ids a recipe's rows have, including the mask; known before the corpus is read."""
+    data, hides = recipe.data, family_of(recipe.model).predicts_hidden(recipe.model)
+    if tokenizer is None and data.stream is None and given_store(data) is None:
+        return vocabulary_size(data.tokenizer, data.end, hides)
     tokenizer = tokenizer or _tokenizer(recipe)
-    hides = family_of(recipe.model).predicts_hidden(recipe.model)
     return special_tokens(tokenizer).vocab_size if hides else tokenizer.vocab_size
 
 
 def _tokenizer(recipe: Recipe) -> Tokenizer:
-    """The recipe's tokenizer, or one with as many ids."""
+    """The tokenizer of a stream, or of a store that is given."""
     data, store = recipe.data, given_store(recipe.data)
     if data.stream is not None:
         symbols = data.stream.symbols
         return SymbolTokenizer(hmm_of(recipe).parameters.symbols if symbols is None else symbols)
-    if store is not None:
-        return store.tokenizer
-    words = data.tokenizer.words
-    return open_tokenizer(data.tokenizer, data.end) if words is None else WordTokenizer(words, ())
+    assert store is not None, "another is known by its size"
+    return store.tokenizer

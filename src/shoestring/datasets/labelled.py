@@ -18,7 +18,7 @@ from shoestring.data.pack.order import Index, RowIndex, drawn_rows, step_rows
 from shoestring.data.read.labels import Labelled, read_labelled
 from shoestring.data.store.shards import dtype_for
 from shoestring.data.tokenize.special_tokens import special_tokens
-from shoestring.data.tokenize.tokenizers import Tokenizer, WordTokenizer, open_tokenizer, tokenizer_fingerprint
+from shoestring.data.tokenize.tokenizers import Tokenizer, fit_tokenizer, open_tokenizer, tokenizer_fingerprint
 from shoestring.models.batch import Batch
 
 _AT_A_TIME = 1 << 12
@@ -91,12 +91,12 @@ class LabelledCorpus:
         def read() -> Iterator[Labelled]:
             return read_labelled(data, recipe.run.seed, classes)
 
-        words = data.tokenizer.words
-        if words is None:
+        tokenizer: Tokenizer
+        if data.tokenizer.fitted is None:
             tokenizer = open_tokenizer(data.tokenizer, data.end)
         else:
-            tokenizer = WordTokenizer.fit(words, (document.text for document in read() if not document.held_out))
-        self.tokenizer: Tokenizer = tokenizer
+            tokenizer = fit_tokenizer(data.tokenizer, (document.text for document in read() if not document.held_out))
+        self.tokenizer = tokenizer
         self.vocab_size = special_tokens(tokenizer).vocab_size
         self._documents = Documents(read(), tokenizer, data.length)
         self.fingerprint = f"{tokenizer_fingerprint(tokenizer)}-{self._documents.fingerprint}"

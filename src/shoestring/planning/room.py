@@ -93,7 +93,7 @@ def _least_vocabulary(recipe: Recipe) -> int:
     data = recipe.data
     if data.stream is not None or data.source.kind == "store":
         return (data.stream and data.stream.symbols) or 1
-    return data.tokenizer.words or (256 if data.tokenizer == "bytes" else 1)
+    return data.tokenizer.fitted or (256 if data.tokenizer == "bytes" else 1)
 
 
 def _is_sharded(recipe: Recipe) -> bool:

@@ -63,8 +63,10 @@ def open_base(place: str, length: int, tokenizer: str | None = None, say: Say = 
     if family_of(spec).predicts_hidden(spec):
         raise UserError(f"{place}: a masked model does not predict the next token; fingerprints are of those that do")
     given = TokenizerSpec(tokenizer or f"hf:{place}")
-    if (problem := given.problem()) is not None or given.words is not None:
-        raise UserError(f'--tokenizer "{tokenizer}": {problem or "words of a corpus are not those of a model"}')
+    if (problem := given.problem()) is not None or given.fitted is not None:
+        raise UserError(
+            f'--tokenizer "{tokenizer}": {problem or "what is fitted to a corpus is not the tokenizer of a model"}'
+        )
     opened = open_tokenizer(given)
     model = build(spec, opened.vocab_size, length, 0)
     return Base(model.to(pick_device()).eval(), opened, place, None)

@@ -162,12 +162,13 @@ def setting_of(recipe: Recipe) -> str:
 def _heldout(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> str:
     """What determines the held-out rows.
 
-    The number of documents matters only for a vocabulary of words, and the seed where rows or stories are computed.
+    The number of documents matters only for a tokenizer that is fitted to them, and the seed where rows or stories are
+    computed.
     """
     data = recipe.data
     seed = recipe.run.seed if data.stream is not None or data.source.kind == "stories" else None
     fields = (data.source, data.stream, data.tokenizer, data.length, data.packing, data.heldout, seed)
-    counted = plan.entries if data.tokenizer.words is not None else None
+    counted = plan.entries if data.tokenizer.fitted is not None else None
     scored = counted, evaluation.tokens, recipe.evaluate.context
     if data.validation is not None:
         return repr((next(iter(data.scored.values())), data.tokenizer, data.length, data.packing, *scored))

@@ -10,19 +10,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoestring.core.errors import DataError
 from shoestring.core.records import Density
 from shoestring.core.sections import Data
 from shoestring.core.seeds import derive
 from shoestring.data.read.corpora import BLOCK_BYTES, texts
-from shoestring.data.read.documents import Corpus, Document, Part, Prompted, Skipped
+from shoestring.data.read.documents import Corpus, Document, Part, Prompted, Skipped, parts_of
 from shoestring.data.tokenize.vocabulary import COMPILED_CHARACTERS, Count, in_batches, plain_count
+
+if TYPE_CHECKING:
+    from shoestring.data.tokenize.tokenizers import Tokenizer
 
 SAMPLE_BYTES = 1 << 26
 FEW_BYTES = 1 << 19
 """Size of the sample for a quick estimate."""
+FITTED_SAMPLE = 1 << 21
+"""Bytes of text that pieces are fitted to for an estimate."""
 _FIRST_DOCUMENTS, _FEW_DOCUMENTS = 1000, 200
 """Read from the start of a corpus that cannot be sampled: an endless or a streamed one."""
 _SECONDS = 10.0
@@ -147,12 +152,29 @@ def measure_density(
         return _density(source, data, seed, _Counting(*known), sample_bytes, seconds, _FIRST_DOCUMENTS)
     from shoestring.data.tokenize.tokenizers import WordTokenizer, open_tokenizer  # imports numpy
 
-    tokenizer = WordTokenizer(1, ()).loaded() if data.tokenizer.words else open_tokenizer(data.tokenizer, data.end)
+    tokenizer: Tokenizer
+    if data.tokenizer.pieces is not None:
+        tokenizer = _fitted_to_sample(source, data.tokenizer.pieces, seed)
+    elif data.tokenizer.words is not None:
+        tokenizer = WordTokenizer(1, ()).loaded()
+    else:
+        tokenizer = open_tokenizer(data.tokenizer, data.end)
 
     def count(documents: Sequence[str]) -> int:
         return int(tokenizer.encode_batch(documents)[1].sum())
 
     return _density(source, data, seed, _Counting(count), sample_bytes, seconds, _FIRST_DOCUMENTS)
+
+
+def _fitted_to_sample(source: Corpus, pieces: int, seed: int) -> Tokenizer:
+    """A tokenizer of pieces by some blocks of a corpus, which needs about as many tokens as that of the corpus."""
+    from shoestring.data.tokenize.pieces import first_of, fit_pieces
+
+    found: Iterable[str] = texts(source, _FEW_DOCUMENTS)
+    if not source.endless and all(part.size is not None for part in source.parts):
+        blocks = sample(source.parts, max(2, FITTED_SAMPLE // BLOCK_BYTES), derive(seed, "pieces")).blocks
+        found = (document.text for block in blocks for document in block.documents())
+    return fit_pieces(pieces, parts_of(list(first_of(found, FITTED_SAMPLE))))
 
 
 def _is_large(source: Corpus) -> bool:

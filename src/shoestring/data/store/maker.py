@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ from shoestring.core.files import (
 from shoestring.core.reading import read_json, reading
 from shoestring.core.sections import Data
 from shoestring.data.read.corpora import FilePart
-from shoestring.data.read.documents import Corpus
+from shoestring.data.read.documents import Corpus, Skipped, parts_of
 from shoestring.data.store.map_stage import (
     SPLITS,
     Job,
     UnitEntry,
+    batches,
     count_documents,
     merged_ledger,
     resolve_duplicates,
@@ -49,7 +50,10 @@ from shoestring.data.tokenize.tokenizers import (
 )
 
 VOCABULARY_BYTES = 1 << 26
-"""A vocabulary of words is counted on about this much of a corpus, so that it stays when a store is extended."""
+"""A tokenizer is fitted to about this much of a corpus at most, so that it stays when a store is extended."""
+
+FITTED_TEXT = 1 << 24
+"""Characters of text that pieces are fitted to, which takes some seconds."""
 
 Progress = Callable[[int], None]
 """Called with the number of documents written so far."""
@@ -141,19 +145,21 @@ class Maker:
         return min(len(extents), 1 + sum(extent.share < max(share, before) for extent in extents))
 
     def _make_tokenizer(self, extents: Sequence[Extent]) -> bool:
-        """Write the tokenizer, unless the store has it; words are counted on the first extents. False: not yet."""
-        words = self.data.tokenizer.words
+        """Write the tokenizer, unless the store has it; one is fitted to the first extents. False: not yet."""
+        spec = self.data.tokenizer
         if self.paths.manifest.is_file():
             return True
-        if words is None:
-            write_tokenizer(self.paths.tokenizer, open_tokenizer(self.data.tokenizer, self.data.end))
+        if spec.fitted is None:
+            write_tokenizer(self.paths.tokenizer, open_tokenizer(spec, self.data.end))
             return True
-        counted = [
+        read = [
             extent for extent, before in zip(extents, [0.0, *(e.share for e in extents)]) if not self._enough(before)
         ]
-        if not self._write("words", counted, counted):
+        units = _units_of(read)
+        if not (self._find_duplicates(read) if spec.words is None else self._write("words", read, read)):
             return False
-        write_tokenizer(self.paths.tokenizer, self._count_words(words, _units_of(counted)))
+        tokenizer = self._count_words(spec.words, units) if spec.words is not None else self._fit(spec.fitted, units)
+        write_tokenizer(self.paths.tokenizer, tokenizer)
         return True
 
     def _enough(self, share: float) -> bool:
@@ -165,11 +171,15 @@ class Maker:
 
     def _write(self, name: str, extents: Sequence[Extent], before: Sequence[Extent]) -> bool:
         """Make a pass over extents, the last of those `before`, in which duplicates are found. False: not yet whole."""
+        return self._find_duplicates(before) and self._run(name, _units_of(extents))
+
+    def _find_duplicates(self, extents: Sequence[Extent]) -> bool:
+        """Find the duplicates in these extents, where they are left out. False: not yet."""
         if self.data.unique:
-            if not self._run("hash", _units_of(before)):
+            if not self._run("hash", _units_of(extents)):
                 return False
-            resolve_duplicates(self.job, _units_of(before))
-        return self._run(name, _units_of(extents))
+            resolve_duplicates(self.job, _units_of(extents))
+        return True
 
     def _entries(self, extent: Extent) -> list[UnitEntry]:
         found = []
@@ -229,6 +239,16 @@ class Maker:
             with reading(path):
                 counts.update(dict(zip(*read_json(path), strict=True)))
         return WordTokenizer.of_counts(words, counts)
+
+    def _fit(self, pieces: int, units: Sequence[Unit]) -> Tokenizer:
+        """The tokenizer of so many pieces, by as much training text of every unit."""
+        from shoestring.data.tokenize.pieces import first_of, fit_pieces
+
+        def texts(unit: Unit) -> Iterator[str]:
+            for batch in batches(self.job, unit, Skipped()):
+                yield from parts_of(batch.split(held_out=False))
+
+        return fit_pieces(pieces, (text for unit in units for text in first_of(texts(unit), FITTED_TEXT // len(units))))
 
     def _finish(self, extents: Sequence[Extent], read: int, held: int) -> None:
         tokenizer = read_tokenizer(self.paths.tokenizer)

@@ -126,7 +126,7 @@ def _together(processes: int) -> float:
 
 
 def _passes(data: Data) -> int:
-    return 1 + data.unique + (data.tokenizer.words is not None)
+    return 1 + data.unique + (data.tokenizer.fitted is not None)
 
 
 def with_all_passes(density: Density, data: Data, cores: int | None = None) -> Density:

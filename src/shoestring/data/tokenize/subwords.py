@@ -211,7 +211,7 @@ def _from_folder(folder: Path, spec: str) -> _Loaded:
 
 def _gpt2(vocab: Path, merges: Path, spec: str) -> Backend:
     """GPT-2's tokenizer, which is older than the library's own format."""
-    tokenizers = _library(spec)
+    tokenizers = tokenizers_library(spec)
     try:
         backend: Backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
     except Exception as cause:  # the library raises nothing more specific
@@ -242,7 +242,7 @@ def _from_transformers(folder: Path, spec: str) -> _Loaded:
 
 def _fetch(name: str, spec: str) -> Path:
     """The folder of a tokenizer's files, from the hub or its cache."""
-    _library(spec)
+    tokenizers_library(spec)
     from huggingface_hub import snapshot_download  # comes with tokenizers
 
     try:
@@ -255,7 +255,7 @@ def _fetch(name: str, spec: str) -> Path:
         ) from cause
 
 
-def _library(spec: str) -> Any:
+def tokenizers_library(spec: str) -> Any:
     try:
         import tokenizers
     except ImportError as cause:
@@ -264,7 +264,7 @@ def _library(spec: str) -> Any:
 
 
 def _parse(text: str, spec: str) -> Backend:
-    tokenizers = _library(spec)
+    tokenizers = tokenizers_library(spec)
     try:
         backend: Backend = tokenizers.Tokenizer.from_str(text)
     except Exception as cause:  # the library raises nothing more specific

@@ -16,12 +16,22 @@ from numpy.typing import NDArray
 from shoestring.core.errors import DataError
 from shoestring.core.reading import read_text, reading
 from shoestring.core.recipe import fingerprint
-from shoestring.data.tokenize.vocabulary import BYTE_SPECIALS, COMPILED_CHARACTERS, WORD, WORD_SPECIALS, tokenizer_spec
+from shoestring.core.specs import TokenizerSpec
+from shoestring.data.tokenize.vocabulary import (
+    BYTE_SPECIALS,
+    COMPILED_CHARACTERS,
+    PIECES_END,
+    WORD,
+    WORD_SPECIALS,
+    tokenizer_spec,
+)
 
 if TYPE_CHECKING:
     from shoestring.data.tokenize.fast_words import WordEncoder
 
 Tokens = NDArray[np.uint32]
+FITTED_ENDS = {"words": WORD_SPECIALS[0], "bpe": PIECES_END}
+"""What ends a document, by the kind of a tokenizer that is fitted to a corpus."""
 
 
 class Tokenizer(Protocol):
@@ -188,8 +198,18 @@ def words_of(text: str) -> list[str]:
 def open_tokenizer(spec: str, end: str | None = None) -> Tokenizer:
     """A tokenizer that needs no fitting: bytes, or one made elsewhere."""
     known = tokenizer_spec(spec)
-    assert known.words is None, "a word tokenizer is fitted first"
+    assert known.fitted is None, "it is fitted first"
     return _opened(spec, end, _versions(Path(known.place).expanduser()) if known.place else ())
+
+
+def fit_tokenizer(spec: TokenizerSpec, documents: Iterable[str]) -> Tokenizer:
+    """A tokenizer that is fitted to documents; without any, one with as many ids."""
+    if spec.words is not None:
+        return WordTokenizer.fit(spec.words, documents)
+    from shoestring.data.tokenize.pieces import fit_pieces
+
+    assert spec.pieces is not None, "others are opened"
+    return fit_pieces(spec.pieces, documents)
 
 
 def _versions(path: Path) -> tuple[tuple[str, int, int], ...]:
@@ -212,10 +232,9 @@ def _opened(spec: str, end: str | None, _files: tuple[tuple[str, int, int], ...]
 
 def tokenizer_identity(spec: str, end: str | None) -> str:
     """What distinguishes a tokenizer from any other before it is fitted; for a file, its content."""
-    if tokenizer_spec(spec).words is not None:
+    if (kind := tokenizer_spec(spec).kind) in FITTED_ENDS:
         if end is not None:
-            own = WordTokenizer.SPECIALS[WordTokenizer.end]
-            raise DataError(f'data.end = "{end}": a tokenizer of words ends a document with {own}')
+            raise DataError(f'data.end = "{end}": a tokenizer "{kind}:N" ends a document with {FITTED_ENDS[kind]}')
         return spec
     if spec == "bytes" and end is None:
         return spec

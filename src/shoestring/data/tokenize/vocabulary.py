@@ -10,6 +10,8 @@ from shoestring.core.specs import TokenizerSpec
 
 BYTE_SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[MASK]", "[CLS]", "[SEP]")
 WORD_SPECIALS = ("<end>", "<unk>")
+PIECES_END = "<|endoftext|>"
+"""Of "bpe:N"."""
 WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 """A word, or a punctuation mark, of a text in lower case."""
 COUNTED_SECONDS = {"words": 1 / 68e6, "bytes": 1 / 690e6}
@@ -34,6 +36,8 @@ def vocabulary_size(text: str, end: str | None = None, hides: bool = False) -> i
     spec = tokenizer_spec(text)
     if spec.words is not None:
         return spec.words + len(WORD_SPECIALS) + hides
+    if spec.pieces is not None:
+        return spec.pieces + hides
     if spec == "bytes" and end is None:
         return 256 + len(BYTE_SPECIALS)
     from shoestring.data.tokenize.special_tokens import special_tokens
@@ -46,7 +50,7 @@ def vocabulary_size(text: str, end: str | None = None, hides: bool = False) -> i
 def row_specials(text: str, end: str | None = None) -> int:
     """How many special tokens stand around the text of a row of a masked model, as [CLS] and [SEP]."""
     spec = tokenizer_spec(text)
-    if spec.words is not None:
+    if spec.fitted is not None:
         return 0
     if spec == "bytes" and end is None:
         return 2
