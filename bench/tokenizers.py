@@ -30,6 +30,7 @@ from shoestring.core.units import Bytes
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import look_at, recipe_of, values_for
 
+SHAPE = ("width", "layers", "heads")
 MEMORY_SHARE = 0.9
 """Of a GPU's memory, what all runs may take together."""
 ROW_BYTES = 1 << 18
@@ -46,10 +47,12 @@ def recipe_for(asked: argparse.Namespace, tokenizer: str, seed: int, folder: Pat
     values["data"] |= {
         "tokenizer": (spec, ""), "length": (int(length), ""), "folder": (str(folder / name / "stores"), ""),
     }  # fmt: skip
-    values.setdefault("evaluate", {})["rows"] = (
-        math.ceil(asked.scored / int(length) / (1 if spec == "bytes" else 3)),
-        "",
-    )
+    given = dict(change.split("=", 1) for change in asked.changes)
+    if shape := {name: (int(given[f"model.{name}"]), "") for name in SHAPE if f"model.{name}" in given}:
+        del values["model"]["size"]
+        values["model"] |= shape
+    rows = math.ceil(asked.scored / int(length) / (1 if spec == "bytes" else BYTES_PER_PIECE))
+    values.setdefault("evaluate", {})["rows"] = (rows, "")
     if asked.at_once and device == "cuda":
         memory = MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory / len(asked.tokenizers) / asked.seeds
         values["budget"]["memory"] = (str(Bytes(int(memory))), "")
