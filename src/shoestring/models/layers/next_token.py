@@ -23,19 +23,35 @@ from shoestring.models.layers.rotary import turns
 ACTIVATIONS = {"none": 0, "swiglu": 1, "relu2": 2, "gelu": 3}
 FEW = 2
 """Rows up to which a product is a sum per channel; more rows are multiplied on the matrix units."""
-TILE = 16_384
-"""Bytes of weights that a program holds, where a row of them has no more."""
-REGISTERS = 80
-"""Most registers of a thread of such a program: with no limit, four run side by side, and with this one six."""
-STAGES, SHARED = 4, 160 * 1024
-"""Tiles that such a program loads ahead, and bytes that they may take together."""
+EARLY_TRIGGER = 1
+"""Whether a kernel lets the next begin first of all, or (0) once those before it are complete."""
+PART, WARPS = 256, 1
+"""Channels in that a warp of such a program reads of a row of weights at once, and warps of a program."""
+TILE = 10_240
+"""Bytes of weights that a warp holds, unless a part of one row has more: those of all its threads take 32,768."""
+LEAST_PROGRAMS = 4
+"""Programs for each multiprocessor, at least, where there are as many channels out."""
+LONG = 2048
+"""Channels in from which on a program has twice the warps: each reads them for itself."""
+REGISTERS = 0
+"""Most registers of a thread of such a program; 0: as many as it takes."""
+L1 = 0
+"""Whether it reads what the kernel before wrote through the cache of its multiprocessor."""
+STAGES, SHARED, DEPTH = 4, 160 * 1024, 512
+"""Tiles that a program for more rows loads ahead, bytes that they may take together, and bytes of a row of a tile."""
+COLUMNS = 0
+"""Channels out of such a program; 0: by their number."""
+MOST_SHARED = 4
+"""Programs that share the channels in, at most."""
 LEAST_KEYS = 128
 """Keys of a program of attention, at least: fewer take less time than joining the sums of two programs."""
 MOST_SPLITS = 16
-
-
 FETCHED, LINE = 1 << 24, 128
-"""Bytes of weights that are brought into the cache of the device during attention, and those of one request."""
+"""Most bytes of weights that a kernel brings into the cache of the device for a later one, and those of one request."""
+FETCHING = 2
+"""Kernels that do so: 0, none; 1, attention, for the MLP; 2, those from there on too, each for the next but one."""
+CHOICES = 64
+"""Programs that choose a token, about."""
 
 
 class Unsupported(Exception):
@@ -145,6 +161,11 @@ class NextToken:
         self._partial = make(groups, self._splits, queries, channels)
         self._sums = make(groups, self._splits, 2, queries)
         self._arrived = make(groups, dtype=torch.int32)
+        choosing = r, choice_parts(len(parts.head.weight))[0]
+        self._found = make(*choosing), make(*choosing), make(*choosing, dtype=torch.int32)
+        """Of a program that chooses among some tokens: the largest logit, the highest score and its token."""
+        self._chosen = make(r, dtype=torch.int32)
+        self._shared: dict[Any, tuple[Tensor, Tensor]] = {}
         rotary = parts.frequencies
         self._turns = (self._sums, self._sums) if rotary is None else turns(rotary.to(device), self._length)
 
@@ -153,30 +174,42 @@ class NextToken:
         parts = self._parts
         self._embed()
         for index, layer in enumerate(parts.layers):
-            after = parts.layers[index + 1].scales if index + 1 < len(parts.layers) else None
+            following = parts.layers[index + 1] if index + 1 < len(parts.layers) else None
+            after = None if following is None else following.scales
+            ahead = (layer.down, parts.head, None) if following is None else (layer.down, following.qkv, following.out)
             qkv = self._qkv.flatten()[: len(self._rows) * len(layer.qkv.weight)]
             hidden = self._hidden.flatten()[: len(self._rows) * layer.down.weight.shape[1]]
             self._multiply(qkv, self._stream, layer.qkv, layer.norm1)
             self._attend(qkv, layer, *self._past[index])
-            self._multiply(self._stream, self._mixed, layer.out, add=True)
-            self._multiply(hidden, self._stream, layer.up, layer.norm2, activation=layer.activation)
-            self._multiply(self._stream, hidden, layer.down, add=True, scales=after)
+            self._multiply(self._stream, self._mixed, layer.out, add=True, later=ahead[0])
+            self._multiply(hidden, self._stream, layer.up, layer.norm2, activation=layer.activation, later=ahead[1])
+            self._multiply(self._stream, hidden, layer.down, add=True, scales=after, later=ahead[2])
         self._multiply(self.logits, self._stream, parts.head, parts.norm, cap=parts.cap, advance=True)
         return self.logits
 
     def choose(self, temperature: float, noise: Tensor | None) -> None:
         """Write the next tokens to `rows`: the likeliest, or those drawn by numbers of an exponential distribution."""
-        from shoestring.models.kernels.decoding import choose_kernel  # imports Triton
+        from shoestring.models.kernels.choice import choose_kernel, top_kernel  # imports Triton
 
-        v = self.logits.shape[1]
-        block = min(4096, _power(v))
-        choose_kernel[(len(self._rows),)](
-            self._rows, self.logits, self.logits if noise is None else noise, self.place, self._rows.shape[1], v,
-            float(temperature), DRAWN=noise is not None, BLOCK=block, num_warps=_warps(block), **self._timing(),
+        (r, v), tops, best, index = self.logits.shape, *self._found
+        parts, block = choice_parts(v)
+        told = {"PARTS": parts, "BLOCK": block, "num_warps": _warps(block)} | self._timing()
+        if noise is not None:
+            top_kernel[(r, parts)](tops, self.logits, v, **told)
+        choose_kernel[(r, parts)](
+            self._rows, self.logits, self.logits if noise is None else noise, tops, best, index, self._chosen,
+            self.place, self._rows.shape[1], v, float(temperature), DRAWN=noise is not None, PADDED=_power(parts),
+            **told,
         )  # fmt: skip
 
     def _timing(self) -> dict[str, Any]:
-        return {"EARLY": True, "launch_pdl": True} if self._early else {"EARLY": False}
+        return {"EARLY": 2 if EARLY_TRIGGER else 1, "launch_pdl": True} if self._early else {"EARLY": 0}
+
+    def _ahead(self, product: Product | None, least: int) -> tuple[Tensor, int]:
+        """What a kernel fetches for a later one, and so many lines of it."""
+        if product is None or least > FETCHING or not self._early:
+            return self._stream, 0
+        return product.weight, min(FETCHED, product.weight.numel() * product.weight.itemsize) // LINE
 
     def _embed(self) -> None:
         from shoestring.models.kernels.decoding import embed_kernel
@@ -192,16 +225,16 @@ class NextToken:
         )  # fmt: skip
 
     def _attend(self, qkv: Tensor, layer: Layer, keys: Tensor, values: Tensor) -> None:
-        from shoestring.models.kernels.decoding import attention_kernel
+        from shoestring.models.kernels.decoding_attention import attention_kernel
 
         heads, (queries, channels), r = self._parts.heads, self._padded, len(self._rows)
         window = layer.window if layer.window is not None and layer.window < self._length else 0
         gains, table = layer.qk_gains or (qkv, qkv), layer.values
+        later, lines = self._ahead(layer.up, 1)
         attention_kernel[(r * heads.keys, self._splits)](
             self._mixed, qkv, keys, values, *self._turns, *gains, qkv if table is None else table, self._rows,
-            self.place, self._partial, self._sums, self._arrived, layer.up.weight, self._rows.shape[1], self._length,
-            len(layer.qkv.weight), 0 if table is None else table.stride(0),
-            min(FETCHED, layer.up.weight.numel() * layer.up.weight.itemsize) // LINE, KV=heads.keys, G=self._group,
+            self.place, self._partial, self._sums, self._arrived, later, self._rows.shape[1], self._length,
+            len(layer.qkv.weight), 0 if table is None else table.stride(0), lines, KV=heads.keys, G=self._group,
             C=heads.channels, GP=queries, CP=channels, WINDOW=window, EPS=layer.norm1.eps,
             QK_NORM=layer.qk_gains is not None, ROTATE=self._parts.frequencies is not None, VALUES=table is not None,
             SPLITS=self._splits, LEAST=LEAST_KEYS, BLOCK=64 if channels <= 64 else 32, num_warps=4, **self._timing(),
@@ -218,15 +251,17 @@ class NextToken:
         scales: Tensor | None = None,
         cap: float | None = None,
         advance: bool = False,
+        later: Product | None = None,
     ) -> None:
         from shoestring.models.kernels.decoding import matrix_kernel, vector_kernel
 
         weight, bias = product
         m, k = len(self._rows), weight.shape[1]
         n = len(weight) // (2 if activation == "swiglu" else 1)
+        fetched, lines = self._ahead(later, 2)
         given = (
             out, x, weight, *_of_norm(norm, x), weight if bias is None else bias, self._first,
-            out if scales is None else scales, self.place, m, n,
+            out if scales is None else scales, self.place, fetched,
         )  # fmt: skip
         constants = {
             "K": k, "EPS": 0.0 if norm is None else norm.eps, "NORM": _kind(norm), "ACT": ACTIVATIONS[activation],
@@ -234,31 +269,58 @@ class NextToken:
         } | self._timing()  # fmt: skip
         if m <= FEW:
             launch = vector_launch(m, n, k, weight.itemsize * len(weight) // n, self._units)
-            vector_kernel[(-(-n // launch["BN"]),)](*given, **constants, **launch)
+            cache = "" if L1 or not self._early else ".cg"
+            vector_kernel[(-(-n // launch["BN"]),)](*given, m, n, lines, CACHE=cache, **constants, **launch)
         else:
-            launch = matrix_launch(m, n, weight.itemsize, self._units)
-            matrix_kernel[(-(-n // launch["BN"]), -(-m // launch["BM"]))](*given, **constants, **launch)
+            divisible = norm is None and activation != "swiglu" and not advance
+            launch = matrix_launch(m, n, k, weight.itemsize, self._units, divisible)
+            tiles = -(-n // launch["BN"]), -(-m // launch["BM"])
+            partial, arrived = self._shared_sums(tiles, m * n, launch["SPLITS"])
+            matrix_kernel[(*tiles, launch["SPLITS"])](*given, partial, arrived, m, n, lines, **constants, **launch)
+
+    def _shared_sums(self, tiles: tuple[int, int], numbers: int, splits: int) -> tuple[Tensor, Tensor]:
+        """Where programs that share a product leave their sums, and counts of those that did, which are 0 again."""
+        if splits == 1:
+            return self._sums, self._arrived
+        key = tiles, numbers, splits
+        if key not in self._shared:
+            device = self._stream.device
+            self._shared[key] = (
+                torch.empty(splits * numbers, device=device),
+                torch.zeros(tiles[0] * tiles[1], dtype=torch.int32, device=device),
+            )
+        return self._shared[key]
 
 
 def vector_launch(m: int, n: int, k: int, size: int, units: int) -> dict[str, Any]:
-    """The launch for n channels out, of k weights of `size` bytes: two programs per multiprocessor, or large ones."""
-    padded = max(128, _power(k))
-    rows = max(1, min(16, TILE // (padded * size)))
-    while rows > 1 and -(-n // rows) < 2 * units:
-        rows //= 2
-    small = rows * padded * size <= TILE
-    limit = REGISTERS if small and m == 1 else None  # for more rows it would spill
-    return {"BN": rows, "BK": padded, "num_warps": 4 if small else 8, "maxnreg": limit}
+    """The launch for n channels out, of k weights of `size` bytes."""
+    warps = WARPS * (2 if k > LONG else 1)
+    columns = min(PART * warps, max(32, _power(k)))
+    held = -(-k // columns) * columns * size  # of a row
+    rows = 1
+    while rows < 16 and 2 * rows * held <= TILE * warps and -(-n // (2 * rows)) >= LEAST_PROGRAMS * units:
+        rows *= 2
+    return {"BN": rows, "BK": columns, "num_warps": warps, "maxnreg": REGISTERS if REGISTERS and m == 1 else None}
 
 
-def matrix_launch(m: int, n: int, size: int, units: int) -> dict[str, Any]:
-    """The launch for m rows: as many channels per program as leave one for most multiprocessors."""
+def matrix_launch(m: int, n: int, k: int, size: int, units: int, divisible: bool = False) -> dict[str, Any]:
+    """The launch for m rows: as many channels per program as leave one for most multiprocessors; where these are few
+    all the same, and a sum is `divisible`, some share it."""
     rows = min(64, max(16, _power(m)))
-    columns = next((each for each in (64, 32) if -(-n // each) * 4 >= 3 * units), 16)
-    depth = 512 // size
+    columns = COLUMNS or next((each for each in (64, 32) if -(-n // each) * 4 >= 3 * units), 16)
+    depth = DEPTH // size
     while STAGES * depth * size * (rows + 2 * columns) > SHARED:  # a SwiGLU has two tiles of weights
         depth //= 2
-    return {"BM": rows, "BN": columns, "BK": depth, "num_warps": 4, "num_stages": STAGES}
+    programs, splits = -(-n // columns) * -(-m // rows), 1
+    while divisible and splits < MOST_SHARED and 2 * splits * programs <= 3 * units and k >= 6 * splits * depth:
+        splits *= 2
+    return {"BM": rows, "BN": columns, "BK": depth, "SPLITS": splits, "num_warps": 4, "num_stages": STAGES}
+
+
+def choice_parts(v: int) -> tuple[int, int]:
+    """How many programs choose among v tokens, and among how many each."""
+    block = max(min(1024, _power(v)), _power(-(-v // CHOICES)))
+    return -(-v // block), block
 
 
 def _power(n: int) -> int:
