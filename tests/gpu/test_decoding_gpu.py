@@ -14,6 +14,7 @@ from shoestring.core.sections import Model
 from shoestring.models import decoding
 from shoestring.models.generate import Drawing, RowReader, generate
 from shoestring.models.language_model import LanguageModel, build
+from shoestring.models.layers import next_token
 from shoestring.models.layers.next_token import NextToken
 
 pytestmark = [
@@ -30,6 +31,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "shared keys": {"family": "llama", "kv_heads": 2, "bias": True, "tied": False},
     "one key head": {"family": "llama", "kv_heads": 1, "width": 160, "hidden": 200},
     "gpt2": {"family": "gpt2"},
+    "long sums": {"family": "llama", "hidden": 3072},
     "swift": {"family": "swift", "kv_heads": 2},
     "all parts of swift": {
         "family": "swift",
@@ -40,8 +42,10 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def network(fields: dict[str, Any], length: int = LENGTH, kind: torch.dtype = torch.float32) -> LanguageModel:
-    found = build(Model(**{"width": 128, "layers": 3, "heads": 4} | fields), VOCABULARY, length, 0)
+def network(
+    fields: dict[str, Any], length: int = LENGTH, kind: torch.dtype = torch.float32, vocabulary: int = VOCABULARY
+) -> LanguageModel:
+    found = build(Model(**{"width": 128, "layers": 3, "heads": 4} | fields), vocabulary, length, 0)
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in found.parameters():
@@ -66,6 +70,7 @@ SETTINGS = [  # network, type, rows, whether kernels begin early; each compiles 
     *((name, BF16, rows, True) for name in ("shared keys", "gpt2", "all parts of swift") for rows in (1, 5)),
     ("one key head", BF16, 1, True),
     ("swift", BF16, 5, True),
+    *(("long sums", BF16, rows, True) for rows in (1, 5, 20)),
 ]
 
 
@@ -75,6 +80,34 @@ def test_logits_are_as_near_to_float64_as_those_of_plain_passes(
     name: str, kind: torch.dtype, rows: int, early: bool
 ) -> None:
     check(network(FIELDS[name], kind=kind), rows, kind, early)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("name", "rows"), [("llama", 1), ("gpt2", 2), ("all parts of swift", 1), ("long sums", 5)])
+@torch.no_grad()
+def test_the_next_kernel_begins_first_of_all_or_after_the_wait(
+    name: str, rows: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_token, "EARLY_TRIGGER", first)
+    ours = network(FIELDS[name])
+    found, plain = (
+        generate(ours, begun(rows), 250, length=LENGTH, drawing=LIKELIEST, recorded=recorded)
+        for recorded in (True, False)
+    )
+    assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("drawing", [LIKELIEST, Drawing()], ids=["likeliest", "drawn"])
+def test_several_programs_choose_among_many_tokens(drawing: Drawing) -> None:
+    ours = network(FIELDS["llama"], vocabulary=5000)
+    found, plain = (
+        generate(
+            ours, begun(3), 80, length=LENGTH, drawing=drawing, recorded=recorded,
+            generator=torch.Generator(CUDA).manual_seed(1),
+        )
+        for recorded in (True, False)
+    )  # fmt: skip
+    assert torch.equal(found, plain)
 
 
 def check(
