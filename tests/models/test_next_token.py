@@ -30,7 +30,7 @@ import sys
 from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.models.kernels import choice, decoding as kernels, decoding_attention
-from shoestring.models.layers.next_token import matrix_launch, vector_launch
+from shoestring.models.layers.next_token import attention_warps, matrix_launch, vector_launch
 
 KINDS = {"rows": "*i64", "place": "*i32", "arrived": "*i32", "index": "*i32", "temperature": "fp32"}
 COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride", "lines")
@@ -66,7 +66,8 @@ for group, channels in ((1, 64), (1, 128), (4, 64), (4, 80)):
     constants = {"KV": 4, "G": group, "C": channels, "GP": 1 if group == 1 else 16, "CP": 64 if channels == 64 else 128,
                  "WINDOW": 0, "EPS": 1e-5, "QK_NORM": False, "ROTATE": True, "VALUES": False, "SPLITS": 8, "LEAST": 128,
                  "BLOCK": 64 if channels == 64 else 32}
-    assert not used(decoding_attention.attention_kernel, constants, num_warps=4).stack
+    warps = attention_warps(constants["GP"], constants["CP"])
+    assert not used(decoding_attention.attention_kernel, constants, num_warps=warps).stack
 parts = {"PARTS": 50, "BLOCK": 1024}
 assert not used(choice.choose_kernel, parts | {"DRAWN": True, "PADDED": 64}, num_warps=4).stack
 assert not used(choice.top_kernel, parts, num_warps=4).stack

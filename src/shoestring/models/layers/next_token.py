@@ -237,7 +237,8 @@ class NextToken:
             len(layer.qkv.weight), 0 if table is None else table.stride(0), lines, KV=heads.keys, G=self._group,
             C=heads.channels, GP=queries, CP=channels, WINDOW=window, EPS=layer.norm1.eps,
             QK_NORM=layer.qk_gains is not None, ROTATE=self._parts.frequencies is not None, VALUES=table is not None,
-            SPLITS=self._splits, LEAST=LEAST_KEYS, BLOCK=64 if channels <= 64 else 32, num_warps=4, **self._timing(),
+            SPLITS=self._splits, LEAST=LEAST_KEYS, BLOCK=64 if channels <= 64 else 32,
+            num_warps=attention_warps(queries, channels), **self._timing(),
         )  # fmt: skip
 
     def _multiply(
@@ -290,6 +291,11 @@ class NextToken:
                 torch.zeros(tiles[0] * tiles[1], dtype=torch.int32, device=device),
             )
         return self._shared[key]
+
+
+def attention_warps(queries: int, channels: int) -> int:
+    """Of a program; what single queries mix of many channels takes all registers of four."""
+    return 8 if queries == 1 and channels > 64 else 4
 
 
 def vector_launch(m: int, n: int, k: int, size: int, units: int) -> dict[str, Any]:
