@@ -1,7 +1,8 @@
 """What a deadline buys: our held-out loss beside a public trainer's, at equal seconds from the command to its end.
 
     python bench/deadline.py --peer five_minutes.py [--task stories|stream] [--text stories.txt.gz] [--time 60]
-                             [--seeds 3] [--set FIELD=VALUE …] [--depth 4] [--at-once [--prepare]]
+                             [--seeds 3] [--set FIELD=VALUE …] [--depth 4]
+                             [--at-once [--prepare] [--beside NAME:FIELD=VALUE,… …]]
                              [--work FOLDER] [--out FOLDER]
 
 Tasks: `stories`, the bytes of --text, 5 % of them held out; `stream`, rows of 256 tokens of an HMM. It has 100 states
@@ -13,7 +14,8 @@ was scored on, with its learning rate swept over 1, 2 and 4 times its own. Its c
 seconds that it is given are what is left after all else, as timed in the run before; a first run, which compiles, is
 not counted. Ours keeps what it compiled from seed to seed, so only its first is cold.
 With --at-once all runs of the stream, ours and the peer's, share the GPU for the same seconds;
---prepare makes the HMM, the rows and what the peer compiles in a call before, with the same --work.
+--prepare makes the HMM, the rows and what the peer compiles in a call before, with the same --work. --beside adds a run
+of ours with other fields, seed 0: it is in the record, and no part of our mean.
 Wanted: our mean at most 0.97 of the peer's best, and for the stream 0.95.
 """
 
@@ -34,6 +36,7 @@ from typing import Any
 
 import numpy as np
 import record
+from variants import SHAPE, as_variant
 
 from shoestring.core import recipe_file
 from shoestring.core.recipe import Recipe
@@ -92,14 +95,21 @@ def values_of(asked: argparse.Namespace, name: str, folder: Path) -> Values:
     return values
 
 
-def write_ours(asked: argparse.Namespace, seed: int, folder: Path) -> Path:
-    values = values_of(asked, f"seed{seed}", folder)
+def write_ours(asked: argparse.Namespace, seed: int, folder: Path, beside: str | None = None) -> Path:
+    """The recipe of one of our runs, or of one `beside` them."""
+    name = f"seed{seed}" if beside is None else beside
+    changes = asked.changes + ([] if beside is None else asked.beside[beside])
+    values = values_of(asked, name, folder)
+    given = dict(change.split("=", 1) for change in changes)
+    if shape := {field: (int(given[f"model.{field}"]), "") for field in SHAPE if f"model.{field}" in given}:
+        del values["model"]["size"]
+        values["model"] |= shape
     values["run"] |= {"seed": (seed, ""), "folder": (str(folder / "runs"), "")}
     values["data"]["folder"] = (str(folder / "stores"), "")
     values.setdefault("evaluate", {})["rows"] = (SCORED, "")
-    file = folder / f"seed{seed}.toml"
+    file = folder / f"{name}.toml"
     file.write_text(recipe_file.dump(recipe_of(values)))
-    file.write_text(recipe_file.dump(recipe_file.load(file, asked.changes)))
+    file.write_text(recipe_file.dump(recipe_file.load(file, changes)))
     return file
 
 
@@ -204,12 +214,15 @@ def all_at_once(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str,
         options = [*peer_options(asked.depth), "--matrix-lr", f"{lr:g}"]
         return theirs(asked.peer, files, left, options, folder) | {"lr": lr}
 
-    with ThreadPoolExecutor(asked.seeds + len(SWEEP)) as pool:
+    others = {name: write_ours(asked, 0, folder, name) for name in asked.beside}
+    with ThreadPoolExecutor(asked.seeds + len(others) + len(SWEEP)) as pool:
         mine = [pool.submit(ours, file, folder) for file in written]
+        beside = {name: pool.submit(ours, file, folder) for name, file in others.items()}
         peers = [pool.submit(swept_run, factor) for factor in SWEEP]
-        for run in as_completed([*mine, *peers]):
+        for run in as_completed([*mine, *beside.values(), *peers]):
             print(json.dumps(run.result()), flush=True)
-        return [run.result() for run in mine], [run.result() for run in peers]
+    asked.ended_beside = {name: run.result() | {"changes": asked.beside[name]} for name, run in beside.items()}
+    return [run.result() for run in mine], [run.result() for run in peers]
 
 
 def main() -> None:
@@ -223,9 +236,13 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, help="layers of the peer's network")
     parser.add_argument("--at-once", action="store_true", help="all runs of the stream share the GPU")
     parser.add_argument("--prepare", action="store_true", help="with --at-once: end before the runs begin")
+    parser.add_argument("--beside", action="append", default=[], type=as_variant, metavar="NAME:FIELD=VALUE,…")
     parser.add_argument("--work", type=Path, help="folder of the runs; default: one that is removed")
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked = parser.parse_args()
+    asked.beside, asked.ended_beside = dict(asked.beside), {}
+    if asked.beside and not asked.at_once:
+        parser.error("--beside needs --at-once")
     if asked.at_once and asked.task != "stream":
         parser.error("--at-once needs --task stream, whose rows are made without a run")
     with tempfile.TemporaryDirectory() as scratch:
@@ -257,8 +274,8 @@ def write_record(asked: argparse.Namespace, mine: list[dict[str, Any]], peers: l
     mean, best = statistics.mean(run["loss"] for run in mine) - least, min(run["nats"] for run in peers) - least
     found = {
         "commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "changes": asked.changes, "time": asked.time,
-        "at_once": len(mine) + len(peers) if asked.at_once else 1, "ours": mine, "peer": peers, "loss": mean,
-        "peer_loss": best, "ratio": mean / best,
+        "at_once": len(mine) + len(peers) + len(asked.beside) if asked.at_once else 1, "ours": mine, "peer": peers,
+        "beside": asked.ended_beside, "loss": mean, "peer_loss": best, "ratio": mean / best,
     }  # fmt: skip
     results = record.earlier("deadline", asked.out)
     results[f"{asked.task}, {asked.time:g}s"] = found

@@ -22,6 +22,7 @@ from typing import Any
 import record
 import torch
 from deadline import ours
+from variants import SHAPE
 
 from shoestring.core import recipe_file
 from shoestring.core.recipe import Recipe
@@ -30,7 +31,6 @@ from shoestring.core.units import Bytes
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import look_at, recipe_of, values_for
 
-SHAPE = ("width", "layers", "heads")
 MEMORY_SHARE = 0.9
 """Of a GPU's memory, what all runs may take together."""
 ROW_BYTES = 1 << 18

@@ -24,7 +24,6 @@ import argparse
 import gzip
 import json
 import math
-import re
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from typing import IO, Any
 
 import record
 import torch
+from variants import as_variant
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import ShoestringError
@@ -153,17 +153,6 @@ def validation_curve(run: RunFolder) -> list[tuple[float, float]]:
     recipe = run.read_recipe()
     epochs = recipe.batch * recipe.data.length / TOKENS["train"]
     return [(round(line.step * epochs, 2), round(line.loss, 5)) for line in Curve.of(read_lines(run.metrics)).heldout]
-
-
-def as_variant(text: str) -> tuple[str, list[str]]:
-    """The name and the changed fields of a variant; a comma before FIELD= parts two of them."""
-    name, _, fields = text.partition(":")
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME:FIELD=VALUE,FIELD=VALUE")
-    changes = re.split(r",\s*(?=\w+\.\w+=)", fields) if fields else []
-    if wrong := [change for change in changes if not re.match(r"\w+\.\w+=", change)]:
-        raise argparse.ArgumentTypeError(f"{wrong[0]!r} of variant {name}: must be FIELD=VALUE")
-    return name, changes
 
 
 def variant_recipe(asked: argparse.Namespace, name: str, changes: list[str], folder: Path) -> Path:
