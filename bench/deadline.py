@@ -86,7 +86,7 @@ def values_of(asked: argparse.Namespace, name: str, folder: Path) -> Values:
     """What `best` would train on the text; on the stream, the same fields."""
     kind = pick_device().type
     if asked.task == "stories":
-        return values_for(look_at(str(asked.text.resolve())), asked.time, kind, name)
+        return values_for(look_at(str(asked.text.resolve())), asked.time, kind, name, "bytes")
     if not (folder / "runs" / "hmm").is_dir():
         fit_hmm(folder)
     values = values_for(Corpus("stream"), asked.time, kind, name)

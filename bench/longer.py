@@ -79,7 +79,7 @@ def write_first(asked: argparse.Namespace, name: str, seed: int, folder: Path) -
     """The recipe that `best` would write, with this seed and as many held-out rows as in the other benchmarks."""
     file = folder / f"{name}.toml"
     if not file.exists():
-        values = values_for(look_at(str(asked.text.resolve())), asked.time, pick_device().type, name)
+        values = values_for(look_at(str(asked.text.resolve())), asked.time, pick_device().type, name, "bytes")
         values["run"]["seed"] = (seed, "")
         values.setdefault("evaluate", {}).setdefault("rows", (deadline.SCORED, ""))
         recipe = recipe_of(values)

@@ -85,7 +85,7 @@ def values_of(asked: argparse.Namespace, row: str, folder: Path) -> Values:
             (folder / "runs" / "hmm").symlink_to(asked.hmm.resolve())
         values = deadline.values_of(known, name, folder)
     else:
-        values = values_for(corpus_of(asked), seconds, device, name)
+        values = values_for(corpus_of(asked), seconds, device, name, "bytes")
     if asked.task == "wikitext":
         values["budget"]["epochs"] = (share * EPOCHS, "")
     values["run"]["folder"] = (str(folder / "runs"), "")

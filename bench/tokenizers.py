@@ -42,10 +42,10 @@ def recipe_for(asked: argparse.Namespace, tokenizer: str, seed: int, folder: Pat
     """The recipe of a run; its store has the tokenizer's name."""
     spec, _, length = tokenizer.rpartition(":")
     device, name = pick_device().type, f"{spec.replace(':', '')}x{length}-{seed}"
-    values = values_for(look_at(str(asked.text.resolve())), asked.time, device, name)
+    values = values_for(look_at(str(asked.text.resolve())), asked.time, device, name, spec)
     values["run"] |= {"seed": (seed, ""), "folder": (str(folder / name), "")}
     values["data"] |= {
-        "tokenizer": (spec, ""), "length": (int(length), ""), "folder": (str(folder / name / "stores"), ""),
+        "length": (int(length), ""), "folder": (str(folder / name / "stores"), ""),
     }  # fmt: skip
     given = dict(change.split("=", 1) for change in asked.changes)
     if shape := {name: (int(given[f"model.{name}"]), "") for name in SHAPE if f"model.{name}" in given}:

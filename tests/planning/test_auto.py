@@ -25,7 +25,10 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "budget": {"time": "10m", "epochs": "auto"},
     "data": {"source": "text:a.txt", "length": 128},
     "model": {"size": "auto", "dropout": "auto"},
-    "train": {"batch": "auto", "lr": "auto", "warmup": "auto", "weight_decay": "auto", "beta2": "auto"},
+    "train": {
+        "schedule": "cooldown",
+        **dict.fromkeys(("batch", "lr", "warmup", "weight_decay", "beta2", "cooldown"), "auto"),
+    },
 }
 FACTS = Facts(vocabulary=257, unique=7e6, device="cpu", speed=5e10)
 
@@ -244,3 +247,56 @@ def test_a_budget_that_says_nothing_about_tokens_is_refused() -> None:
     written = build({"budget": {"epochs": 2}, "train": {"lr": "auto", "batch": 4}}, "test")
     with pytest.raises(PlanError, match=r"give budget.tokens"):
         choose(written, Facts(vocabulary=257, unique=None, device="cpu", speed=None))
+
+
+# Little text
+
+
+def chosen_for(unique: float, time: str = "10m", device: str = "cuda", **sections: dict[str, Any]) -> Choices:
+    facts = Facts(vocabulary=2048, unique=unique, device=device, speed=3e14 if device == "cuda" else 5e10)
+    return choose(recipe(budget={"time": time}, **sections), facts)
+
+
+def test_a_text_that_is_read_often_has_a_larger_network_with_dropout() -> None:
+    """U = 2e6 in 10 minutes of a GPU: 12 parameters for each position, and not the 6e5 that the law finds useful."""
+    found = chosen_for(2e6)
+    values = values_of(found)
+    n = 12 * values["model.width"] ** 2 * values["model.layers"]
+    assert 0.5 * auto.PER_POSITION * 2e6 < n < 1.2 * auto.PER_POSITION * 2e6
+    assert 0.3 <= values["model.dropout"] <= auto.MOST_DROPOUT
+    assert values["budget.epochs"] == auto.DROPPED_EPOCHS
+    assert values["train.cooldown"] == auto.SHORT_COOLDOWN
+    (reason,) = (choice.reason for choice in found.chosen if choice.field == "model.width")
+    assert "dropout so that it is not learned by heart" in reason
+
+
+def test_without_dropout_the_size_is_that_of_the_law() -> None:
+    values = values_of(chosen_for(2e6, model={"dropout": 0.0}))
+    assert 12 * values["model.width"] ** 2 * values["model.layers"] < 2e6
+    assert values["budget.epochs"] < auto.DROPPED_EPOCHS
+
+
+def test_a_text_that_is_read_once_has_neither_dropout_nor_a_short_cooldown() -> None:
+    large, endless = values_of(chosen_for(1e11)), values_of(chosen_for(1e11, time="1m"))
+    for values in (large, endless):
+        assert (values["model.dropout"], values["train.cooldown"]) == (0.0, auto.COOLDOWN)
+
+
+def test_dropout_grows_with_the_parameters_for_each_position() -> None:
+    rates = [auto.best_dropout(ratio * 1e6, 1e6, 20.0).value for ratio in (0.5, 1, 3, 5, 12, 100)]
+    assert rates == [0.0, 0.1, 0.19, 0.26, 0.4, auto.MOST_DROPOUT]
+    assert auto.best_dropout(1e8, 1e6, 2.0).value == 0 and auto.best_dropout(1e8, None, None).value == 0
+
+
+def test_a_network_never_has_more_parameters_than_its_time_can_pass_over() -> None:
+    """Whatever the text, what is chosen reads it as often as the rule says."""
+    for unique in (1e5, 1e6, 1e7, 1e8, 1e9):
+        for device, time in (("cuda", "1m"), ("cuda", "1h"), ("cpu", "2m"), ("cpu", "1h")):
+            facts = Facts(vocabulary=2048, unique=unique, device=device, speed=3e14 if device == "cuda" else 5e10)
+            written = recipe(budget={"time": time})
+            model, reason = auto.best_size(written, facts)
+            if "learned by heart" in reason:
+                cost = auto._cost(replace(written, model=replace(model, dropout=0.0)), facts)
+                free = replace(written, model=model, budget=replace(written.budget, epochs=None))
+                assert auto.positions(free, facts, cost) >= auto.REPEATS * unique
+                assert auto.without_embedding(cost) <= auto.PER_POSITION * unique

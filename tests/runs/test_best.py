@@ -14,8 +14,17 @@ from shoestring.cli.root import root
 from shoestring.core.errors import ShoestringError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
+from shoestring.runs import best as best_module
 from shoestring.runs import counted
-from shoestring.runs.best import SWIFT_MEASURED, SWIFT_PARTS, look_at, recipe_of, text_of, values_for
+from shoestring.runs.best import (
+    SWIFT_MEASURED,
+    SWIFT_PARTS,
+    best_tokenizer,
+    look_at,
+    recipe_of,
+    text_of,
+    values_for,
+)
 
 STORY = "Tom had a red ball. He ran to the park with it.\n"
 
@@ -69,7 +78,7 @@ def test_rows_are_shortened_where_there_is_little_text_and_too_little_is_refused
     for size in (10**6, 10**5, 10**4):
         Path("a.txt").write_bytes((STORY.encode() * 10**5)[:size])
         lengths.append(values_for(look_at("a.txt"), 60.0, "cpu", None)["data"]["length"][0])
-    assert lengths == [256, 128, 16]
+    assert lengths == [128, 128, 16]
     Path("a.txt").write_text("a\n" * 100)
     with pytest.raises(UserError, match="too little to train on"):
         values_for(look_at("a.txt"), 60.0, "cpu", None)
@@ -106,3 +115,29 @@ def test_the_command_writes_a_recipe_of_numbers_and_follows_it_again(
     Path("best-a.toml").write_text("\n".join(lines).replace("dropout = ", "dropout = 0.25  # ") + "\n")
     assert CliRunner().invoke(root, ["best", "a.txt", "--time", "10m"]).exit_code == 0
     assert ran[1].model.dropout == 0.25, "an edited recipe is followed as it is"
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "tokenizer"),
+    [(1e5, "cpu", "bytes"), (3e5, "cpu", "bpe:512"), (7.4e6, "cpu", "bpe:2048"), (7.4e6, "cuda", "bpe:2048"),
+     (1e9, "cpu", "bpe:4096"), (1e9, "cuda", "bpe:32768"), (None, "cuda", "bpe:32768")],
+)  # fmt: skip
+def test_pieces_are_as_many_as_the_root_of_the_text(size: float | None, device: str, tokenizer: str) -> None:
+    found, reason = best_tokenizer(size, device)
+    assert found == tokenizer and reason
+
+
+def test_without_their_library_bytes_are_read_and_the_reason_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(best_module, "find_spec", lambda _: None)
+    tokenizer, reason = best_tokenizer(1e7, "cpu")
+    assert tokenizer == "bytes" and "pip install" in reason
+    Path("a.txt").write_text(STORY * 50000)
+    assert values_for(look_at("a.txt"), 90.0, "cpu", None)["data"]["length"][0] == 256
+
+
+def test_a_tokenizer_that_is_given_is_kept() -> None:
+    Path("a.txt").write_text(STORY * 50000)
+    data = values_for(look_at("a.txt"), 90.0, "cuda", None, "bytes")["data"]
+    assert (data["tokenizer"], data["length"][0]) == (("bytes", "as given"), 512)

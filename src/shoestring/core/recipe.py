@@ -153,6 +153,7 @@ AUTOS = (
     "train.warmup",
     "train.weight_decay",
     "train.beta2",
+    "train.cooldown",
     "model.dropout",
 )
 """Fields that may be "auto"."""

@@ -146,7 +146,7 @@ class RunFolder:
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise RunError where a run of another recipe has begun."""
         if self.recipe.is_file() and self.has_begun and (changes := differences(self.written_recipe(), recipe)):
-            longer = all(line.startswith("budget.") for line in changes) and recipe.train.cooling is not None
+            longer = all(line.startswith("budget.") for line in changes) and recipe.train.cools
             more = f" and continue it with --set model.init={self.path} --set train.continued=true" if longer else ""
             raise RunError(
                 "\n  ".join([f"{self.path} holds a run of another recipe", *changes])

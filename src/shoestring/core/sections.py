@@ -275,9 +275,9 @@ class Train:
         "steps of the warm-up at least, up to a quarter of the run; default: what the family needs",
     ] = None
     cooldown: Annotated[
-        float | None,
+        float | Auto | None,
         Between(0, 1, open_low=True),
-        "share of the steps, the last ones, in which a cooldown decays; default: 0.4",
+        'share of the steps, the last ones, in which a cooldown decays; default: 0.4, or "auto"',
     ] = None
     continued: Annotated[
         bool | None,
@@ -363,11 +363,16 @@ class Train:
         return self.normalize_neurons is not False
 
     @property
+    def cools(self) -> bool:
+        """Whether the learning rate stays until it decays in a share of the steps, the last ones."""
+        return self.schedule == "cooldown"
+
+    @property
     def cooling(self) -> float | None:
         """The share of the steps, the last ones, in which the learning rate decays; None: it decays otherwise."""
-        if self.schedule != "cooldown":
+        if not self.cools:
             return None
-        return COOLDOWN if self.cooldown is None else self.cooldown
+        return COOLDOWN if self.cooldown is None else number(self.cooldown)
 
     def __post_init__(self) -> None:
         as_specs(self, save_steps=StepsSpec, freeze=FreezeSpec)

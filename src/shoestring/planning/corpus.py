@@ -170,7 +170,7 @@ def _preparing_seconds(time: float) -> float:
 def kept_checkpoints(recipe: Recipe, steps: int) -> int:
     """Most checkpoints on disk: those kept, the best, the one before a cool-down, the one being written, and those of
     chosen steps."""
-    return recipe.train.keep + 2 + (recipe.train.cooling is not None) + recipe.train.saved_count(steps)
+    return recipe.train.keep + 2 + recipe.train.cools + recipe.train.saved_count(steps)
 
 
 def corpus_to_read(

@@ -42,7 +42,7 @@ def plan_lines(
     spread = split.point.slowest_seconds / split.point.seconds - 1
     slowest = f"the slowest pass {'may take' if profile.estimated else 'took'} {spread:.0%} longer"
     kept = f"{'store, ' if corpus.bytes else ''}{recipe.train.keep} last checkpoints, the best, and one being written"
-    kept += ", one before the cool-down" if recipe.train.cooling is not None else ""
+    kept += ", one before the cool-down" if recipe.train.cools else ""
     saved = _saved_line(recipe.train, plan.steps)
     kept += ", and those of chosen steps" if saved else ""
     memory = "unknown" if split.peak_bytes is None else Bytes(split.peak_bytes).short()

@@ -13,8 +13,10 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import number
 from shoestring.core.specs import CheckpointSpec
 from shoestring.core.units import Seconds
+from shoestring.runs.settle import settled
 from shoestring.training.checkpoint import Checkpoints
 
 WHOLE = 0.7
@@ -55,8 +57,9 @@ def _ended(file: Path) -> Earlier | None:
         recipe = recipe_file.load(file)
         folder = RunFolder.of(recipe)
         outcome = Outcome.read_if_there(folder.done)
-        if outcome is None or recipe.budget.time is None or recipe.train.cooling is None or not outcome.steps:
+        if outcome is None or recipe.budget.time is None or not recipe.train.cools or not outcome.steps:
             return None
+        cooling = number(settled(recipe, folder).recipe.train.cooling)
         binding = Plan.read(folder.plan).binding
         newest = Checkpoints(folder.checkpoints, keep=1).find(CheckpointSpec("last"), folder.path).state
         before = _ended(Path(f"{Path(recipe.model.init or '').name}.toml")) if recipe.train.continued else None
@@ -70,7 +73,7 @@ def _ended(file: Path) -> Earlier | None:
     elif binding != "time" or outcome.seconds < WHOLE * recipe.budget.time:
         done = f"it ended after {Seconds(round(outcome.seconds))} of {recipe.budget.time}"
     whole = since + recipe.budget.time
-    return Earlier(file, recipe, whole, since + peak, recipe.train.cooling * recipe.budget.time / whole, done)
+    return Earlier(file, recipe, whole, since + peak, cooling * recipe.budget.time / whole, done)
 
 
 def longer_text(earlier: Earlier, name: str, time: float, command: str) -> str:
