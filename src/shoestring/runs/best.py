@@ -154,7 +154,7 @@ def best_tokenizer(text_bytes: float | None, device: str) -> tuple[str, str]:
     if text_bytes is not None:
         pieces = min(most, max(LEAST_PIECES, 1 << round(math.log2(math.sqrt(text_bytes)))))
         rule = f"about the root of {Bytes(int(text_bytes)).short()}"
-    return f"bpe:{pieces}", f"{rule}; pieces learn faster than bytes: {PIECES_MEASURED[device]} (bench/tokenizers.py)"
+    return f"bpe:{pieces}", f"{rule}; pieces learn faster than bytes: {PIECES_MEASURED[device]} (bench/pieces.py)"
 
 
 def values_for(corpus: Corpus, time: float, device: str, name: str | None, tokenizer: str | None = None) -> Values:

@@ -1,7 +1,7 @@
 """Which tokenizer a deadline wants: bits per byte of the same held-out text, by tokenizer.
 
-    python bench/tokenizers.py TEXT [--time 60] [--tokenizers bytes:512 bpe:1024:256 …] [--seeds 1] [--at-once]
-                               [--set FIELD=VALUE …] [--work FOLDER] [--out FOLDER]
+    python bench/pieces.py TEXT [--time 60] [--tokenizers bytes:512 bpe:1024:256 …] [--seeds 1] [--at-once]
+                           [--set FIELD=VALUE …] [--work FOLDER] [--out FOLDER]
 
 A run for each is what `shoestring best TEXT --time …` trains, but with that tokenizer and rows of so many tokens, as in
 bpe:1024:256; all else is chosen for it. Every run is a command from its start to its end, one after the other or, with
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of the runs; default: one that is removed")
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked = parser.parse_args()
-    results = record.earlier("tokenizers", asked.out)
+    results = record.earlier("pieces", asked.out)
     origin = {
         "commit": record.commit(),
         "date": time.strftime("%Y-%m-%d"),
@@ -103,7 +103,7 @@ def main() -> None:
             print(
                 f"{tokenizer}, seed {seed}: {found['nats_per_byte']:.4f} nats per byte", json.dumps(found), flush=True
             )
-            record.write("tokenizers", {"results": results}, asked.out)
+            record.write("pieces", {"results": results}, asked.out)
 
         with ThreadPoolExecutor(len(files) if asked.at_once else 1) as pool:
             list(pool.map(run, range(len(files))))
