@@ -74,4 +74,8 @@ def _told(arguments: list[str]) -> list[str]:
 
 def _relative(argument: str) -> str:
     path = Path(argument)
-    return str(path.resolve().relative_to(ROOT)) if path.exists() and path.resolve().is_relative_to(ROOT) else argument
+    try:
+        inside = path.exists() and path.resolve().is_relative_to(ROOT)
+    except OSError:  # longer than a name of a file may be
+        return argument
+    return str(path.resolve().relative_to(ROOT)) if inside else argument
