@@ -17,7 +17,7 @@ from shoestring.models.families.gpt2.transformers import _config as of_gpt2
 from shoestring.models.families.llama.transformers import _config as of_llama
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.models.layers.blocks import Block
-from shoestring.models.layers.embedding_lookup import seen_words
+from shoestring.models.layers.embedding_lookup import UNSEEN, seen_words
 
 VOCABULARY, LENGTH = 40, 12
 MODELS = {
@@ -105,6 +105,8 @@ def test_dropped_words_are_those_of_a_table_without_them(model: Model) -> None:
         for name in ("embedding", "value_embedding"):
             if isinstance(table := getattr(untied, name, None), nn.Embedding):
                 table.weight.mul_(factors[:, None])
+        unseen = torch.tensor((UNSEEN, -UNSEEN)).repeat(model.width // 2)
+        untied.embedding.weight[factors == 0] = unseen  # type: ignore[index, operator]
     plain = untied.state_dict()
     reference = made(model).state_dict()
     for name in plain.keys() & reference.keys() - {"embedding.weight", "value_embedding.weight", "head.weight"}:
@@ -120,6 +122,25 @@ def test_words_are_the_same_in_all_rows_of_a_pass(model: Model) -> None:
         torch.testing.assert_close(same[1:], same[:1].expand(2, -1), rtol=1e-5, atol=1e-5)
         other = losses(made(model, output_dropout=0.5), Batch(row.expand(3, -1).contiguous()), seed)
         assert not torch.allclose(other[0], other[1])
+
+
+@every_decoder
+def test_a_first_word_that_is_not_seen_has_finite_gradients(model: Model) -> None:
+    """With zeros in its place they overflowed: 32 layers of large weights multiplied them at every norm."""
+    network = made(dataclasses.replace(model, layers=32), word_dropout=0.5)
+    with torch.no_grad():
+        for parameter in network.blocks.parameters():  # type: ignore[union-attr]
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
+    batch, first, states = some_rows(20), set[bool](), []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        hidden = F.dropout(torch.ones(VOCABULARY), 0.5)[batch.ids[:, 0]] == 0
+        first |= set(hidden.tolist())
+        torch.manual_seed(seed)
+        network(batch).backward()
+        states.append(all(bool(p.grad.isfinite().all()) for p in network.parameters() if p.grad is not None))
+    assert first == {False, True} and all(states)
 
 
 def test_factors_of_words_have_a_mean_of_one() -> None:

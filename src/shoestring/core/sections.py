@@ -187,8 +187,8 @@ class Model:
     word_dropout: Annotated[
         float | None,
         _RATE,
-        "llama, swift, gpt2: share of the vocabulary whose embeddings are zero in a pass of training, in all rows of "
-        "the micro-batch; default: 0",
+        "llama, swift, gpt2: share of the vocabulary that is not seen in a pass of training: one vector stands for all "
+        "of it, in all rows of the micro-batch; default: 0",
     ] = None
     rotary_base: Annotated[float, Between(1, 1e12), "llama, swift: base of the rotary frequencies"] = 10000.0
     rotary_scaling: Annotated[

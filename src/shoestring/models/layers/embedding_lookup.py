@@ -18,6 +18,8 @@ from shoestring.models.layers.operators import HAS_TRITON
 ROWS = 32
 """Gradients that a program sums."""
 CHANNELS = 256
+UNSEEN = 0.02
+"""Every channel, with one sign or the other, of what stands in place of a word that is not seen."""
 
 
 def embedding_lookup(
@@ -43,6 +45,17 @@ def seen_words(
     """
     words = F.dropout(torch.ones(table.num_embeddings, device=ids.device), dropout).to(kind)
     return words[ids.clamp(0, len(words) - 1)][..., None]  # an id outside is for the table to refuse
+
+
+def hide_words(x: Float[Tensor, "R T D"], words: Float[Tensor, "R T 1"]) -> Float[Tensor, "R T D"]:
+    """Embedded tokens times the factors of `seen_words`; one vector stands for all words that are not seen.
+
+    Zeros would not do: the first position of a row, which sees nothing else, would stay zero in all layers, and the
+    gradient behind the norm of zeros grows with each of them until it overflows.
+    """
+    unseen = torch.full_like(x[0, 0], UNSEEN)
+    unseen[1::2] = -UNSEEN  # its mean is 0, and its variance is not
+    return (x * words).addcmul_((words == 0).to(x.dtype), unseen)
 
 
 class _Embedded(torch.autograd.Function):

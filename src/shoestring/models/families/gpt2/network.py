@@ -22,7 +22,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers import blocks
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import LayerNorm
-from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
+from shoestring.models.layers.embedding_lookup import embedding_lookup, hide_words, seen_words
 from shoestring.models.layers.gelu import gelu
 from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.past import Kept
@@ -58,7 +58,7 @@ class GPT2(LanguageModel):
             places = self.positions.weight[:length]  # T D
         x = embedding_lookup(self.embedding, inputs.ids)
         if self.word_dropout and self.training:
-            x = x * seen_words(self.embedding, inputs.ids, self.word_dropout, x.dtype)
+            x = hide_words(x, seen_words(self.embedding, inputs.ids, self.word_dropout, x.dtype))
         x = blocks.as_stream(F.dropout(x + places, self.dropout, self.training))
         dropped = self.attention_dropout if self.training else 0.0
         seen = None if documents is None else documents.seen(x, self.heads, dropped)

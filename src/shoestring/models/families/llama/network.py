@@ -19,7 +19,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, RMSNorm, draw_weights, no_change, run, stream_type
-from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
+from shoestring.models.layers.embedding_lookup import embedding_lookup, hide_words, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.past import Kept
@@ -95,7 +95,7 @@ class Llama(LanguageModel):
     def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
         x = embedding_lookup(self.embedding, inputs.ids, stream_type(self.embedding.weight))
         if self.word_dropout and self.training:
-            x = x * seen_words(self.embedding, inputs.ids, self.word_dropout, x.dtype)
+            x = hide_words(x, seen_words(self.embedding, inputs.ids, self.word_dropout, x.dtype))
         x = F.dropout(x, self.dropout, self.training)
         angles = turns(self.frequencies, inputs.ids.shape[1])
         seen = None

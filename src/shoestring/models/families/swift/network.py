@@ -21,7 +21,7 @@ from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
 from shoestring.models.layers.blocks import Block, PlainNorm, RMSNorm, draw_weights, no_change, run, stream_type
-from shoestring.models.layers.embedding_lookup import embedding_lookup, seen_words
+from shoestring.models.layers.embedding_lookup import embedding_lookup, hide_words, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.normed_heads import add_values, normed_heads
@@ -208,7 +208,7 @@ class Swift(LanguageModel):
     def _embedded(self, ids: Int[Tensor, "R T"], words: Float[Tensor, "R T 1"] | None = None) -> Float[Tensor, "R T D"]:
         x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
         if words is not None:
-            x = x * words
+            x = hide_words(x, words)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return F.dropout(x, self.dropout, self.training)
