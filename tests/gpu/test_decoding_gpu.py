@@ -82,13 +82,14 @@ def test_logits_are_as_near_to_float64_as_those_of_plain_passes(
     check(network(FIELDS[name], kind=kind), rows, kind, early)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("few", [0, 2, 9], ids=["none", "up to 2", "all"])
 @pytest.mark.parametrize(("name", "rows"), [("llama", 1), ("gpt2", 2), ("all parts of swift", 1), ("long sums", 5)])
 @torch.no_grad()
 def test_the_next_kernel_begins_first_of_all_or_after_the_wait(
-    name: str, rows: int, first: int, monkeypatch: pytest.MonkeyPatch
+    name: str, rows: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_token, "EARLY_TRIGGER", first)
+    """Up to so many rows; the products are those of few rows, too."""
+    monkeypatch.setattr(next_token, "FEW", few)
     ours = network(FIELDS[name])
     found, plain = (
         generate(ours, begun(rows), 250, length=LENGTH, drawing=LIKELIEST, recorded=recorded)

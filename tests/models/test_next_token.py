@@ -33,7 +33,7 @@ from shoestring.models.kernels import choice, decoding as kernels, decoding_atte
 from shoestring.models.layers.next_token import attention_warps, matrix_launch, vector_launch
 
 KINDS = {"rows": "*i64", "place": "*i32", "arrived": "*i32", "index": "*i32", "temperature": "fp32"}
-COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride", "lines")
+COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride")
 WIDE = ("qkv", "cos", "sin", "q_gain", "k_gain", "table", "partial", "sums", "gain", "shift", "bias", "scales",
         "logits", "noise", "tops", "best", "positions")
 
@@ -49,7 +49,7 @@ def product(kernel, k, launch, norm=0, act=0, add=False, **more):
     tiles = {name: size for name, size in launch.items() if name.isupper()}
     options = {name: size for name, size in launch.items() if name not in tiles}
     constants = {"K": k, "EPS": 1e-5, "NORM": norm, "ACT": act, "BIAS": False, "ADD": add, "SCALED": False, "CAP": 0.0,
-                 "ADVANCE": False} | ({"M": 1, "CACHE": ".cg"} if kernel is kernels.vector_kernel else {})
+                 "ADVANCE": False} | ({"M": 1} if kernel is kernels.vector_kernel else {})
     made = used(kernel, constants | tiles | more, **options)
     assert not made.stack, (kernel.__name__, k, launch, made)
     assert made.has("mma") == (kernel is kernels.matrix_kernel)

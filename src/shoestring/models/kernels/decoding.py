@@ -114,17 +114,16 @@ def _advance(place, ADVANCE: tl.constexpr):
         tl.store(place + 1, tl.load(place + 1, cache_modifier=".cg") + 1, mask=first)
 
 
-@triton.jit(do_not_specialize=["lines"])
+@triton.jit
 def vector_kernel(
-    out, x, weight, gain, shift, bias, first, scales, place, later, M, N, lines, K: tl.constexpr, EPS: tl.constexpr,
+    out, x, weight, gain, shift, bias, first, scales, place, M, N, K: tl.constexpr, EPS: tl.constexpr,
     NORM: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
-    CAP: tl.constexpr, ADVANCE: tl.constexpr, EARLY: tl.constexpr, CACHE: tl.constexpr, BN: tl.constexpr,
+    CAP: tl.constexpr, ADVANCE: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
 ):  # fmt: skip
     """The norm of x times a matrix, for one or two rows: a program has BN channels out, whose weights it holds.
 
-    It holds them as parts of BK channels in, so that few registers are left empty. With EARLY it fetches its share of
-    the first lines of `later`, weights that are needed soon.
+    It holds them as parts of BK channels in, so that few registers are left empty.
     """
     PARTS: tl.constexpr = (K + BK - 1) // BK
     let_begin(EARLY)
@@ -138,18 +137,17 @@ def vector_kernel(
             others = others + (tl.load(weight + N.to(tl.int64) * K + at, mask=inside, other=0.0),)
     b, c, one, two = _constants(bias, scales, n, N, ACT, BIAS, SCALED)
     if EARLY:
-        fetch_lines(later, lines, tl.program_id(0), tl.num_programs(0), 128)
         if NORM:  # held until then, a gain would take the place of weights
-            fetch_lines(gain, tl.cdiv(K * (gain.dtype.element_ty.primitive_bitwidth // 8), 128), 0, 1, 32)
+            fetch_lines(gain, tl.cdiv(K * (gain.dtype.element_ty.primitive_bitwidth // 8), 128), 32)
         if NORM == 2:
-            fetch_lines(shift, tl.cdiv(K * (shift.dtype.element_ty.primitive_bitwidth // 8), 128), 0, 1, 32)
+            fetch_lines(shift, tl.cdiv(K * (shift.dtype.element_ty.primitive_bitwidth // 8), 128), 32)
     wait(EARLY)
     for m in range(M):
         old, begun = _streams(out, first, m * N + n, known, ADD, SCALED)
         parts, gains, shifts = (), (), ()
         for j in tl.static_range(PARTS):
             here = j * BK + k < K
-            parts = parts + (tl.load(x + m * K + j * BK + k, mask=here, other=0.0, cache_modifier=CACHE),)
+            parts = parts + (tl.load(x + m * K + j * BK + k, mask=here, other=0.0),)
             if NORM:
                 gains = gains + (tl.load(gain + j * BK + k, mask=here, other=0.0),)
             if NORM == 2:
@@ -182,9 +180,9 @@ def vector_kernel(
     _advance(place, ADVANCE)
 
 
-@triton.jit(do_not_specialize=["M", "lines"])
+@triton.jit(do_not_specialize=["M"])
 def matrix_kernel(
-    out, x, weight, gain, shift, bias, first, scales, place, later, partial, arrived, M, N, lines, K: tl.constexpr,
+    out, x, weight, gain, shift, bias, first, scales, place, partial, arrived, M, N, K: tl.constexpr,
     EPS: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
     SCALED: tl.constexpr, CAP: tl.constexpr, ADVANCE: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BM: tl.constexpr, SPLITS: tl.constexpr,
@@ -212,8 +210,6 @@ def matrix_kernel(
             fetch(of_columns + k, known & (k < K))
             if ACT == 1:
                 fetch(of_columns + N.to(tl.int64) * K + k, known & (k < K))
-        program = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
-        fetch_lines(later, lines, program, tl.num_programs(0) * tl.num_programs(1) * SPLITS, 128)
     wait(EARLY)
     at, inside = m[:, None] * N + n[None, :], some & (n < N)[None, :]
     old, begun = _streams(out, first, at, inside, ADD, SCALED)

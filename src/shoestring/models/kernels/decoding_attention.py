@@ -50,10 +50,10 @@ def _mix(q, keys, values, inside, most, total, mixed, scale, GP: tl.constexpr):
     return higher, total * before + tl.sum(shares, 1), mixed * before[:, None] + change
 
 
-@triton.jit(do_not_specialize=["width", "length", "lines"])
+@triton.jit(do_not_specialize=["width", "length"])
 def attention_kernel(
-    out, qkv, keys, values, cos, sin, q_gain, k_gain, table, rows, place, partial, sums, arrived, later, width, length,
-    stride, table_stride, lines, KV: tl.constexpr, G: tl.constexpr, C: tl.constexpr, GP: tl.constexpr, CP: tl.constexpr,
+    out, qkv, keys, values, cos, sin, q_gain, k_gain, table, rows, place, partial, sums, arrived, width, length,
+    stride, table_stride, KV: tl.constexpr, G: tl.constexpr, C: tl.constexpr, GP: tl.constexpr, CP: tl.constexpr,
     WINDOW: tl.constexpr, EPS: tl.constexpr, QK_NORM: tl.constexpr, ROTATE: tl.constexpr, VALUES: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -61,8 +61,7 @@ def attention_kernel(
 
     A program has the G queries of one key head (padded to GP) and one of SPLITS parts of the keys, each at least LEAST;
     the last to arrive joins their sums. With VALUES, the product ends with a gate per key head for `table`. With EARLY,
-    each loads its first keys and values before it waits, and fetches the rest and its share of the first lines of
-    `later`: attention leaves the memory idle.
+    each loads its first keys and values before it waits, and fetches the rest.
     """
     let_begin(EARLY)
     group, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -85,10 +84,8 @@ def attention_kernel(
         old_values = tl.load(values + first, mask=seen, other=0.0, cache_modifier=".cg")
     if EARLY:
         count = tl.cdiv(tl.maximum(end - begin, 0) * (C * (kind.primitive_bitwidth // 8)), 128)
-        fetch_lines(keys + kept + begin * C, count, 0, 1, 128)
-        fetch_lines(values + kept + begin * C, count, 0, 1, 128)
-        programs = tl.num_programs(0) * SPLITS
-        fetch_lines(later, lines, tl.program_id(0) * SPLITS + tl.program_id(1), programs, 512)
+        fetch_lines(keys + kept + begin * C, count, 128)
+        fetch_lines(values + kept + begin * C, count, 128)
     more = tl.zeros((CP,), tl.float32)
     if VALUES:
         column = tl.load(place + 1, cache_modifier=".cg")

@@ -6,10 +6,9 @@ the newest tokens, and the keys and values of the tokens before. It lets the nex
 so that at most two run at a time) or first of all (2), so that the next ones load weights as soon as there is room.
 
 Why the second is safe: a kernel begins when all programs of the one before have begun. A wait ends when the kernel
-before is complete, and that one has waited too, so all earlier ones are complete, and what they wrote is visible. (It
-is read past the caches of single multiprocessors, which may hold what older kernels read.) All that a kernel writes, it
-writes after its wait, when nobody reads the old content any more: buffers can be used again at once. The first kernel
-of a pass lets nothing begin before its own wait, so nothing of a pass meets the pass before.
+before is complete, and that one has waited too, so all earlier ones are complete, and what they wrote is visible. All
+that a kernel writes, it writes after its wait, when nobody reads the old content any more: buffers can be used again at
+once. The first kernel of a pass lets nothing begin before its own wait, so nothing of a pass meets the pass before.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ def fetch(address, inside):
 
 
 @triton.jit
-def fetch_lines(begin, lines, program, programs, SPAN: tl.constexpr):
-    """Bring a program's share of so many lines from `begin` on into the cache of the device."""
+def fetch_lines(begin, lines, SPAN: tl.constexpr):
+    """Bring so many lines from `begin` on into the cache of the device."""
     line: tl.constexpr = 128 // (begin.dtype.element_ty.primitive_bitwidth // 8)
-    for first in range(program * SPAN, lines, programs * SPAN):
+    for first in range(0, lines, SPAN):
         i = first + tl.arange(0, SPAN)
         fetch(begin + i.to(tl.int64) * line, i < lines)

@@ -23,11 +23,9 @@ from shoestring.models.layers.rotary import turns
 ACTIVATIONS = {"none": 0, "swiglu": 1, "relu2": 2, "gelu": 3}
 FEW = 2
 """Rows up to which a product is a sum per channel; more rows are multiplied on the matrix units."""
-EARLY_TRIGGER = 1
-"""Whether a kernel lets the next begin first of all, or (0) once those before it are complete."""
 PART, WARPS = 256, 1
 """Channels in that a warp of such a program reads of a row of weights at once, and warps of a program."""
-TILE = 10_240
+TILE = 20_480
 """Bytes of weights that a warp holds, unless a part of one row has more: those of all its threads take 32,768."""
 LEAST_PROGRAMS = 4
 """Programs for each multiprocessor, at least, where there are as many channels out."""
@@ -35,21 +33,15 @@ LONG = 2048
 """Channels in from which on a program has twice the warps: each reads them for itself."""
 REGISTERS = 0
 """Most registers of a thread of such a program; 0: as many as it takes."""
-L1 = 0
-"""Whether it reads what the kernel before wrote through the cache of its multiprocessor."""
-STAGES, SHARED, DEPTH = 4, 160 * 1024, 512
+STAGES, SHARED, DEPTH = 4, 110 * 1024, 512
 """Tiles that a program for more rows loads ahead, bytes that they may take together, and bytes of a row of a tile."""
-COLUMNS = 0
-"""Channels out of such a program; 0: by their number."""
+COLUMNS = 32
+"""Channels out of such a program."""
 MOST_SHARED = 4
 """Programs that share the channels in, at most."""
-LEAST_KEYS = 128
+LEAST_KEYS = 64
 """Keys of a program of attention, at least: fewer take less time than joining the sums of two programs."""
 MOST_SPLITS = 16
-FETCHED, LINE = 1 << 24, 128
-"""Most bytes of weights that a kernel brings into the cache of the device for a later one, and those of one request."""
-FETCHING = 2
-"""Kernels that do so: 0, none; 1, attention, for the MLP; 2, those from there on too, each for the next but one."""
 CHOICES = 64
 """Programs that choose a token, about."""
 
@@ -176,14 +168,13 @@ class NextToken:
         for index, layer in enumerate(parts.layers):
             following = parts.layers[index + 1] if index + 1 < len(parts.layers) else None
             after = None if following is None else following.scales
-            ahead = (layer.down, parts.head, None) if following is None else (layer.down, following.qkv, following.out)
             qkv = self._qkv.flatten()[: len(self._rows) * len(layer.qkv.weight)]
             hidden = self._hidden.flatten()[: len(self._rows) * layer.down.weight.shape[1]]
             self._multiply(qkv, self._stream, layer.qkv, layer.norm1)
             self._attend(qkv, layer, *self._past[index])
-            self._multiply(self._stream, self._mixed, layer.out, add=True, later=ahead[0])
-            self._multiply(hidden, self._stream, layer.up, layer.norm2, activation=layer.activation, later=ahead[1])
-            self._multiply(self._stream, hidden, layer.down, add=True, scales=after, later=ahead[2])
+            self._multiply(self._stream, self._mixed, layer.out, add=True)
+            self._multiply(hidden, self._stream, layer.up, layer.norm2, activation=layer.activation)
+            self._multiply(self._stream, hidden, layer.down, add=True, scales=after)
         self._multiply(self.logits, self._stream, parts.head, parts.norm, cap=parts.cap, advance=True)
         return self.logits
 
@@ -203,13 +194,8 @@ class NextToken:
         )  # fmt: skip
 
     def _timing(self) -> dict[str, Any]:
-        return {"EARLY": 2 if EARLY_TRIGGER else 1, "launch_pdl": True} if self._early else {"EARLY": 0}
-
-    def _ahead(self, product: Product | None, least: int) -> tuple[Tensor, int]:
-        """What a kernel fetches for a later one, and so many lines of it."""
-        if product is None or least > FETCHING or not self._early:
-            return self._stream, 0
-        return product.weight, min(FETCHED, product.weight.numel() * product.weight.itemsize) // LINE
+        """When a kernel lets the next begin: with few rows first of all, else once those before it are complete."""
+        return {"EARLY": 2 if len(self._rows) <= FEW else 1, "launch_pdl": True} if self._early else {"EARLY": 0}
 
     def _embed(self) -> None:
         from shoestring.models.kernels.decoding import embed_kernel
@@ -230,11 +216,10 @@ class NextToken:
         heads, (queries, channels), r = self._parts.heads, self._padded, len(self._rows)
         window = layer.window if layer.window is not None and layer.window < self._length else 0
         gains, table = layer.qk_gains or (qkv, qkv), layer.values
-        later, lines = self._ahead(layer.up, 1)
         attention_kernel[(r * heads.keys, self._splits)](
             self._mixed, qkv, keys, values, *self._turns, *gains, qkv if table is None else table, self._rows,
-            self.place, self._partial, self._sums, self._arrived, later, self._rows.shape[1], self._length,
-            len(layer.qkv.weight), 0 if table is None else table.stride(0), lines, KV=heads.keys, G=self._group,
+            self.place, self._partial, self._sums, self._arrived, self._rows.shape[1], self._length,
+            len(layer.qkv.weight), 0 if table is None else table.stride(0), KV=heads.keys, G=self._group,
             C=heads.channels, GP=queries, CP=channels, WINDOW=window, EPS=layer.norm1.eps,
             QK_NORM=layer.qk_gains is not None, ROTATE=self._parts.frequencies is not None, VALUES=table is not None,
             SPLITS=self._splits, LEAST=LEAST_KEYS, BLOCK=64 if channels <= 64 else 32,
@@ -252,17 +237,15 @@ class NextToken:
         scales: Tensor | None = None,
         cap: float | None = None,
         advance: bool = False,
-        later: Product | None = None,
     ) -> None:
         from shoestring.models.kernels.decoding import matrix_kernel, vector_kernel
 
         weight, bias = product
         m, k = len(self._rows), weight.shape[1]
         n = len(weight) // (2 if activation == "swiglu" else 1)
-        fetched, lines = self._ahead(later, 2)
         given = (
             out, x, weight, *_of_norm(norm, x), weight if bias is None else bias, self._first,
-            out if scales is None else scales, self.place, fetched,
+            out if scales is None else scales, self.place,
         )  # fmt: skip
         constants = {
             "K": k, "EPS": 0.0 if norm is None else norm.eps, "NORM": _kind(norm), "ACT": ACTIVATIONS[activation],
@@ -270,14 +253,13 @@ class NextToken:
         } | self._timing()  # fmt: skip
         if m <= FEW:
             launch = vector_launch(m, n, k, weight.itemsize * len(weight) // n, self._units)
-            cache = "" if L1 or not self._early else ".cg"
-            vector_kernel[(-(-n // launch["BN"]),)](*given, m, n, lines, CACHE=cache, **constants, **launch)
+            vector_kernel[(-(-n // launch["BN"]),)](*given, m, n, **constants, **launch)
         else:
             divisible = norm is None and activation != "swiglu" and not advance
             launch = matrix_launch(m, n, k, weight.itemsize, self._units, divisible)
             tiles = -(-n // launch["BN"]), -(-m // launch["BM"])
             partial, arrived = self._shared_sums(tiles, m * n, launch["SPLITS"])
-            matrix_kernel[(*tiles, launch["SPLITS"])](*given, partial, arrived, m, n, lines, **constants, **launch)
+            matrix_kernel[(*tiles, launch["SPLITS"])](*given, partial, arrived, m, n, **constants, **launch)
 
     def _shared_sums(self, tiles: tuple[int, int], numbers: int, splits: int) -> tuple[Tensor, Tensor]:
         """Where programs that share a product leave their sums, and counts of those that did, which are 0 again."""
@@ -310,17 +292,15 @@ def vector_launch(m: int, n: int, k: int, size: int, units: int) -> dict[str, An
 
 
 def matrix_launch(m: int, n: int, k: int, size: int, units: int, divisible: bool = False) -> dict[str, Any]:
-    """The launch for m rows: as many channels per program as leave one for most multiprocessors; where these are few
-    all the same, and a sum is `divisible`, some share it."""
+    """The launch for m rows; where programs are few, and a sum is `divisible`, some share it."""
     rows = min(64, max(16, _power(m)))
-    columns = COLUMNS or next((each for each in (64, 32) if -(-n // each) * 4 >= 3 * units), 16)
     depth = DEPTH // size
-    while STAGES * depth * size * (rows + 2 * columns) > SHARED:  # a SwiGLU has two tiles of weights
+    while STAGES * depth * size * (rows + 2 * COLUMNS) > SHARED:  # a SwiGLU has two tiles of weights
         depth //= 2
-    programs, splits = -(-n // columns) * -(-m // rows), 1
+    programs, splits = -(-n // COLUMNS) * -(-m // rows), 1
     while divisible and splits < MOST_SHARED and 2 * splits * programs <= 3 * units and k >= 6 * splits * depth:
         splits *= 2
-    return {"BM": rows, "BN": columns, "BK": depth, "SPLITS": splits, "num_warps": 4, "num_stages": STAGES}
+    return {"BM": rows, "BN": COLUMNS, "BK": depth, "SPLITS": splits, "num_warps": 4, "num_stages": STAGES}
 
 
 def choice_parts(v: int) -> tuple[int, int]:
