@@ -18,7 +18,7 @@ from icll_tables import draw_updates, icll_table
 from strategy_gpu_table import strategies_gpu_table
 from strategy_tables import draw_strategies, starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
-from text_tables import generate_table, longer_table, wikitext_table
+from text_tables import generate_table, longer_table, pieces_table, wikitext_table
 from tuning_tables import finetune_table, overlap_figure, overlap_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -512,8 +512,9 @@ def deadline_table() -> str:
             taken = f"{max(run['wall'] for run in runs):.1f} and {peer['wall']:.1f}"
             seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
             rates = ", ".join(f"{run['lr']:g}" for run in found["peer"])
+            shared = f", {found['at_once']} runs at once" if found.get("at_once", 1) > 1 else ""
             lines.append(
-                f"| {name.partition(',')[0]} | {found['time']:g} (taken: {taken}) | {bigram:.3f} | "
+                f"| {name.partition(',')[0]}{shared} | {found['time']:g} (taken: {taken}) | {bigram:.3f} | "
                 f"{found['peer_loss']:.3f} at {peer['lr']:g} of {rates}, {peer['steps']:,} steps | "
                 f"{found['loss']:.3f}, {seeds}, {runs[0]['steps']:,} steps | "
                 f"{found['ratio']:.3f} | {found['commit']}, {found['date']} |\n"
@@ -736,6 +737,7 @@ PARTS = {
     "deadline-table": deadline_table,
     "time-to-loss-table": lambda: time_to_loss_table(results("time_to_loss")),
     "ablation-table": lambda: ablation_table(results("ablation")),
+    "pieces-table": lambda: pieces_table(results("pieces")),
     "wikitext-table": lambda: wikitext_table([*results("wikitext"), *results("wikitext_variants")]),
     "longer-table": lambda: longer_table(results("longer")),
     "generate-table": lambda: generate_table(results("generate")),

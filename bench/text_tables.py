@@ -1,4 +1,4 @@
-"""The generated tables of WikiText-2 by words, of a deadline that moves, and of the speed of writing texts."""
+"""The generated tables of tokenizers, of WikiText-2 by words, of a deadline that moves, and of the speed of writing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 NONE = "No record yet.\n"
-FIELDS = ("family", "parts", "width", "layers", "dropout", "attention_dropout", "output_dropout", "word_dropout")
+FIELDS = (
+    "family",
+    "parts",
+    "width",
+    "layers",
+    "tied",
+    "dropout",
+    "attention_dropout",
+    "output_dropout",
+    "word_dropout",
+)
 OF_TRAIN = ("optimizer", "lr", "cooldown")
 """Fields that a table tells, where they were given."""
 WAYS = ("short", "longer", "fresh")
@@ -39,6 +49,29 @@ def _told(changes: Sequence[str]) -> str:
     shown = [f"{field} {given[f'model.{field}']}" for field in FIELDS if f"model.{field}" in given]
     shown += [f"{field} {given[f'train.{field}']}" for field in OF_TRAIN if f"train.{field}" in given]
     return ", ".join(shown) or "all by “auto”"
+
+
+def pieces_table(records: Sequence[dict[str, Any]]) -> str:
+    """Nats per byte of the same held-out text by tokenizer."""
+    lines = []
+    for r in records:
+        lines += [
+            "| text, time | tokenizer | nats per byte | network, steps | dropout, epochs | seconds | commit, date |\n"
+        ]
+        lines.append("|---|---|---|---|---|---|---|\n")
+        for name, found in r["results"].items():
+            text, seconds, tokenizer, seed = name.split(", ")
+            chosen = found["chosen"]
+            at_once = f", {found['at_once']} runs at once" if found["at_once"] > 1 else ""
+            lines.append(
+                f"| {text}, {seconds}{at_once} | {tokenizer.rpartition(':')[0]}, {seed} | "
+                f"{found['nats_per_byte']:.4f} | "
+                f"{chosen['model.width']} × {chosen['model.layers']}, {found['steps']:,} | "
+                f"{chosen['model.dropout']:g}, {chosen['budget.epochs']:g} | {found['wall']:.0f} | "
+                f"{found['commit']}, {found['date']} |\n"
+            )
+        lines.append(f"\nBy `python bench/pieces.py` on {r['machine']['device_name']}.\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
 
 
 def longer_table(records: Sequence[dict[str, Any]]) -> str:

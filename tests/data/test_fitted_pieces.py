@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +22,10 @@ from shoestring.data.read.density import measure_density
 from shoestring.data.store import maker
 from shoestring.data.store.prepare import prepare
 from shoestring.data.store.store import Store
+from shoestring.data.tokenize.pieces import END, first_of, fit_pieces
 from shoestring.data.tokenize.subwords import SubwordTokenizer
 from shoestring.data.tokenize.tokenizers import fit_tokenizer, open_tokenizer, read_tokenizer, tokenizer_identity
 from shoestring.data.tokenize.vocabulary import PIECES_END, tokenizer_spec, vocabulary_size
-
-library = pytest.importorskip("tokenizers", reason="needs the extra hf")
-from shoestring.data.tokenize.pieces import END, first_of, fit_pieces  # noqa: E402 - needs the library
 
 STORY = "Once upon a time there was a cat. The cat sat on the mat, and the mat was flat."
 TEXTS = [f"{STORY} It had {i} café{'s' * (i % 2)}.\n" for i in range(30)]

@@ -767,7 +767,8 @@ def test_progress_counts_the_documents(tmp_path: Path, small: None) -> None:
 
 def subwords(path: Path, *ends: str, merges: int = 9) -> str:
     """A small byte-level tokenizer in a file; returns the data.tokenizer that names it."""
-    library = pytest.importorskip("tokenizers", reason="needs the extra hf")
+    import tokenizers as library
+
     backend = library.Tokenizer(library.models.BPE())
     backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = library.decoders.ByteLevel()
@@ -792,7 +793,8 @@ def test_a_store_keeps_its_subword_tokenizer(tmp_path: Path) -> None:
     spec = subwords(path, "</s>", "<stop>")
     data = data_of(write_corpus(tmp_path, STORIES), tmp_path / "stores", spec)
     store = make(data)
-    library = pytest.importorskip("tokenizers")
+    import tokenizers as library
+
     backend = library.Tokenizer.from_file(str(path))
     path.unlink()
     opened = Store(store.paths.folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,6 @@ from shoestring.data.tokenize import subwords
 from shoestring.data.tokenize.subwords import SubwordTokenizer, load_subwords
 from shoestring.data.tokenize.tokenizers import Tokenizer, tokenizer_fingerprint
 from shoestring.data.tokenize.vocabulary import in_batches
-
-library = pytest.importorskip("tokenizers", reason="needs the extra hf")
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 TOKENIZERS = REAL_DATA / "tokenizers"
@@ -287,20 +286,6 @@ def test_settings_that_are_none_are_a_data_error(tmp_path: Path, content: str) -
 def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such file"):
         load_subwords(f"file:{tmp_path / 'tokenizer.json'}")
-
-
-def test_without_the_library_the_message_says_what_to_install(
-    hello: SubwordTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(word_piece(), tmp_path)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    for fail in (
-        lambda: load_subwords(f"file:{tmp_path}"),
-        lambda: load_subwords("hf:some/name"),
-        lambda: SubwordTokenizer.from_dict(hello.to_dict()),
-    ):
-        with pytest.raises(MissingExtra, match=r"needs tokenizers; install it with: pip install 'shoestring\[hf\]'"):
-            fail()
 
 
 def test_without_transformers_older_files_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from shoestring.cli.root import root
 from shoestring.core.errors import ShoestringError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
-from shoestring.runs import best as best_module
 from shoestring.runs import counted
 from shoestring.runs.best import (
     SWIFT_MEASURED,
@@ -125,16 +124,6 @@ def test_the_command_writes_a_recipe_of_numbers_and_follows_it_again(
 def test_pieces_are_as_many_as_the_root_of_the_text(size: float | None, device: str, tokenizer: str) -> None:
     found, reason = best_tokenizer(size, device)
     assert found == tokenizer and reason
-
-
-def test_without_their_library_bytes_are_read_and_the_reason_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(best_module, "find_spec", lambda _: None)
-    tokenizer, reason = best_tokenizer(1e7, "cpu")
-    assert tokenizer == "bytes" and "pip install" in reason
-    Path("a.txt").write_text(STORY * 50000)
-    assert values_for(look_at("a.txt"), 90.0, "cpu", None)["data"]["length"][0] == 256
 
 
 def test_a_tokenizer_that_is_given_is_kept() -> None:

@@ -61,7 +61,6 @@ def test_of_a_whole_split_it_is_what_preparing_counted(uneven: Path) -> None:
 
 
 def test_subwords_spell_their_text_without_its_ends() -> None:
-    pytest.importorskip("tokenizers", reason="needs the extra hf")
     tokenizers = Path(__file__).parents[3] / "shared/data/tokenizers"
     if not tokenizers.is_dir():
         pytest.skip("needs ../shared/data")

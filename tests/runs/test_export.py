@@ -174,7 +174,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_subword_tokenizer_comes_along(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()

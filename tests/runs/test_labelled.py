@@ -209,7 +209,9 @@ def test_a_document_that_occurs_again_is_left_out(write: Write, tmp_path: Path) 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
 def test_rows_of_subwords_are_those_of_transformers(write: Write, tmp_path: Path, length: int) -> None:
     """[CLS], the text cut to what is left, [SEP], padding."""
-    library, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    import tokenizers as library
+
+    transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
     backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = library.pre_tokenizers.Whitespace()

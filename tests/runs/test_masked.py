@@ -162,7 +162,8 @@ TEMPLATES = {"bert": "[CLS] $A [SEP]", "roberta": "<s> $A </s>", "llama": "<s> $
 
 def save_words(path: Path, template: str | None) -> Any:
     """A tokenizer of some words with the post-processor of a well-known one, at `path`."""
-    library = pytest.importorskip("tokenizers")
+    import tokenizers as library
+
     backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     backend.pre_tokenizer = library.pre_tokenizers.Whitespace()
     if template is None:
@@ -257,7 +258,8 @@ def test_the_class_token_of_xlnet_is_moved_to_the_front() -> None:
 
 
 def test_padding_with_the_id_of_a_word_is_never_hidden(make: Make, tmp_path: Path) -> None:
-    library = pytest.importorskip("tokenizers")
+    import tokenizers as library
+
     words = ["the", "cat", "very", "small", "[UNK]", "[SEP]"]  # id 0, which padding holds, is a word
     backend = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = library.pre_tokenizers.Whitespace()
@@ -348,7 +350,8 @@ def test_a_mask_is_the_tokenizer_s_own_or_one_id_more(make: Make) -> None:
 
 
 def test_subwords_have_their_own_tokens(tmp_path: Path) -> None:
-    library = pytest.importorskip("tokenizers")
+    import tokenizers as library
+
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "a"]
     backend = library.Tokenizer(library.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()

@@ -118,6 +118,7 @@ def test_learning_rates_that_were_compared_beside_it_correct_the_law(tmp_path: P
     assert found > 1.2 * law and "by 2 finished runs of this kind" in reason and "our law" in reason
     assert rate_of(train={"optimizer": "muon"})[1].count("finished runs") == 0
     assert rate_of(data={"length": 8})[1].count("finished runs") == 0
+    assert "finished runs" in rate_of(train={"batch": 2, "cooldown": "auto"})[1], "what is chosen yet is no other kind"
     high = RunFolder(tmp_path / "runs" / "high")
     high.done.write_text(high.done.read_text().replace('"loss": ', '"loss": 1'))
     assert "finished runs" not in rate_of(train={"batch": 2})[1], "a record that was edited is not read"

@@ -98,7 +98,6 @@ def test_a_vocabulary_is_that_of_the_rows(tmp_path: Path, family: str, source: s
 def test_the_vocabulary_of_experiment_1_is_32_000() -> None:
     if not XLNET.is_dir():
         pytest.skip("the tokenizer xlnet-base-cased is not beside the project")
-    pytest.importorskip("tokenizers")
     assert vocabulary_of(shipped("1_1", f"data.tokenizer=file:{XLNET}")) == 32000
 
 

@@ -20,8 +20,8 @@ from shoestring.cli import options
 def best(text: str, time: float, name: str | None, terminal: options.Terminal) -> options.Result:
     """Train the best model that a deadline buys, from a text alone.
 
-    TEXT is a file, a folder, or the hub name of a data set. Row length, size, batch, learning rate, epochs and
-    regularisation are chosen; NAME.toml has each with its reason, and can be edited. The same command resumes. With
+    TEXT is a file, a folder, or the hub name of a data set. Tokenizer, row length, size, batch, learning rate, epochs
+    and regularisation are chosen; NAME.toml has each with its reason, and can be edited. The same command resumes. With
     more time than before, the run goes on under another name, NAME-TIME, from where its learning rate began to decay.
     """
     from shoestring.cli.running import run_in_terminal

@@ -8,7 +8,6 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +144,6 @@ Values = dict[str, dict[str, tuple[Any, str]]]
 
 def best_tokenizer(text_bytes: float | None, device: str) -> tuple[str, str]:
     """Pieces of bytes, as many as the root of the text's bytes, a power of 2; bytes where there is little text."""
-    if find_spec("tokenizers") is None:
-        return "bytes", "pieces of bytes learn faster, and need: pip install 'shoestring[hf]'"
     if text_bytes is not None and text_bytes < LEAST_TEXT:
         return "bytes", f"{Bytes(int(text_bytes)).short()} of text are too little to fit pieces to"
     most = MOST_PIECES[device]

@@ -75,6 +75,8 @@ def _tried(ended: _Ended, recipe: Recipe) -> Tried | None:
     other, outcome, cost = ended
     if other.kind != recipe.kind or not same_rows(other, recipe) or _kind(other) != _kind(recipe):
         return None
+    if recipe.train.cooldown != "auto" and other.train.cooling != recipe.train.cooling:
+        return None
     family = family_of(other.model)
     n, b = without_embedding(cost), float(other.batch * other.data.length)
     trained, d = family.begins_trained(other.model), float(outcome.tokens)
@@ -95,4 +97,4 @@ def _kind(recipe: Recipe) -> list[object]:
     model, train = recipe.model, recipe.train
     tuned = encode(recipe.lora), train.freeze, train.layer_decay, model.init
     update = [getattr(train, name) for name in (*OF_RATES, *OF_MUON)]
-    return [train.optimizer, train.schedule, train.cooling, train.final_lr, recipe.strategy, *tuned, *update]
+    return [train.optimizer, train.schedule, train.final_lr, recipe.strategy, *tuned, *update]

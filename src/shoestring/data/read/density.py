@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 1 << 26
 FEW_BYTES = 1 << 19
 """Size of the sample for a quick estimate."""
-FITTED_SAMPLE = 1 << 21
+FITTED_SAMPLE = 1 << 20
 """Bytes of text that pieces are fitted to for an estimate."""
+COUNTED = 1 << 17
+"""Bytes of a batch whose pieces are counted; the others have as many per byte."""
 _FIRST_DOCUMENTS, _FEW_DOCUMENTS = 1000, 200
 """Read from the start of a corpus that cannot be sampled: an endless or a streamed one."""
 _SECONDS = 10.0
@@ -138,6 +140,17 @@ class _Counting(NamedTuple):
     count: Count
     byte_seconds: float | None = None
     """Seconds per byte of text that tokenizing would take; None: as long as counting takes."""
+    most: int | None = None
+    """Bytes of a batch that are counted, about; the others have as many tokens per byte."""
+
+    def of(self, texts: Sequence[str]) -> tuple[int, float]:
+        """The tokens of texts, and the seconds that tokenizing them takes."""
+        size, started = _size(texts), time.perf_counter()
+        some = texts if self.most is None else texts[:: max(1, size // self.most)]
+        share = 1.0 if len(some) == len(texts) else size / max(1, _size(some))
+        found = round(share * self.count(some))
+        each = self.byte_seconds
+        return found, share * (time.perf_counter() - started) if each is None else each * size
 
 
 def measure_density(
@@ -163,7 +176,8 @@ def measure_density(
     def count(documents: Sequence[str]) -> int:
         return int(tokenizer.encode_batch(documents)[1].sum())
 
-    return _density(source, data, seed, _Counting(count), sample_bytes, seconds, _FIRST_DOCUMENTS)
+    counting = _Counting(count, most=None if data.tokenizer.pieces is None else COUNTED)
+    return _density(source, data, seed, counting, sample_bytes, seconds, _FIRST_DOCUMENTS)
 
 
 def _fitted_to_sample(source: Corpus, pieces: int, seed: int) -> Tokenizer:
@@ -256,6 +270,10 @@ def _steady(times: list[float], sizes: Sequence[int]) -> float:
     return min(sum(times), sum(times[1:]) * sum(sizes) / others) if others else sum(times)
 
 
+def _size(texts: Iterable[str]) -> int:
+    return len("".join(texts).encode())
+
+
 def _sums(counting: _Counting, documents: Iterable[str]) -> tuple[_Sums, float]:
     """The sums over documents, some megabytes of text at a time, and the seconds to read and tokenize them."""
     number = text_bytes = tokens = prompt_tokens = 0
@@ -263,14 +281,12 @@ def _sums(counting: _Counting, documents: Iterable[str]) -> tuple[_Sums, float]:
     for batch in in_batches(documents, _BATCH_CHARACTERS):
         read = time.perf_counter()
         pairs = [text.parts for text in batch if isinstance(text, Prompted)]
-        of_prompts = counting.count([prompt for prompt, _ in pairs]) if pairs else 0
-        tokens += of_prompts + counting.count([completion for _, completion in pairs] or batch) + len(batch)
+        prompts, completions = [prompt for prompt, _ in pairs], [completion for _, completion in pairs] or batch
+        (of_prompts, first), (others, second) = counting.of(prompts) if prompts else (0, 0.0), counting.of(completions)
+        tokens += of_prompts + others + len(batch)
         prompt_tokens += of_prompts
-        size = len("".join(batch).encode())
-        counted = time.perf_counter()
-        each = counting.byte_seconds
-        seconds += read - started + (counted - read if each is None else each * size)
+        seconds += read - started + first + second
         number += len(batch)
-        text_bytes += size
-        started = counted
+        text_bytes += _size(batch)
+        started = time.perf_counter()
     return _Sums(number, text_bytes, tokens, prompt_tokens), seconds + time.perf_counter() - started

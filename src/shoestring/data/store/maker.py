@@ -52,8 +52,9 @@ from shoestring.data.tokenize.tokenizers import (
 VOCABULARY_BYTES = 1 << 26
 """A tokenizer is fitted to about this much of a corpus at most, so that it stays when a store is extended."""
 
-FITTED_TEXT = 1 << 24
-"""Characters of text that pieces are fitted to, which takes some seconds."""
+FITTED_EACH, FITTED_TEXT = 1 << 11, 1 << 24
+"""Characters of text for each piece that is fitted, and at most. Fitted to all 7.4 MB of stories, 2,048 pieces write
+them in 0.1 % fewer tokens than fitted to 4 MB."""
 
 Progress = Callable[[int], None]
 """Called with the number of documents written so far."""
@@ -248,7 +249,8 @@ class Maker:
             for batch in batches(self.job, unit, Skipped()):
                 yield from parts_of(batch.split(held_out=False))
 
-        return fit_pieces(pieces, (text for unit in units for text in first_of(texts(unit), FITTED_TEXT // len(units))))
+        most = min(FITTED_TEXT, FITTED_EACH * pieces) // len(units)
+        return fit_pieces(pieces, (text for unit in units for text in first_of(texts(unit), most)))
 
     def _finish(self, extents: Sequence[Extent], read: int, held: int) -> None:
         tokenizer = read_tokenizer(self.paths.tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shoestring.data.tokenize.subwords import SubwordTokenizer, tokenizers_library
+from shoestring.data.tokenize.subwords import SubwordTokenizer
 from shoestring.data.tokenize.vocabulary import PIECES_END
 
 END = 0
@@ -21,8 +21,8 @@ def fit_pieces(size: int, documents: Iterable[str]) -> SubwordTokenizer:
     Where a text is too small for so many merges, the rest are ids that no text has, so that the size is known
     beforehand.
     """
-    spec = f"bpe:{size}"
-    library = tokenizers_library(spec)
+    import tokenizers as library
+
     backend = library.Tokenizer(library.models.BPE())
     backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = library.decoders.ByteLevel()

@@ -211,7 +211,8 @@ def _from_folder(folder: Path, spec: str) -> _Loaded:
 
 def _gpt2(vocab: Path, merges: Path, spec: str) -> Backend:
     """GPT-2's tokenizer, which is older than the library's own format."""
-    tokenizers = tokenizers_library(spec)
+    import tokenizers
+
     try:
         backend: Backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
     except Exception as cause:  # the library raises nothing more specific
@@ -242,7 +243,6 @@ def _from_transformers(folder: Path, spec: str) -> _Loaded:
 
 def _fetch(name: str, spec: str) -> Path:
     """The folder of a tokenizer's files, from the hub or its cache."""
-    tokenizers_library(spec)
     from huggingface_hub import snapshot_download  # comes with tokenizers
 
     try:
@@ -255,16 +255,9 @@ def _fetch(name: str, spec: str) -> Path:
         ) from cause
 
 
-def tokenizers_library(spec: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError as cause:
-        raise MissingExtra(f'data.tokenizer = "{spec}"', "tokenizers", "hf") from cause
-    return tokenizers
-
-
 def _parse(text: str, spec: str) -> Backend:
-    tokenizers = tokenizers_library(spec)
+    import tokenizers
+
     try:
         backend: Backend = tokenizers.Tokenizer.from_str(text)
     except Exception as cause:  # the library raises nothing more specific
