@@ -455,6 +455,16 @@ def heldout_seconds(case: Case, documents: int) -> float:
     return 0.1 * max(0, least - documents) * case.document_seconds
 
 
+def scored(case: Case) -> int:
+    """Rows of an evaluation: no more than are held out of a corpus with an end."""
+    recipe, density = case.recipe, case.density
+    if density.total_documents is None:
+        return recipe.evaluate.rows
+    documents = min(density.total_documents, int(recipe.data.documents or density.total_documents))
+    held_out = documents * density.tokens / density.documents * recipe.data.heldout
+    return min(recipe.evaluate.rows, max(1, math.ceil(held_out / recipe.data.length)))
+
+
 def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     """All that a run of `steps` takes."""
     recipe, profile = case.recipe, case.profile
@@ -463,7 +473,7 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     if recipe.train.checkpoint_every is not None:
         interval = float(recipe.train.checkpoint_every)
     evaluations = math.ceil(1 / recipe.evaluate.every - 1e-9)  # 1,000 of 49,000 steps are one in 49, not in 49.000…01
-    validation = recipe.evaluate.rows * profile.validate_seconds_per_row
+    validation = scored(case) * profile.validate_seconds_per_row
     stop = validation + profile.checkpoint_seconds
     if stop > (max(1, recipe.budget.time / 50) if profile.machine.device == "cpu" else 0.2):
         evaluations = min(evaluations, max(1, int(recipe.budget.time / 10 / stop)))

@@ -287,6 +287,8 @@ class Plan(Record):
     disk_bytes: int | None = None
     peak_bytes: int | None = None
     evaluations: int | None = None
+    scored: int | None = None
+    """Rows of an evaluation, at most."""
     loss: float | None = None
     """Held-out loss to expect, by finished runs on the same data; None: there are none."""
     most_steps: int | None = None

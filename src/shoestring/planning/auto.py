@@ -194,9 +194,10 @@ def positions(recipe: Recipe, facts: Facts, cost: Cost) -> float:
     return max(min(allowed), 1.0)
 
 
-FULL_WIDTH, WIDTH_POWER = {"cpu": 128, "cuda": 1024}, {"cpu": 0.6, "cuda": 1.0}
-"""The width from which on passes reach the speed of large products, and how it falls below: 17.6, 43.9 and 123 s per
-million positions of 32 × 2, 64 × 2 and 128 × 3 on one core; 3.6 M positions per second of 256 × 6 on an H200."""
+FULL_WIDTH, WIDTH_POWER = {"cpu": 256, "cuda": 1024}, {"cpu": 0.55, "cuda": 1.0}
+"""The width from which on passes reach the speed of large products, and how it falls below: on one core 17.6, 43.9 and
+123 s per million positions of 32 × 2, 64 × 2 and 128 × 3, and on another 0.15, 0.24, 0.35, 0.42 and 0.52 of a large
+product with 32, 64, 128, 192 and 256 channels; on an H200 3.6 M positions per second of 256 × 6."""
 
 
 def pass_speed(model: Model, facts: Facts) -> float:

@@ -115,6 +115,16 @@ def available_documents(recipe: Recipe, density: Density) -> int | None:
     return min(int(n) for n in numbers) if numbers else None
 
 
+def scored_rows(recipe: Recipe, density: Density | None) -> int:
+    """Rows of an evaluation: `evaluate.rows` of every text, or as many as the held-out documents are known to have."""
+    data, rows = recipe.data, recipe.evaluate.rows
+    documents = None if density is None or data.validation is not None else available_documents(recipe, density)
+    if documents is not None and density is not None:
+        each = _rows_per_document(recipe, density) * data.length / (data.length - (recipe.evaluate.context or 0))
+        rows = min(rows, max(1, math.ceil(documents * data.heldout * each)))
+    return max(1, len(data.scored)) * rows
+
+
 def documents_for(recipe: Recipe, density: Density, steps: int) -> float:
     """Documents that `steps` of one epoch need."""
     return steps * recipe.batch / _rows_per_document(recipe, density) / (1 - recipe.data.heldout)

@@ -29,6 +29,7 @@ from shoestring.planning.corpus import (
     kept_checkpoints,
     least_documents,
     predictions_per_row,
+    scored_rows,
 )
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.lines import plan_lines
@@ -134,6 +135,7 @@ def make_plan(
         disk_bytes=corpus.bytes + kept * profile.checkpoint_bytes,
         peak_bytes=split.peak_bytes,
         evaluations=evaluations,
+        scored=scored_rows(recipe, profile.density),
         most_steps=most,
         intervals=_intervals(profile, split, corpus, steps, parts, correction.spread) | (wanted.ends if wanted else {}),
         correction=correction.factor if correction.runs else None,

@@ -6,6 +6,7 @@ import math
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Profile
+from shoestring.planning.corpus import scored_rows
 from shoestring.planning.split import Split
 
 STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
@@ -49,7 +50,7 @@ def listed_seconds(recipe: Recipe, profile: Profile, steps: int) -> float:
 
 def validation_seconds(recipe: Recipe, profile: Profile) -> float:
     """Of one evaluation."""
-    return max(1, len(recipe.data.scored)) * recipe.evaluate.rows * profile.validate_seconds_per_row
+    return scored_rows(recipe, profile.density) * profile.validate_seconds_per_row
 
 
 def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:

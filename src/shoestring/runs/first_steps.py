@@ -12,6 +12,7 @@ from shoestring.core.host import has_huge_pages
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
+from shoestring.planning.corpus import scored_rows
 from shoestring.planning.lines import parts_reason, warmup_line
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.meter import Meter
@@ -152,8 +153,11 @@ class Took(NamedTuple):
 def evaluation_seconds(plan: Plan, recipe: Recipe, step: float) -> float:
     """Of an evaluation, by those of a `step`: a forward pass alone over other rows."""
     assert plan.effective_batch, "a network's plan has it"
-    scored = max(1, len(recipe.data.scored)) * recipe.evaluate.rows
-    return scored * step / plan.effective_batch / 3
+    return _scored(plan, recipe) * step / plan.effective_batch / 3
+
+
+def _scored(plan: Plan, recipe: Recipe) -> int:
+    return plan.scored or scored_rows(recipe, None)
 
 
 def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
@@ -208,7 +212,6 @@ def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
     assert plan.step_seconds and plan.per_device and plan.accumulate, "a final plan of a network has them"
     update = min(profile.update_seconds, plan.step_seconds / 2)
     each = (plan.step_seconds - update) / plan.accumulate
-    scored = max(1, len(recipe.data.scored)) * recipe.evaluate.rows
     point = Point(
         batch=plan.per_device,
         seconds=each,
@@ -222,7 +225,7 @@ def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
         update_seconds=update,
         setup_seconds=plan.parts["set-up"],
         loading_seconds=0.0,
-        validate_seconds_per_row=plan.parts["evaluations"] / max(1, plan.evaluations or 0) / scored,
+        validate_seconds_per_row=plan.parts["evaluations"] / max(1, plan.evaluations or 0) / _scored(plan, recipe),
         stopped="taken from the first steps of the run",
         date=datetime.date.today().isoformat(),
         estimated=False,
