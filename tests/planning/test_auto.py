@@ -300,3 +300,10 @@ def test_a_network_never_has_more_parameters_than_its_time_can_pass_over() -> No
                 free = replace(written, model=model, budget=replace(written.budget, epochs=None))
                 assert auto.positions(free, facts, cost) >= auto.REPEATS * unique
                 assert auto.without_embedding(cost) <= auto.PER_POSITION * unique
+
+
+def test_muon_has_the_rate_that_was_measured_with_85_million_parameters() -> None:
+    """The vertex of 0.0005, 0.001, 0.002 and 0.004, WikiText-2 read once (results/log.md)."""
+    n, d = 85e6, 1.09e7
+    rates = {optimizer: auto.best_lr(n, d, auto.law_batch(d), optimizer).value for optimizer in ("adamw", "muon")}
+    assert rates["muon"] == pytest.approx(0.0011, rel=0.2) and rates["adamw"] == pytest.approx(0.0005, rel=0.2)
