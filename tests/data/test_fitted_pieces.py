@@ -153,9 +153,16 @@ def test_no_more_text_is_read_than_pieces_are_fitted_to(tmp_path: Path, monkeypa
     monkeypatch.setattr(maker, "FITTED_TEXT", 300)
     store = prepare(data_of(tmp_path, TEXTS, heldout=0.0), 0, None, processes=1)
     assert store is not None
-    few = fit_pieces(600, first_of([text.strip() for text in TEXTS], 300))
+    few = fit_pieces(600, first_of([text.strip() for text in TEXTS], 300, 10**6))
     assert fingerprint(read_tokenizer(store.paths.tokenizer).to_dict()) == fingerprint(few.to_dict())
-    assert len(list(first_of(TEXTS, 300))) == -(-300 // len(TEXTS[0]))
+    assert len(list(first_of(TEXTS, 300, 10**6))) == -(-300 // len(TEXTS[0]))
+
+
+def test_pieces_are_fitted_to_fewer_texts_where_all_words_differ() -> None:
+    same, other = ["a word " * 50] * 9, [f"{i}語" * 50 for i in range(9)]
+    assert len(list(first_of(same, 10**6, 500))) == 9
+    sizes = [len(text.encode()) for text in other]
+    assert len(list(first_of(other, 10**6, 500))) == next(n for n in range(10) if sum(sizes[:n]) >= 500)
 
 
 def test_the_density_of_a_corpus_is_near_its_tokens(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 1 << 26
 FEW_BYTES = 1 << 19
 """Size of the sample for a quick estimate."""
-FITTED_SAMPLE = 1 << 20
-"""Bytes of text that pieces are fitted to for an estimate."""
+FITTED_SAMPLE, SAMPLED_WORDS = 1 << 20, 1 << 18
+"""Characters of text, or bytes of different words, that pieces are fitted to for an estimate."""
 COUNTED = 1 << 17
 """Bytes of a batch whose pieces are counted; the others have as many per byte."""
 _FIRST_DOCUMENTS, _FEW_DOCUMENTS = 1000, 200
@@ -188,7 +188,7 @@ def _fitted_to_sample(source: Corpus, pieces: int, seed: int) -> Tokenizer:
     if not source.endless and all(part.size is not None for part in source.parts):
         blocks = sample(source.parts, max(2, FITTED_SAMPLE // BLOCK_BYTES), derive(seed, "pieces")).blocks
         found = (document.text for block in blocks for document in block.documents())
-    return fit_pieces(pieces, parts_of(list(first_of(found, FITTED_SAMPLE))))
+    return fit_pieces(pieces, parts_of(list(first_of(found, FITTED_SAMPLE, SAMPLED_WORDS))))
 
 
 def _is_large(source: Corpus) -> bool:

@@ -37,11 +37,16 @@ def fit_pieces(size: int, documents: Iterable[str]) -> SubwordTokenizer:
     return SubwordTokenizer(SubwordTokenizer.KIND, backend, backend.to_str(), END, None)
 
 
-def first_of(texts: Iterable[str], most: int) -> Iterator[str]:
-    """The first texts, of `most` characters together, or a little more."""
-    seen = 0
+def first_of(texts: Iterable[str], most: int, distinct: int) -> Iterator[str]:
+    """The first texts, of `most` characters together, or `distinct` bytes of different words; or a little more.
+
+    What fitting takes grows with the different words, which are many where no spaces part them.
+    """
+    seen, size, known = 0, 0, set[str]()
     for text in texts:
-        if seen >= most:
+        if seen >= most or size >= distinct:
             return
-        seen += len(text)
+        new = set(text.split()) - known
+        known |= new
+        seen, size = seen + len(text), size + sum(len(word.encode()) for word in new)
         yield text
