@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_a_folder_is_read_in_the_format_of_most_files() -> None:
     Path("none").mkdir()
     with pytest.raises(UserError, match=r"no file in this folder ends in \.txt"):
         look_at("none")
+
+
+def test_the_text_of_a_table_is_its_column_of_the_longest_texts() -> None:
+    records = [{"id": str(i), "title": "A", "story": STORY.strip()} for i in range(9)]
+    Path("a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path("b.csv").write_text("id;title;story\n" + "".join(";".join(record.values()) + "\n" for record in records))
+    Path("c.csv").write_text("text,story\n" + f"a,{STORY}" * 9)
+    assert source_of("a.jsonl") == {"source": "jsonl:a.jsonl", "column": "story"}
+    assert source_of("b.csv") == {"source": "csv:b.csv", "delimiter": ";", "column": "story"}
+    assert source_of("c.csv") == {"source": "csv:c.csv"}, "a column that is called so"
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(records), "d.parquet")
+    assert source_of("d.parquet") == {"source": "parquet:d.parquet", "column": "story"}
+    Path("e.jsonl").write_text("no JSON\n")
+    assert source_of("e.jsonl") == {"source": "jsonl:e.jsonl"}, "left to the reader, who says what is wrong"
 
 
 @pytest.mark.parametrize("text", ["", "absent.txt", "nope:x", "a b", "x" * 5000])

@@ -19,6 +19,7 @@ from shoestring.core.registry import registry
 from shoestring.core.schema import show
 from shoestring.core.specs import LEAST_PIECES, SourceSpec
 from shoestring.core.units import Bytes, Seconds
+from shoestring.data.read.columns import text_fields
 from shoestring.data.read.lines import COMPRESSIONS, open_file
 
 HELDOUT = 0.05
@@ -120,7 +121,7 @@ def _kind_of(files: list[Path]) -> tuple[str, str]:
 
 def _fields(kind: str, place: str, files: list[Path], why: str) -> dict[str, tuple[Any, str]]:
     if kind != "text":
-        return {"source": (f"{kind}:{place}", why)}
+        return {"source": (f"{kind}:{place}", why), **text_fields(kind, files[0])}
     with open_file(files[0]) as file:
         lines = file.read(PEEKED).decode("utf-8", "replace").splitlines()
     if any(line.strip() == END_LINE for line in lines):
