@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import record
-from variants import SHAPE, as_variant
+from variants import as_variant, give_shape
 
 from shoestring.core import recipe_file
 from shoestring.core.recipe import Recipe
@@ -61,6 +61,9 @@ STATES, SYMBOLS, LENGTH = 100, 100, 256
 PEER_TOKENS = 4e6
 """Per second: more than the peer reads."""
 ROWS_AT_ONCE = 4096
+
+Told = dict[str, Any]
+"""What is told of a run."""
 
 
 def fit_hmm(folder: Path) -> None:
@@ -100,10 +103,7 @@ def write_ours(asked: argparse.Namespace, seed: int, folder: Path, beside: str |
     name = f"seed{seed}" if beside is None else beside
     changes = asked.changes + ([] if beside is None else asked.beside[beside])
     values = values_of(asked, name, folder)
-    given = dict(change.split("=", 1) for change in changes)
-    if shape := {field: (int(given[f"model.{field}"]), "") for field in SHAPE if f"model.{field}" in given}:
-        del values["model"]["size"]
-        values["model"] |= shape
+    give_shape(values, changes)
     values["run"] |= {"seed": (seed, ""), "folder": (str(folder / "runs"), "")}
     values["data"]["folder"] = (str(folder / "stores"), "")
     values.setdefault("evaluate", {})["rows"] = (SCORED, "")
@@ -195,7 +195,7 @@ def swept(asked: argparse.Namespace, files: list[str], folder: Path) -> Iterator
         yield told
 
 
-def all_at_once(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def all_at_once(asked: argparse.Namespace, folder: Path) -> tuple[list[Told], list[Told], dict[str, Told]]:
     """Ours and the peer's, on rows that need no preparation."""
     written = [write_ours(asked, seed, folder) for seed in range(asked.seeds)]
     kept = folder / "besides.json"
@@ -221,8 +221,8 @@ def all_at_once(asked: argparse.Namespace, folder: Path) -> tuple[list[dict[str,
         peers = [pool.submit(swept_run, factor) for factor in SWEEP]
         for run in as_completed([*mine, *beside.values(), *peers]):
             print(json.dumps(run.result()), flush=True)
-    asked.ended_beside = {name: run.result() | {"changes": asked.beside[name]} for name, run in beside.items()}
-    return [run.result() for run in mine], [run.result() for run in peers]
+    told = {name: run.result() | {"changes": asked.beside[name]} for name, run in beside.items()}
+    return [run.result() for run in mine], [run.result() for run in peers], told
 
 
 def main() -> None:
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of the runs; default: one that is removed")
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked = parser.parse_args()
-    asked.beside, asked.ended_beside = dict(asked.beside), {}
+    asked.beside = dict(asked.beside)
     if asked.beside and not asked.at_once:
         parser.error("--beside needs --at-once")
     if asked.at_once and asked.task != "stream":
@@ -249,8 +249,7 @@ def main() -> None:
         folder = (asked.work or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         if asked.at_once:
-            mine, peers = all_at_once(asked, folder)
-            written = write_record(asked, mine, peers)
+            written = write_record(asked, *all_at_once(asked, folder))
         else:
             written = one_by_one(asked, folder)
     print("ours {loss:.4f}, the peer's best {peer_loss:.4f}: {ratio:.3f} of it in {time:g} s".format(**written))
@@ -265,17 +264,17 @@ def one_by_one(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for told in swept(asked, files, folder):
         peers.append(told)
         print("peer", json.dumps(told), flush=True)
-        written = write_record(asked, mine, peers)  # what is there, should the machine be taken away
+        written = write_record(asked, mine, peers, {})  # what is there, should the machine be taken away
     return written
 
 
-def write_record(asked: argparse.Namespace, mine: list[dict[str, Any]], peers: list[dict[str, Any]]) -> dict[str, Any]:
+def write_record(asked: argparse.Namespace, mine: list[Told], peers: list[Told], beside: dict[str, Told]) -> Told:
     least = 0.0 if asked.task == "stories" else mine[0]["baselines"]["oracle"]
     mean, best = statistics.mean(run["loss"] for run in mine) - least, min(run["nats"] for run in peers) - least
     found = {
         "commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "changes": asked.changes, "time": asked.time,
-        "at_once": len(mine) + len(peers) + len(asked.beside) if asked.at_once else 1, "ours": mine, "peer": peers,
-        "beside": asked.ended_beside, "loss": mean, "peer_loss": best, "ratio": mean / best,
+        "at_once": len(mine) + len(peers) + len(beside) if asked.at_once else 1, "ours": mine, "peer": peers,
+        "beside": beside, "loss": mean, "peer_loss": best, "ratio": mean / best,
     }  # fmt: skip
     results = record.earlier("deadline", asked.out)
     results[f"{asked.task}, {asked.time:g}s"] = found

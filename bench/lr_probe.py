@@ -23,7 +23,8 @@ from auto_law import Runs
 from small_runs import Setting, parameters
 
 from shoestring.core.warmup import warmup_share
-from shoestring.planning.auto import best_beta2, best_decay, best_lr
+from shoestring.planning.auto import best_beta2, best_decay
+from shoestring.planning.rates import best_lr
 
 SHARE = 0.08
 """Of the steps, what all probes may take together."""

@@ -1,4 +1,4 @@
-"""Which tokenizer a deadline wants: bits per byte of the same held-out text, by tokenizer.
+"""Which tokenizer a deadline wants: nats per byte of the same held-out text, by tokenizer.
 
     python bench/pieces.py TEXT [--time 60] [--tokenizers bytes:512 bpe:1024:256 …] [--seeds 1] [--at-once]
                            [--set FIELD=VALUE …] [--work FOLDER] [--out FOLDER]
@@ -20,22 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import record
-import torch
 from deadline import ours
-from variants import SHAPE
+from variants import give_shape, share_memory
 
 from shoestring.core import recipe_file
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Bytes
 from shoestring.probe.machine import pick_device
-from shoestring.runs.best import look_at, recipe_of, values_for
+from shoestring.runs.best import BYTES_PER_PIECE, look_at, recipe_of, values_for
 
-MEMORY_SHARE = 0.9
-"""Of a GPU's memory, what all runs may take together."""
 ROW_BYTES = 1 << 18
 """Bytes of text that are scored, about."""
-BYTES_PER_PIECE = 3
 
 
 def recipe_for(asked: argparse.Namespace, tokenizer: str, seed: int, folder: Path) -> Path:
@@ -47,15 +42,10 @@ def recipe_for(asked: argparse.Namespace, tokenizer: str, seed: int, folder: Pat
     values["data"] |= {
         "length": (int(length), ""), "folder": (str(folder / name / "stores"), ""),
     }  # fmt: skip
-    given = dict(change.split("=", 1) for change in asked.changes)
-    if shape := {name: (int(given[f"model.{name}"]), "") for name in SHAPE if f"model.{name}" in given}:
-        del values["model"]["size"]
-        values["model"] |= shape
+    give_shape(values, asked.changes)
     rows = math.ceil(asked.scored / int(length) / (1 if spec == "bytes" else BYTES_PER_PIECE))
     values.setdefault("evaluate", {})["rows"] = (rows, "")
-    if asked.at_once and device == "cuda":
-        memory = MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory / len(asked.tokenizers) / asked.seeds
-        values["budget"]["memory"] = (str(Bytes(int(memory))), "")
+    share_memory(values, len(asked.tokenizers) * asked.seeds if asked.at_once else 1)
     recipe: Recipe = recipe_of(values)
     file = folder / f"{name}.toml"
     file.write_text(recipe_file.dump(recipe))

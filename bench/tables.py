@@ -68,24 +68,14 @@ def summary_table() -> str:
 
     for r in results("deadline"):
         for name, found in r["results"].items():
-            stories = name.startswith("stories")
             task, unit = "rows of permuted HMMs", "nats above the oracle's"
-            if stories:
+            if name.startswith("stories"):
                 task, unit = "7 MB of stories as bytes", "nats"
             lines.append(
                 f"| held-out loss after {found['time']:g} s, {task} | {found['loss']:.3f} {unit} | "
                 f"{found['peer_loss']:.3f} (five_minutes.py, best of {len(found['peer'])} rates) | "
                 f"{found['ratio']:.2f} × |\n"
             )
-            pieces = [
-                each for r in results("pieces") if r["machine"]["device"] != "cpu" for each in r["results"].items()
-            ]
-            for told, run in pieces if stories else ():
-                _, seconds, tokenizer, _ = told.split(", ")
-                lines.append(
-                    f"| the same stories in {seconds} as `best` reads them, {tokenizer.rpartition(':')[0]} | "
-                    f"{run['nats_per_byte']:.3f} nats per byte | | |\n"
-                )
     for r in results("train"):
         for name, shape in r["shapes"].items() if r["machine"]["device"] != "cpu" else ():
             rates = {way: found["tokens_per_second"] for way, found in shape["ways"].items() if "error" not in found}
@@ -546,7 +536,7 @@ def deadline_table() -> str:
 
 def rates_table() -> str:
     """Best learning rates of small networks, and what "auto" chooses there."""
-    from shoestring.planning.auto import best_lr
+    from shoestring.planning.rates import best_lr
 
     head = (
         "| optimizer | parameters | positions | per step | best rate | its loss | chosen rate | expected loss there |\n"

@@ -20,7 +20,8 @@ from shoestring.core.records import Plan
 from shoestring.core.sections import number
 from shoestring.core.warmup import least_steps, warmup_share
 from shoestring.datasets.corpus import StoreCorpus, StreamCorpus, training_corpus, vocabulary
-from shoestring.planning.auto import best_lr, without_embedding
+from shoestring.planning.auto import without_embedding
+from shoestring.planning.rates import best_lr
 from shoestring.probe.machine import pick_device
 from shoestring.runs.network_workload import make_learner
 from shoestring.runs.prepare import prepare_recipe

@@ -33,14 +33,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import record
-import torch
-from variants import as_variant
+from variants import as_variant, share_memory
 
 from shoestring.core import recipe_file
 from shoestring.core.errors import ShoestringError
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.units import Bytes, Seconds
+from shoestring.core.units import Seconds
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import Corpus, recipe_of, values_for
 from shoestring.runs.prepare import prepare_recipe
@@ -52,8 +51,6 @@ WIKITEXT = record.ROOT.parent / "shared" / "data" / "wikitext-2"
 TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
 WORDS = 33_278
 LENGTH, STRIDE = 256, 64
-MEMORY_SHARE = 0.9
-"""Of the GPU's memory, what all variants may take together."""
 SHOWN = 2000
 """Characters of a log that the record of a variant that failed has."""
 SCORES = {"losses": "loss", "errors": "loss_error", "predictions": "tokens"}
@@ -94,9 +91,7 @@ def write_recipe(asked: argparse.Namespace, changes: list[str], folder: Path, sh
         "validation": ({name: f"text:{texts[name]}" for name in ("valid", "test")}, ""), "heldout": (0, ""),
         "length": (LENGTH, ""), "folder": (str(shared / "stores"), ""),
     }  # fmt: skip
-    if at_once > 1 and pick_device().type == "cuda":
-        memory = MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory / at_once
-        values["budget"]["memory"] = (str(Bytes(int(memory))), "")
+    share_memory(values, at_once)
     if any(change.startswith("model.width") for change in changes):
         del values["model"]["size"]
     if any(change.startswith("model.family") for change in changes):

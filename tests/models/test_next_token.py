@@ -58,9 +58,9 @@ def product(kernel, k, launch, norm=0, act=0, add=False, **more):
 for d, f in ((768, 2048), (1280, 3424)):
     for n, k, size, told in ((3 * d, d, 2, dict(norm=1)), (d, d, 2, dict(add=True)), (f, d, 4, dict(norm=1, act=1)),
                              (d, f, 2, dict(add=True)), (50257, d, 2, dict(norm=1, ADVANCE=True))):
-        product(kernels.vector_kernel, k, vector_launch(1, n, k, size, 132), **told)
+        product(kernels.vector_kernel, k, vector_launch(n, k, size, 132), **told)
         product(kernels.matrix_kernel, k, matrix_launch(16, n, k, 2, 132, told == dict(add=True)), **told)
-product(kernels.vector_kernel, 768, vector_launch(1, 3072, 768, 2, 132), norm=2, act=3, BIAS=True)
+product(kernels.vector_kernel, 768, vector_launch(3072, 768, 2, 132), norm=2, act=3, BIAS=True)
 product(kernels.matrix_kernel, 768, matrix_launch(16, 3072, 768, 2, 132), norm=2, act=3, BIAS=True)
 for group, channels in ((1, 64), (1, 128), (4, 64), (4, 80)):
     constants = {"KV": 4, "G": group, "C": channels, "GP": 1 if group == 1 else 16, "CP": 64 if channels == 64 else 128,
@@ -281,7 +281,7 @@ def test_networks_without_such_kernels_say_so() -> None:
 @pytest.mark.parametrize("k", [16, 768, 3072, 11_008])
 def test_a_program_holds_few_bytes_of_weights(k: int, size: int) -> None:
     for n in (16, 768, 50_257):
-        one = vector_launch(1, n, k, size, 132)
+        one = vector_launch(n, k, size, 132)
         parts = -(-k // one["BK"])
         assert one["BN"] == 1 or one["BN"] * parts * one["BK"] * size <= TILE * one["num_warps"]
         for rows in (3, 16, 17, 64, 100):

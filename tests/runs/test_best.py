@@ -78,6 +78,8 @@ def test_the_text_of_a_table_is_its_column_of_the_longest_texts() -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(records), "d.parquet")
     assert source_of("d.parquet") == {"source": "parquet:d.parquet", "column": "story"}
+    parquet.write_table(pyarrow.table({"story": pyarrow.array([], pyarrow.string())}), "f.parquet")
+    assert source_of("f.parquet") == {"source": "parquet:f.parquet"}, "an empty one"
     Path("e.jsonl").write_text("no JSON\n")
     assert source_of("e.jsonl") == {"source": "jsonl:e.jsonl"}, "left to the reader, who says what is wrong"
 
@@ -136,7 +138,7 @@ def test_the_command_writes_a_recipe_of_numbers_and_follows_it_again(
 @pytest.mark.parametrize(
     ("size", "device", "tokenizer"),
     [(2e4, "cpu", "bytes"), (6e4, "cpu", "bpe:512"), (7.4e6, "cpu", "bpe:2048"), (7.4e6, "cuda", "bpe:2048"),
-     (1e9, "cpu", "bpe:4096"), (1e9, "cuda", "bpe:32768"), (None, "cuda", "bpe:32768")],
+     (1e9, "cpu", "bpe:4096"), (1e9, "cuda", "bpe:32768"), (None, "cuda", "bpe:4096")],
 )  # fmt: skip
 def test_pieces_are_as_many_as_the_root_of_the_text(size: float | None, device: str, tokenizer: str) -> None:
     found, reason = best_tokenizer(size, device)

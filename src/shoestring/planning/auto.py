@@ -1,60 +1,36 @@
 """The values of fields that are "auto": from published laws and our own, each with its rule, source and constants.
 
 All functions are pure. N is parameters without embeddings, D positions of training, B positions of a step, U positions
-of the training text that are not repeated. The laws were fitted on networks of 46 M parameters and more, except ours,
-which were measured on 27 k to 6 M and are used up to there; between the two ranges they are interpolated.
+of the training text that are not repeated. Learning rates and batches are those of `rates`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoestring.core.choices import SHAPE, Choice, Choices
 from shoestring.core.errors import PlanError
-from shoestring.core.family import Family, family_of, is_compiled, network_cost
+from shoestring.core.family import family_of, is_compiled, network_cost
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
 from shoestring.core.sections import COOLDOWN, MOST_ROWS, Model, number
-from shoestring.core.units import Count
 from shoestring.core.warmup import least_steps
-from shoestring.planning.earlier import Tried, by_earlier_runs
+from shoestring.planning.earlier import Tried
 from shoestring.planning.make import REPORT_SECONDS, reserve_seconds
-
-STEP_LR, STEP_LR_N, STEP_LR_D = 1.79, -0.713, 0.307
-STEP_BATCH, STEP_BATCH_D = 0.58, 0.571
-"""Step Law (Li et al. 2025): peak learning rate and batch in tokens, fitted on 60 M to 1 B parameters."""
-STEP_LEAST = 46e6
-"""Parameters from which on independent optima agree with it."""
-BATCH_FACTOR = 1.8
-"""By which 18 independent optima of 46 M to 2.9 B parameters had larger batches."""
-
-
-class OwnLaw(NamedTuple):
-    """Peak learning rate of small networks, at most `highest`: factor · N^n · D^d · B^b."""
-
-    factor: float
-    n: float
-    d: float
-    b: float
-    highest: float
-
-
-OWN = {"adamw": OwnLaw(3.97e-4, -0.267, 0.364, 0.095, 0.02), "muon": OwnLaw(0.64, -0.304, 0.0, 0.0, 0.05)}
-OWN_D, OWN_B, OWN_MOST = (5e5, 2e6), (512, 2048), 6e6
-"""Our laws by update rule: the positions and batches that they were measured with, beyond which they stay as they are,
-and the parameters up to which they are used. AdamW's is fitted to six optima of single sweeps with 27 k to 603 k
-parameters (results/auto_law-cpu.json). Muon's is a line of logs through four of those and two more on an H200
-(results/log.md): 0.007 with 3.2 M, the vertex of three rates, and 0.0065 with 6.2 M, where only 0.0031 and 0.006 were
-tried; all without normalized neurons, with which the best of three rates was the same after 600 steps. With 3.2 M
-AdamW's vertex was 0.0026, and its law says 0.003."""
-WITH_LAW = tuple(OWN)
-"""Update rules whose learning rate is known."""
-LARGE_FACTOR = {"adamw": 1.0, "muon": 2.2}
-"""By which a rate from 46 M parameters on differs from Step Law, which is AdamW's. Muon's: the vertex of four rates of
-a Swift of 85 M that read WikiText-2 once, 0.0011 in place of 0.0005; with 36 M, 0.0026 and 0.009 were as good."""
+from shoestring.planning.rates import (
+    BATCH_FACTOR,
+    STEP_BATCH,
+    STEP_BATCH_D,
+    WITH_LAW,
+    Chosen,
+    best_lr,
+    corrected_lr,
+    law_batch,
+    short,
+)
 
 HALF_LIFE = 500_000
 """Positions after which the mean squared gradient has forgotten half of a step."""
@@ -104,11 +80,6 @@ class Facts:
     devices: int = 1
     tried: tuple[Tried, ...] = ()
     """Finished runs of this kind beside it."""
-
-
-class Chosen(NamedTuple):
-    value: float
-    reason: str
 
 
 def choose(recipe: Recipe, facts: Facts) -> Choices:
@@ -247,13 +218,13 @@ def best_size(recipe: Recipe, facts: Facts) -> tuple[Model, str]:
     if repeated is not None and facts.unique is not None and repeated[1] > n:
         model, n, d = repeated
         return model, (
-            f"N = {_short(n)} can read the text {d / facts.unique:.3g} times in the budget: the largest that can "
+            f"N = {short(n)} can read the text {d / facts.unique:.3g} times in the budget: the largest that can "
             f"read it {REPEATS:g} times and has at most {PER_POSITION:g} parameters for each of its "
-            f"{_short(facts.unique)} positions, with dropout so that it is not learned by heart (results/log.md)"
+            f"{short(facts.unique)} positions, with dropout so that it is not learned by heart (results/log.md)"
         )
     text = "each read once" if facts.unique is None or facts.unique >= d else f"{d / facts.unique:.3g} epochs"
     return model, (
-        f"N = {_short(n)} reads D = {_short(d)} ({text}) in the budget: the least {LAW_A:g} N^-{LAW_EXPONENT} + "
+        f"N = {short(n)} reads D = {short(d)} ({text}) in the budget: the least {LAW_A:g} N^-{LAW_EXPONENT} + "
         f"{LAW_B:g} D^-{LAW_EXPONENT}, with repeats worth less (Muennighoff et al. 2023)"
     )
 
@@ -292,28 +263,28 @@ def useful_epochs(n: float, unique: float, regularised: bool = False) -> Chosen:
     if regularised and n >= unique:
         return Chosen(
             DROPPED_EPOCHS,
-            f"more parameters than text, N = {_short(n)} and U = {_short(unique)} positions, but with dropout: the "
-            f"held-out loss of 512 × 8 and of 320 × 5 rose after about as many (results/log.md)",
+            f"more parameters than text, N = {short(n)} and U = {short(unique)} positions, but with dropout: of "
+            f"runs with 24, 36 and 60 epochs one with 36 was best (results/log.md)",
         )
     found = min(MOST_EPOCHS, max(LEAST_EPOCHS, EPOCHS_FACTOR * math.sqrt(unique / n)))
     value = float(f"{found:.2g}")
     return Chosen(
         value,
-        f"at most {EPOCHS_FACTOR:g} √(U / N), {LEAST_EPOCHS:g} to {MOST_EPOCHS:g}: N = {_short(n)}, U = "
-        f"{_short(unique)} positions; up to 4 are nearly as good as new text (Muennighoff et al. 2023)",
+        f"at most {EPOCHS_FACTOR:g} √(U / N), {LEAST_EPOCHS:g} to {MOST_EPOCHS:g}: N = {short(n)}, U = "
+        f"{short(unique)} positions; up to 4 are nearly as good as new text (Muennighoff et al. 2023)",
     )
 
 
 def best_batch(recipe: Recipe, facts: Facts, cost: Cost, d: float) -> Chosen:
     """Rows of a step: by a law of D, at least what fills the device, and such that they divide over the devices."""
     length, law = recipe.data.length, law_batch(d)
-    reason = f"{STEP_BATCH * BATCH_FACTOR:.3g} D^{STEP_BATCH_D} positions, D = {_short(d)}: Step Law × {BATCH_FACTOR}"
+    reason = f"{STEP_BATCH * BATCH_FACTOR:.3g} D^{STEP_BATCH_D} positions, D = {short(d)}: Step Law × {BATCH_FACTOR}"
     wanted = law
     if facts.speed is not None and recipe.budget.time is not None:
         filling = STEP_OVERHEAD[facts.device] * pass_speed(recipe.model, facts) / cost.train_flops_per_token
         if filling > law:
             wanted = min(filling, 4 * law)
-            reason = f"fills the device, at most 4 times the law of {_short(law)}: {reason}"
+            reason = f"fills the device, at most 4 times the law of {short(law)}: {reason}"
     text = math.inf if facts.unique is None else facts.unique / FEWEST_PER_EPOCH
     rows = min(wanted, d / FEWEST_STEPS, text) / length / facts.devices
     if d / FEWEST_STEPS < wanted <= text:
@@ -330,64 +301,6 @@ FEWEST_STEPS = 1000
 stayed at the loss of the unigram, 3.05, and with 488 steps of 1,024 it reached 2.04."""
 
 
-def law_batch(d: float) -> float:
-    """The best batch in positions."""
-    return float(BATCH_FACTOR * STEP_BATCH * d**STEP_BATCH_D)
-
-
-def step_law_lr(n: float, d: float) -> float:
-    return float(STEP_LR * n**STEP_LR_N * d**STEP_LR_D)
-
-
-def own_lr(law: OwnLaw, n: float, d: float, b: float) -> float:
-    d, b = (min(most, max(least, x)) for x, (least, most) in ((d, OWN_D), (b, OWN_B)))
-    return float(law.factor * n**law.n * d**law.d * b**law.b)
-
-
-def best_lr(
-    n: float, d: float, b: float, optimizer: str, trained: bool = False, family: Family | None = None
-) -> Chosen:
-    """The peak learning rate: our law of small networks, Step Law from 46 M on, between them a line of logs from the
-    last rate of the one to the first rate of the other."""
-    mine, law_b = OWN[optimizer], law_batch(d)
-    batch = min(2.0, max(0.5, math.sqrt(b / law_b)))
-    share = min(1.0, max(0.0, math.log(n / OWN_MOST) / math.log(STEP_LEAST / OWN_MOST)))
-    larger = LARGE_FACTOR[optimizer]
-    large = larger * batch * step_law_lr(max(n, STEP_LEAST), d)
-    law = large**share * own_lr(mine, min(n, OWN_MOST), d, b) ** (1 - share)
-    terms = [f"{name}^{power:.3g}" for name, power in zip("NDB", (mine.n, mine.d, mine.b), strict=True) if power]
-    own = f"our law of small networks, {' '.join([f'{mine.factor:.3g}', *terms])}"
-    if mine.d or mine.b:
-        own += f" (D to {_short(OWN_D[1])}, B to {_short(OWN_B[1])})"
-    step = f"Step Law, {STEP_LR} N^{STEP_LR_N} D^{STEP_LR_D}"
-    if larger != 1:
-        step += f" × {larger:g} for {optimizer}"
-    if not math.isclose(batch, 1.0, rel_tol=0.05):
-        step += f" × {batch:.2g} = √(batch / {_short(law_b)}), 0.5 to 2 (nanochat)"
-    rule = own if share == 0 else step
-    if 0 < share < 1:
-        ends = f"{_short(OWN_MOST)} and {_short(STEP_LEAST)}"
-        rule = f"between {own}, and {step}, at {ends} ({share:.0%} of the way)"
-    rule += f"; N = {_short(n)}, D = {_short(d)}, B = {_short(b)}"
-    factor = 1.0
-    if family is not None and family.lr_factor != 1:
-        factor, rule = factor * family.lr_factor, f"{rule}; × {family.lr_factor:g} for {family.name}"
-    if trained:
-        factor, rule = factor * TRAINED_FACTOR, f"{rule}; × {TRAINED_FACTOR:g} for weights that are trained already"
-    return Chosen(float(f"{min(mine.highest, law * factor):.3g}"), rule)
-
-
-TRAINED_FACTOR = 0.1
-
-
-def corrected_lr(law: Chosen, tried: Sequence[Tried], n: float, d: float) -> Chosen:
-    """The law's rate, times what earlier runs say of it."""
-    found = by_earlier_runs(tried, n, d)
-    if found is None:
-        return law
-    return Chosen(float(f"{law.value * found.factor:.3g}"), f"{found.reason}; {law.value:g} by {law.reason}")
-
-
 def best_warmup(least: int) -> Chosen:
     """The warm-up as a share of the steps; its floor in steps is the schedule's."""
     return Chosen(WARMUP, f"{WARMUP:.0%} of the steps, and at least {least}, as the family needs")
@@ -398,7 +311,7 @@ def best_beta2(b: float) -> Chosen:
     found = min(MOST_BETA2, max(LEAST_BETA2, 0.5 ** (b / HALF_LIFE)))
     return Chosen(
         float(f"{found:.4g}"),
-        f"half-life of {_short(HALF_LIFE)} positions, {LEAST_BETA2:g} to {MOST_BETA2:g}; {_short(b)} per step",
+        f"half-life of {short(HALF_LIFE)} positions, {LEAST_BETA2:g} to {MOST_BETA2:g}; {short(b)} per step",
     )
 
 
@@ -422,7 +335,7 @@ def best_dropout(n: float, unique: float | None, epochs: float | None) -> Chosen
     """Dropout only where a text is repeated so often that the network could learn it by heart."""
     if unique is None or epochs is None or epochs <= LEAST_EPOCHS or n < unique:
         return Chosen(0.0, "none: the text is not repeated so often that the network could learn it by heart")
-    rule = f"{epochs:.3g} epochs over U = {_short(unique)} positions with N = {_short(n)}: more parameters than text"
+    rule = f"{epochs:.3g} epochs over U = {short(unique)} positions with N = {short(n)}: more parameters than text"
     found = min(MOST_DROPOUT, DROPOUT * (n / unique) ** DROPOUT_POWER)
     return Chosen(float(f"{found:.2g}"), f"{DROPOUT:g} (N / U)^{DROPOUT_POWER:g}, at most {MOST_DROPOUT:g}: {rule}")
 
@@ -451,7 +364,3 @@ def without_embedding(cost: Cost) -> float:
 
 def _cost(recipe: Recipe, facts: Facts) -> Cost:
     return network_cost(recipe.model, facts.vocabulary, recipe.data.length, recipe.data.masked)
-
-
-def _short(value: float) -> str:
-    return Count(round(value)).short()

@@ -33,8 +33,10 @@ LEAST_TEXT = 3e4
 """Bytes of a text that pieces are fitted to, at least: 60 kB of Shakespeare had 1.62 nats per byte, 1.77 with bytes."""
 MOST_PIECES = {"cpu": 1 << 12, "cuda": 1 << 15}
 """By device: the output product of more would take most of a step of a small network."""
+USUAL_PIECES = 1 << 12
+"""Of a text whose size is not known."""
 PIECES_MEASURED = {
-    "cpu": "0.72 and 1.05 nats per byte of stories after 90 s on two cores",
+    "cpu": "0.75 and 1.05 nats per byte of stories after 90 s on two cores",
     "cuda": "0.495 and 0.548 nats per byte of stories in 60 s of an H200",
 }
 """Held-out losses with 2,048 pieces and with bytes."""
@@ -147,10 +149,9 @@ def best_tokenizer(text_bytes: float | None, device: str) -> tuple[str, str]:
     """Pieces of bytes, as many as the root of the text's bytes, a power of 2; bytes where there is little text."""
     if text_bytes is not None and text_bytes < LEAST_TEXT:
         return "bytes", f"{Bytes(int(text_bytes)).short()} of text are too little to fit pieces to"
-    most = MOST_PIECES[device]
-    pieces, rule = most, f"the most on a {'GPU' if device == 'cuda' else 'CPU'}"
+    pieces, rule = USUAL_PIECES, "how much text there is, is not known"
     if text_bytes is not None:
-        pieces = min(most, max(LEAST_PIECES, 1 << round(math.log2(math.sqrt(text_bytes)))))
+        pieces = min(MOST_PIECES[device], max(LEAST_PIECES, 1 << round(math.log2(math.sqrt(text_bytes)))))
         rule = f"about the root of {Bytes(int(text_bytes)).short()}"
     return f"bpe:{pieces}", f"{rule}; pieces learn faster than bytes: {PIECES_MEASURED[device]} (bench/pieces.py)"
 

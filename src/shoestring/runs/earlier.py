@@ -15,8 +15,9 @@ from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
 from shoestring.core.sections import OF_MUON, OF_RATES, number
-from shoestring.planning.auto import WITH_LAW, best_lr, without_embedding
+from shoestring.planning.auto import without_embedding
 from shoestring.planning.earlier import Tried
+from shoestring.planning.rates import WITH_LAW, best_lr
 from shoestring.runs.plan import finished_runs, same_rows
 
 MOST = 60

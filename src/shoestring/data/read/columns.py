@@ -71,7 +71,8 @@ def _parquet(file: Path) -> Iterator[Record]:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     with ParquetFile(file) as table:
-        yield from next(table.iter_batches(batch_size=LOOKED_AT)).to_pylist()
+        for batch in table.iter_batches(batch_size=LOOKED_AT):
+            yield from batch.to_pylist()
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}

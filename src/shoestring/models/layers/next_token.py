@@ -31,8 +31,6 @@ LEAST_PROGRAMS = 4
 """Programs for each multiprocessor, at least, where there are as many channels out."""
 LONG = 2048
 """Channels in from which on a program has twice the warps: each reads them for itself."""
-REGISTERS = 0
-"""Most registers of a thread of such a program; 0: as many as it takes."""
 STAGES, SHARED, DEPTH = 4, 110 * 1024, 512
 """Tiles that a program for more rows loads ahead, bytes that they may take together, and bytes of a row of a tile."""
 COLUMNS = 32
@@ -252,7 +250,7 @@ class NextToken:
             "BIAS": bias is not None, "ADD": add, "SCALED": scales is not None, "CAP": cap or 0.0, "ADVANCE": advance,
         } | self._timing()  # fmt: skip
         if m <= FEW:
-            launch = vector_launch(m, n, k, weight.itemsize * len(weight) // n, self._units)
+            launch = vector_launch(n, k, weight.itemsize * len(weight) // n, self._units)
             vector_kernel[(-(-n // launch["BN"]),)](*given, m, n, **constants, **launch)
         else:
             divisible = norm is None and activation != "swiglu" and not advance
@@ -280,7 +278,7 @@ def attention_warps(queries: int, channels: int) -> int:
     return 8 if queries == 1 and channels > 64 else 4
 
 
-def vector_launch(m: int, n: int, k: int, size: int, units: int) -> dict[str, Any]:
+def vector_launch(n: int, k: int, size: int, units: int) -> dict[str, Any]:
     """The launch for n channels out, of k weights of `size` bytes."""
     warps = WARPS * (2 if k > LONG else 1)
     columns = min(PART * warps, max(32, _power(k)))
@@ -288,7 +286,7 @@ def vector_launch(m: int, n: int, k: int, size: int, units: int) -> dict[str, An
     rows = 1
     while rows < 16 and 2 * rows * held <= TILE * warps and -(-n // (2 * rows)) >= LEAST_PROGRAMS * units:
         rows *= 2
-    return {"BN": rows, "BK": columns, "num_warps": warps, "maxnreg": REGISTERS if REGISTERS and m == 1 else None}
+    return {"BN": rows, "BK": columns, "num_warps": warps}
 
 
 def matrix_launch(m: int, n: int, k: int, size: int, units: int, divisible: bool = False) -> dict[str, Any]:
