@@ -17,7 +17,7 @@ from shoestring.core.recipe_file import build, dump
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import Train
-from shoestring.planning import auto
+from shoestring.planning import rates
 from shoestring.runs import counted, settle
 from shoestring.runs.estimate import plan_on_gpu
 from shoestring.runs.reporter import Reporter
@@ -57,7 +57,7 @@ def test_a_run_has_one_set_of_choices_however_often_it_is_interrupted(
     whole = run(replace(recipe, run=replace(recipe.run, name="whole")), Reporter(), Clock())
     with pytest.raises(Fault, match="saved"):
         run(recipe, Reporter(), Clock(), limit=0.0)
-    monkeypatch.setitem(auto.OWN, "adamw", auto.OWN["adamw"]._replace(factor=100.0))
+    monkeypatch.setitem(rates.OWN, "adamw", rates.OWN["adamw"]._replace(factor=100.0))
     monkeypatch.setattr(settle, "choose", never)
     resumed = run(recipe, Reporter(), Clock())
     assert whole is not None and resumed is not None
