@@ -2,13 +2,13 @@
 
     python bench/train.py [--only NAME …] [--ways WAY …] [--profile] [--out FOLDER]
 
-A step is forward, backward, clipping and AdamW on bf16 products and fp32 weights, with new rows from the host every
-time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own; after the
-first steps, which compile, the median of the following steps counts. The cost of the input is what steps take longer
-than steps whose rows are on the device already, measured by turns. FLOPs are those of `shoestring.core.records.Cost`:
-matrix products, attention over every pair of positions without a discount for the causal mask, the backward pass twice
-the forward pass. Utilisation is stated against the largest rate of a plain bf16 product measured in the same run, and
-against the 989 TFLOP/s of the vendor.
+A step is forward, backward, clipping and AdamW (of a Swift: Muon) on bf16 products and fp32 weights, with new rows from
+the host every time. Ours is the learner and the loop of `shoestring train`. Every measurement has a process of its own;
+after the first steps, which compile, the median of the following steps counts. The cost of the input is what steps take
+longer than steps whose rows are on the device already, measured by turns. FLOPs are those of
+`shoestring.core.records.Cost`: matrix products, attention over every pair of positions without a discount for the
+causal mask, the backward pass twice the forward pass. Utilisation is stated against the largest rate of a plain bf16
+product measured in the same run, and against the 989 TFLOP/s of the vendor.
 
 With --only or --ways the other results stay as they are in the record, and the new ones name their own commit and date.
 Every result is in the record as soon as it is there.
@@ -40,6 +40,7 @@ from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
 from shoestring.probe.machine import describe_machine, pick_device
+from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.checkpoint import State
 from shoestring.training.learner import Learner
 from shoestring.training.loop import Loop, Report
@@ -58,6 +59,10 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int, int]] = {
         {"family": "perceiver_ar", "width": 512, "layers": 9, "heads": 8, "latents": 512}, 32000, 2048, 32,
     ),
     "llama-512x9": ({**LLAMA, "tied": True, "width": 512, "layers": 9, "heads": 8, "hidden": 2048}, 32000, 2048, 32),
+    "swift-124m": (
+        {"family": "swift", "parts": SWIFT_PARTS, "tied": False, "width": 768, "layers": 12, "heads": 12},
+        50304, 1024, 64,
+    ),
     "demo": ({"family": "llama", "width": 128, "layers": 3, "heads": 4}, 605, 128, 16),
 }  # fmt: skip
 KEPT = ("commit", "command", "date", "steps", "product_flops", "vendor_flops", "shapes", "curves")
@@ -70,6 +75,7 @@ ON_GPU = {
     "gpt2-124m": ("ours", *PEERS),
     "perceiver-512x9": ("ours", "ours recomputing"),
     "llama-512x9": ("ours",),
+    "swift-124m": ("ours",),
 }
 ON_CPU = {"demo": ("ours", "ours compiled", "transformers", "transformers compiled")}
 
@@ -105,7 +111,8 @@ def ours(name: str, way: str, steps: int, profile: bool) -> dict[str, Any]:
     device, model = pick_device(), Model(**spec)
     recompute = "full" if way == "ours recomputing" else "none"
     compiles = True if way == "ours compiled" else None
-    settings = Train(batch=rows, lr=1e-4, recompute=recompute, compile=compiles)  # type: ignore[arg-type]
+    optimizer = "muon" if model.family == "swift" else "adamw"
+    settings = Train(batch=rows, lr=1e-4, optimizer=optimizer, recompute=recompute, compile=compiles)  # type: ignore[arg-type]
     learner = Learner(build(model, vocabulary, length, 0), settings, device)
     times: list[float] = []
 

@@ -14,12 +14,14 @@ from shoestring.core.sections import Data, Model, Train
 from shoestring.core.tuning import Lora
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
+from shoestring.models.recording import record
 from shoestring.models.tuning import tune
 from shoestring.training.graphs import Recordings
 from shoestring.training.learner import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
+CUDA = torch.device("cuda")
 VOCABULARY, LENGTH, ROWS = 50, 64, 8
 LLAMA = Model(family="llama", width=64, layers=3, heads=2)
 MASKED = Model(family="masked_lm", width=64, layers=2, heads=2)
@@ -121,3 +123,29 @@ def test_after_a_recording_that_failed_plain_passes_and_random_numbers_go_on() -
     assert torch.equal(torch.rand(8, device="cuda"), expected)
     waits(part).backward()
     assert weight.grad is not None and torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the device's", "of its own"])
+def test_the_first_replay_draws_what_a_plain_call_would_on_a_busy_device(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a recording does to its generator can come late, on a stream of its own."""
+    generator, busy = (torch.Generator(CUDA) if own else None), torch.cuda.Stream()
+    torch.cuda.init()  # the default generators are made by it
+    seeded = generator or torch.cuda.default_generators[torch.cuda.current_device()]
+
+    def draw() -> Tensor:
+        return torch.empty(5, device=CUDA).exponential_(generator=generator)
+
+    seeded.manual_seed(7)
+    expected = [draw().tolist() for _ in range(3)]
+    seeded.manual_seed(7)
+    assert draw().tolist() == expected[0]
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", busy)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(1 << 29)  # a third of a second
+    graph, found = record(draw, generator=generator)
+    for drawn in expected[1:]:
+        graph.replay()
+        assert found.tolist() == drawn

@@ -86,8 +86,8 @@ def generate(
     """The rows with so many more tokens, each drawn from the prediction after the last ones, at most `length`.
 
     `stride` and `cached` are those of `RowReader`, or `LatentReader` of a Perceiver AR. On a GPU the pass over a
-    further token is `recorded`, which gives the same up to rounding; default: for likeliest tokens, where it is
-    possible and pays; True raises UserError where it is not possible.
+    further token is `recorded`, which gives the same up to rounding; default: where it is possible and pays; True raises
+    UserError where it is not possible.
     """
     if ids.shape[1] < 1:
         raise UserError("generate: rows without tokens; give at least one to begin with")
@@ -99,9 +99,7 @@ def generate(
         reader = RowReader(model, ids, length, stride, cached)
     training, begun = model.training, ids.shape[1]
     ids = torch.cat((ids, ids.new_zeros(len(ids), tokens)), dim=1)
-    # drawn tokens of a recording were not compared with others on a GPU yet
-    pays = ids.is_cuda and tokens >= LEAST and drawing.temperature == 0
-    if recorded or (recorded is None and pays):
+    if recorded or (recorded is None and ids.is_cuda and tokens >= LEAST):
         reader.record(ids, drawing, generator)
     model.eval()
     try:

@@ -22,13 +22,17 @@ def record(
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
+    recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with recording:
             found = run()
     except RuntimeError as cause:  # ending a recording after OutOfMemory raises an error that hides it
         if cause.__context__ is not None and is_out_of_memory(cause.__context__):
             raise cause.__context__ from None
         raise
+    # a recording begins by setting the place of its random numbers to 0, on a stream of its own: if the device is
+    # busy, that could come after the first replay has set it to where the generator is
+    torch.cuda.current_stream().wait_stream(recording.capture_stream)
     return graph, found
 
 
