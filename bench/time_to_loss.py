@@ -3,7 +3,7 @@
     python bench/time_to_loss.py [--task stories|stream|wikitext] [--minutes 5] [--row NAME …] [--limit SECONDS]
                                  [--peer five_minutes.py] [--depth 8] [--rates 0.00075 … 0.012] [--shares 0.2 0.35 …]
                                  [--text FILE] [--wikitext FOLDER] [--hmm RUN] [--work FOLDER] [--set FIELD=VALUE …]
-                                 [--at-once] [--out FOLDER]
+                                 [--out FOLDER]
 
 Tasks: `stories`, the built-in stories as bytes (or --text); `stream`, rows of 256 tokens of an HMM, each with its own
 permutation of the symbols; `wikitext`, WikiText-2 as bytes, at most two epochs. All networks have 64 × --depth
@@ -16,9 +16,8 @@ scoring, and the first row of a call is cold.
 
 The record is written after each row, and rows that it has are not run again: so a task may take several calls. No row
 begins that would end after --limit. The held-out rows are checked to be the same for all rows of a task; for `stream`
-that needs the same HMM, which --hmm names if it is fitted already. With --at-once all rows of ours begin together on
-the one device, each with a share of it, which grows as shorter rows end: so the longest gain, the Llamas. Wanted: the
-Llama's best loss in 35 % of its seconds, and less loss than the peer's at 60, 120 and 300 s.
+that needs the same HMM, which --hmm names if it is fitted already. Wanted: the Llama's best loss in 35 % of its
+seconds, and less loss than the peer's at 60, 120 and 300 s.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import math
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ from typing import Any
 import deadline
 import numpy as np
 import record
-from variants import share_memory
 
 from shoestring.core import recipe_file
 from shoestring.core.family import network_cost
@@ -100,7 +97,6 @@ def values_of(asked: argparse.Namespace, row: str, folder: Path) -> Values:
         values["train"] |= {"optimizer": ("adamw", ""), "lr": (float(amount), "")}
     else:
         values["model"] |= {"family": ("swift", ""), "parts": (asked.parts, ""), "tied": (False, "")}
-    share_memory(values, asked.at_once)
     return values
 
 
@@ -208,29 +204,6 @@ def all_rows(asked: argparse.Namespace) -> list[str]:
     return [f"llama:{lr:g}" for lr in asked.rates] + [f"swift:{share:g}" for share in asked.shares] + peers
 
 
-class Book:
-    """The rows of a task, in the record after each."""
-
-    def __init__(self, asked: argparse.Namespace, task: str):
-        self._asked, self._task, self._results = asked, task, record.earlier("time_to_loss", asked.out)
-        kept: dict[str, Any] = self._results.get(task, {})
-        self.rows: dict[str, Any] = kept.get("rows", {})
-        self.summary = {name: value for name, value in kept.items() if name != "rows"}
-
-    def keep(self, row: str, told: dict[str, Any]) -> None:
-        origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "changes": self._asked.changes}
-        print(row, json.dumps(told | origin), flush=True)
-        if self.rows and told["heldout"] != next(iter(self.rows.values()))["heldout"]:
-            sys.exit(f"{row}: its held-out rows are not those of the other rows of the record; it is not kept")
-        self.rows[row] = told | origin
-        baselines = [run["baselines"] for run in self.rows.values() if "baselines" in run]
-        least = baselines[0].get("oracle", 0.0) if baselines else 0.0
-        # anew: another row may have moved the loss to reach
-        self.summary = {"least": least, **at_target(self.rows, least), "beside": beside_peer(self.rows)}
-        self._results[self._task] = {"rows": self.rows, **self.summary}
-        record.write("time_to_loss", {"results": self._results}, self._asked.out)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=tuple(DEPTHS), default="stories")
@@ -251,33 +224,39 @@ def main() -> None:
         "--work", type=Path, help="folder of runs, stores and compiled code; default: one that is removed"
     )
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="changes")
-    parser.add_argument("--at-once", action="store_true")
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked = parser.parse_args()
     begun, asked.depth = time.perf_counter(), asked.depth or DEPTHS[asked.task]
+    results = record.earlier("time_to_loss", asked.out)
     task = f"{asked.task}, {asked.minutes:g} min, {64 * asked.depth} × {asked.depth}"
-    if asked.at_once:
-        task += ", all at once"
-    book = Book(asked, task)
-    left = [row for row in asked.row or all_rows(asked) if row not in book.rows]
-    asked.at_once *= len(left)
+    found = results.setdefault(task, {"rows": {}})
     with tempfile.TemporaryDirectory() as scratch:
         folder, besides = (asked.work or Path(scratch)).resolve(), list[float]()
         folder.mkdir(parents=True, exist_ok=True)
-        if asked.at_once:
-            if peer := next((row for row in left if row.startswith("peer:")), None):
-                parser.error(f"{peer}: the peer runs alone; leave out --at-once")
-            with ThreadPoolExecutor(len(left)) as pool:
-                runs = {pool.submit(ours, asked, row, folder): row for row in left}
-                for run in as_completed(runs):
-                    book.keep(runs[run], run.result())
-            left = []
-        for row in left:
+        for row in asked.row or all_rows(asked):
+            if row in found["rows"]:
+                continue
             if time.perf_counter() - begun + seconds_of(asked, row, not besides) > asked.limit:
                 print(f"{row} is left: {asked.limit:g} s would not suffice")
                 continue
-            book.keep(row, peers(asked, row, folder, besides) if row.startswith("peer:") else ours(asked, row, folder))
-    print(json.dumps(book.summary))
+            peer = row.startswith("peer:")
+            told = peers(asked, row, folder, besides) if peer else ours(asked, row, folder)
+            origin = {"commit": record.commit(), "date": time.strftime("%Y-%m-%d"), "changes": asked.changes}
+            found["rows"][row] = told | origin
+            print(row, json.dumps(found["rows"][row]), flush=True)
+            if len({run["heldout"] for run in found["rows"].values()}) > 1:
+                sys.exit(f"{row}: its held-out rows are not those of the other rows of the record; it is not kept")
+            least = next(
+                (run["baselines"].get("oracle", 0.0) for run in found["rows"].values() if "baselines" in run), 0.0
+            )
+            found = results[task] = {  # anew: another row may have moved the loss to reach
+                "rows": found["rows"],
+                "least": least,
+                **at_target(found["rows"], least),
+                "beside": beside_peer(found["rows"]),
+            }
+            record.write("time_to_loss", {"results": results}, asked.out)
+    print(json.dumps({name: value for name, value in found.items() if name != "rows"}))
 
 
 if __name__ == "__main__":

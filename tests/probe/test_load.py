@@ -22,6 +22,14 @@ def test_processors_that_others_used_are_those_that_worked_less_ones_own(tmp_pat
     assert used_by_others(Load(0.0, 0.0, found[0]), Load(10.0, 9.0, found[1])) == pytest.approx(0.8)
 
 
+def test_processors_can_be_some_of_the_machines(tmp_path: Path) -> None:
+    stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    lines = [f"cpu{number} {10**number * tick} 0 0 7 7 0 0 0 0 0" for number in range(4)]
+    stat.write_text("\n".join(["cpu 1 2 3 4 5 6", *lines, "intr 1 2 3", ""]))
+    assert load(stat, only={1, 3}).all == 1010.0
+    assert load(stat, only={3, 4}).all is None, "one of them is not there"
+
+
 @pytest.mark.parametrize("content", [None, "", "cpu x y"])
 def test_a_system_that_does_not_say_is_unknown(content: str | None, tmp_path: Path) -> None:
     if content is not None:

@@ -86,8 +86,8 @@ def generate(
     """The rows with so many more tokens, each drawn from the prediction after the last ones, at most `length`.
 
     `stride` and `cached` are those of `RowReader`, or `LatentReader` of a Perceiver AR. On a GPU the pass over a
-    further token is `recorded`, which gives the same up to rounding; default: where it is possible and pays; True raises
-    UserError where it is not possible.
+    further token is `recorded`, which gives the same up to rounding; default: where it is possible and pays; True
+    raises UserError where it is not possible.
     """
     if ids.shape[1] < 1:
         raise UserError("generate: rows without tokens; give at least one to begin with")

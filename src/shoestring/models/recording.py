@@ -32,6 +32,7 @@ def record(
         raise
     # a recording begins by setting the place of its random numbers to 0, on a stream of its own: if the device is
     # busy, that could come after the first replay has set it to where the generator is
+    assert recording.capture_stream is not None, "it was recorded on it"
     torch.cuda.current_stream().wait_stream(recording.capture_stream)
     return graph, found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,16 +26,25 @@ class Load(NamedTuple):
     """None where the system does not report it."""
 
 
-def load(stat: Path = _STAT) -> Load:
-    return Load(time.perf_counter(), time.process_time(), _worked(stat))
+def load(stat: Path = _STAT, only: Collection[int] | None = None) -> Load:
+    """The load now, of all processors or `only` of some."""
+    return Load(time.perf_counter(), time.process_time(), _worked(stat, only))
 
 
-def _worked(stat: Path) -> float | None:
+def own_processors() -> Collection[int]:
+    """Those that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def _worked(stat: Path, only: Collection[int] | None) -> float | None:
+    names = {"cpu"} if only is None else {f"cpu{number}" for number in only}
     try:
-        numbers = [int(word) for word in stat.read_text().splitlines()[0].split()[1:]][:_GUESTS]
-        return (sum(numbers) - sum(numbers[column] for column in _IDLE)) / os.sysconf("SC_CLK_TCK")
+        lines = [line.split() for line in stat.read_text().splitlines()]
+        counts = [[int(word) for word in words[:_GUESTS]] for name, *words in filter(None, lines) if name in names]
+        ticks = sum(sum(numbers) - sum(numbers[column] for column in _IDLE) for numbers in counts)
     except (OSError, ValueError, IndexError):
         return None
+    return ticks / os.sysconf("SC_CLK_TCK") if len(counts) == len(names) else None
 
 
 def used_by_others(before: Load, after: Load) -> float | None:

@@ -38,6 +38,7 @@ from shoestring.datasets.other_text import OtherText
 from shoestring.models.batch import Batch
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.parallel.threads import one_thread
+from shoestring.probe.brief_waits import brief_waits
 from shoestring.probe.machine import pick_device
 from shoestring.runs.plan import read_plan
 from shoestring.runs.prepare import check_context
@@ -275,7 +276,8 @@ def evaluate_run(
         assert isinstance(trainee, NetworkTrainee), "an HMM has returned, and has no overrides"
         trainee.corpus = open_corpus(scored, plan, scored=text)
         trainee.scored_rows = scored.evaluate.per_device or trainee.scored_rows
-    return trainee.evaluate(state)
+    with brief_waits():
+        return trainee.evaluate(state)
 
 
 def with_overrides(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:

@@ -15,6 +15,7 @@ from shoestring.core.run_folder import RunFolder
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.parallel.threads import one_thread
 from shoestring.planning.stops import checkpoint_interval
+from shoestring.probe.brief_waits import brief_waits
 from shoestring.probe.machine import describe_machine
 from shoestring.probe.meter import Meter
 from shoestring.report.page import draw, skipped_line, write_page
@@ -141,7 +142,7 @@ def train(
         setattr(trainee, name, group.on_first(_rows_that_fitted, folder, name, getattr(trainee, name)))
     session.note(label, "start")
     try:
-        with _written(checkpoints, trainee), one_thread(group.device.type == "cuda"):
+        with _written(checkpoints, trainee), one_thread(group.device.type == "cuda"), brief_waits():
             clock.begin("first step")
             state = _take_steps(session, state)
             clock.begin("last evaluation")
