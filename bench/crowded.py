@@ -72,7 +72,7 @@ def their_step(asked: argparse.Namespace) -> Callable[[], object]:
 
 
 def one(asked: argparse.Namespace) -> None:
-    """In a process of its own: say when it is ready, wait for a line, and print the seconds of each step that counts."""
+    """In a process of its own: say when it is ready, wait for a line, and print the seconds of the steps that count."""
     step = their_step(asked) if asked.one == "transformers" else our_step(asked)
     step()
     print("ready", flush=True)

@@ -18,7 +18,7 @@ from icll_tables import draw_updates, icll_table
 from strategy_gpu_table import strategies_gpu_table
 from strategy_tables import draw_strategies, starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
-from text_tables import generate_table, longer_table, pieces_table, wikitext_table
+from text_tables import crowded_table, generate_table, longer_table, pieces_table, wikitext_table
 from tuning_tables import finetune_table, overlap_figure, overlap_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -750,6 +750,7 @@ PARTS = {
     "pieces-table": lambda: pieces_table(results("pieces")),
     "wikitext-table": lambda: wikitext_table([*results("wikitext"), *results("wikitext_variants")]),
     "longer-table": lambda: longer_table(results("longer")),
+    "crowded-table": lambda: crowded_table(results("crowded")),
     "generate-table": lambda: generate_table(results("generate")),
     "rates-table": rates_table,
     "regret-table": regret_table,

@@ -17,24 +17,43 @@ FIELDS = (
     "output_dropout",
     "word_dropout",
 )
-OF_TRAIN = ("optimizer", "lr", "cooldown")
+OF_TRAIN = ("optimizer", "lr", "cooldown", "batch")
 """Fields that a table tells, where they were given."""
 WAYS = ("short", "longer", "fresh")
+
+
+def crowded_table(records: Sequence[dict[str, Any]]) -> str:
+    """What a step takes where several runs share the processors."""
+    lines = []
+    for r in records:
+        counts = list(next(iter(r["results"].values())))
+        lines += [f"| milliseconds of a step | {' | '.join(f'{count} at once' for count in counts)} |\n"]
+        lines.append("|---" * (1 + len(counts)) + "|\n")
+        for way, found in r["results"].items():
+            cells = [f"{1000 * found[count]['step_seconds']:,.0f}" for count in counts]
+            lines.append(f"| {way} | {' | '.join(cells)} |\n")
+        machine = f"{r['machine']['device_name']}, torch {r['machine']['versions']['torch']}"
+        lines.append(f"\nBy `{r['command']}` on {machine}, {r['commit']}, {r['date']}: rows of {r['length']} bytes, ")
+        lines.append(f"{r['rows']} in a step, {r['width']} channels, {r['layers']} layers.\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
 
 
 def wikitext_table(records: Sequence[dict[str, Any]]) -> str:
     """Perplexities of runs on WikiText-2, with rows cut and with a window that slides."""
     lines = []
     for r in records:
-        lines += ["| run | seconds, steps | valid and test, rows cut | with a sliding window | commit, date |\n"]
-        lines.append("|---|---|---|---|---|\n")
+        lines += [
+            "| run | at once | seconds, steps | valid and test, rows cut | with a sliding window | commit, date |\n"
+        ]
+        lines.append("|---|---|---|---|---|---|\n")
         for name, run in r["results"].items():
             if "failed" in run:
                 continue
             slid = run["sliding"]
             lines.append(
-                f"| {name.partition(', ')[2] or 'chosen'}: {_told(run['changes'])} | {run['seconds']:.0f}, "
-                f"{run['steps']:,} | {run['valid_perplexity']:.1f} and {run['test_perplexity']:.1f} | "
+                f"| {name.partition(', ')[2] or 'chosen'}: {_told(run['changes'])} | {run.get('at_once', 1)} | "
+                f"{run['seconds']:.0f}, {run['steps']:,} | "
+                f"{run['valid_perplexity']:.1f} and {run['test_perplexity']:.1f} | "
                 f"{slid['valid_perplexity']:.1f} and {slid['test_perplexity']:.1f} ({slid['context']} words before) | "
                 f"{run['commit']}, {run['date']} |\n"
             )
@@ -48,6 +67,7 @@ def _told(changes: Sequence[str]) -> str:
     given = dict(change.split("=", 1) for change in changes)
     shown = [f"{field} {given[f'model.{field}']}" for field in FIELDS if f"model.{field}" in given]
     shown += [f"{field} {given[f'train.{field}']}" for field in OF_TRAIN if f"train.{field}" in given]
+    shown += [f"rows of {given['data.length']}"] if "data.length" in given else []
     return ", ".join(shown) or "all by “auto”"
 
 
