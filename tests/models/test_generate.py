@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoestring.core.errors import UserError
+from shoestring.core.errors import Fault, UserError
 from shoestring.core.sections import Model
 from shoestring.models.generate import Drawing, generate
 from shoestring.models.language_model import LanguageModel, build
@@ -163,3 +163,14 @@ def test_rows_without_tokens_are_refused() -> None:
         generate(writer(), begun(0), 2, length=LENGTH)
     with pytest.raises(UserError, match="tokens = -1"):
         generate(writer(), begun(), -1, length=LENGTH)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("drawing", [Drawing(), Drawing(temperature=0.0), Drawing(top_k=3)], ids=str)
+def test_a_model_that_predicts_no_numbers_is_refused(value: float, drawing: Drawing) -> None:
+    network = build(Model(width=32, layers=1, heads=1), 50, 16, 0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.fill_(value)
+    with pytest.raises(Fault, match="predicts NaN or infinity"):
+        generate(network, torch.zeros(1, 2, dtype=torch.int64), 5, length=16, drawing=drawing)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from shoestring.core.errors import UserError
+from shoestring.core.errors import Fault, UserError
 from shoestring.models.decoding import LEAST, Decoder, try_decoder, try_to_write
 from shoestring.models.families.perceiver_ar.network import KeysValues, PerceiverAR
 from shoestring.models.language_model import LanguageModel
@@ -105,7 +105,10 @@ def generate(
     try:
         for end in range(begun, begun + tokens):
             if not reader.write(end):
-                ids[:, end] = drawing.draw(reader.logits(ids[:, :end]), generator)
+                logits = reader.logits(ids[:, :end])
+                if end == begun and not logits.amax(dim=-1).isfinite().all():
+                    raise Fault("the model predicts NaN or infinity: its weights are damaged, or its training diverged")
+                ids[:, end] = drawing.draw(logits, generator)
     finally:
         model.train(training)
     if recorded and reader.reason is not None:
