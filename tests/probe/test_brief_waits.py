@@ -61,10 +61,10 @@ class Teams:
 @pytest.mark.parametrize(
     ("used", "expected"),
     [
-        ([0.0, 0.3, 0.9], []),  # a quarter of the four may be others'
-        ([0.0, 1.1, 3.0, 0.9, 0.6], ["begun"]),  # and it stays crowded until half of that
-        ([1.1, 0.4, 0.0, 0.2], ["begun", "ended"]),
-        ([1.1, 0.4, 2.0, 0.1], ["begun", "ended", "begun", "ended"]),
+        ([0.0, 0.3, 0.4], []),  # half a processor may be others'
+        ([0.0, 0.6, 3.0, 0.4, 0.3], ["begun"]),  # and it stays crowded until half of that
+        ([0.6, 0.2, 0.0, 0.2], ["begun", "ended"]),
+        ([0.6, 0.2, 2.0, 0.1], ["begun", "ended", "begun", "ended"]),
     ],
 )
 def test_there_is_a_team_while_others_crowd_the_processors(
@@ -75,6 +75,27 @@ def test_there_is_a_team_while_others_crowd_the_processors(
         assert others.seen.wait(20)
         assert teams.events == expected
     assert teams.events.count("begun") == teams.events.count("ended"), "it ends with what it was for"
+
+
+def test_processors_that_the_threads_do_not_need_may_be_used(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "own_processors", lambda: range(7))
+    others, teams = Others([3.4]), Teams()
+    with brief_waits(others, teams, {}):
+        assert others.seen.wait(20)
+        assert not teams.events
+
+
+def test_a_system_that_gives_no_more_threads_is_asked_once(threads: int) -> None:
+    tried = []
+
+    def refused() -> Teams:
+        tried.append(1)
+        raise RuntimeError("can't start new thread")
+
+    others = Others([4.0])
+    with brief_waits(others, refused, {}):
+        assert not others.seen.wait(0.1)
+    assert tried == [1]
 
 
 @pytest.mark.parametrize("given", [{"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "5"}])

@@ -10,12 +10,15 @@ from functools import partial
 
 import torch
 
-from shoestring.probe.load import Load, crowded, load, own_processors, used_by_others
+from shoestring.probe.load import Load, load, own_processors, used_by_others
 
 PERIOD = 0.5
 """Seconds between two looks at the processors."""
+CROWD, CROWD_SHARE = 0.5, 1 / 16
+"""Of the processors that the threads need, so many are others', or such a share if that is more, and they are crowded.
+Where others used half of one of two, either way of waiting took about as long (results/log.md)."""
 CALM = 0.5
-"""Of what others must use to make a machine crowded, the share below which it no longer is."""
+"""Of that, the share below which they no longer are."""
 OWN_POLICY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables with which a user says how long threads wait."""
 MOST_TEAMS = 64
@@ -53,7 +56,8 @@ def _watch(
     over: threading.Event, look: Callable[[], Load], team: Callable[[], AbstractContextManager[None]], threads: int
 ) -> None:
     """Keep an idle team while others crowd the processors."""
-    before, brief, processors = look(), False, len(own_processors())
+    before, brief = look(), False
+    spare, crowd = max(0, len(own_processors()) - threads), max(CROWD, CROWD_SHARE * threads)
     with ExitStack() as kept:
         while not over.wait(PERIOD):
             after = look()
@@ -61,10 +65,13 @@ def _watch(
             if others is None:
                 return
             before = after
-            if not brief and crowded(others, threads, processors):
-                kept.enter_context(team())
+            if not brief and others > spare + crowd:
+                try:
+                    kept.enter_context(team())
+                except RuntimeError:  # no more threads for this user
+                    return
                 brief = True
-            elif brief and not crowded(others / CALM, threads, processors):
+            elif brief and others < spare + CALM * crowd:
                 kept.close()
                 brief = False
 
