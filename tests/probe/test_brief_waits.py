@@ -128,6 +128,23 @@ def test_a_system_that_does_not_say_how_busy_it_is_is_asked_once(threads: int) -
     assert len(asked) == 2
 
 
+def test_a_process_that_may_have_no_more_threads_goes_on(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP would end it."""
+    start, left = threading.Thread.start, [2]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    before = threading.active_count()
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError), idle_teams():
+        pass
+    assert threading.active_count() == before
+
+
 def test_teams_end_with_what_they_are_for(threads: int) -> None:
     before = threading.active_count()
     with idle_teams():

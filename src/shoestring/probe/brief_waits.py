@@ -81,6 +81,7 @@ def idle_teams() -> Iterator[None]:
     """Teams of threads that do nothing, so that there are more threads in all than processors."""
     over, made = threading.Event(), list[threading.Thread]()
     count, processors = torch.get_num_threads(), len(own_processors())
+    _rehearse(count)
     try:
         while count <= processors and len(made) < MOST_TEAMS:
             ready, sizes = threading.Event(), list[int]()
@@ -95,6 +96,20 @@ def idle_teams() -> Iterator[None]:
         over.set()
         for thread in made:
             thread.join()
+
+
+def _rehearse(count: int) -> None:
+    """Begin and end so many threads: RuntimeError where the system has no more, for which OpenMP ends the process."""
+    over, made = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(count):
+            made.append(threading.Thread(target=over.wait, daemon=True))
+            made[-1].start()
+    finally:
+        over.set()
+        for thread in made:
+            if thread.ident is not None:
+                thread.join()
 
 
 def _idle(ready: threading.Event, over: threading.Event, sizes: list[int]) -> None:
