@@ -24,6 +24,7 @@ from typing import Any
 
 import record
 import torch
+from train import peer_model
 
 from shoestring.core.sections import Model, Train
 from shoestring.models.language_model import build
@@ -49,14 +50,8 @@ def our_step(asked: argparse.Namespace) -> Callable[[], object]:
 
 
 def their_step(asked: argparse.Namespace) -> Callable[[], object]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=asked.width, num_hidden_layers=asked.layers,
-        num_attention_heads=asked.width // 32, num_key_value_heads=asked.width // 32,
-        intermediate_size=-(-8 * asked.width // 96) * 32, max_position_embeddings=asked.length,
-        attn_implementation="sdpa", tie_word_embeddings=False,
-    ))  # fmt: skip
+    spec = {"family": "llama", "tied": False, "width": asked.width, "layers": asked.layers, "heads": asked.width // 32}
+    model = peer_model(spec, VOCABULARY, asked.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = torch.randint(VOCABULARY, (asked.rows, asked.length))
 

@@ -156,10 +156,10 @@ def show_profile(work: Callable[[], object]) -> None:
     print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=60, max_name_column_width=90))
 
 
-def peer_model(name: str) -> Any:
+def peer_model(spec: dict[str, Any], vocabulary: int, length: int) -> Any:
+    """The network of `transformers` of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    spec, vocabulary, length, _ = SHAPES[name]
     if spec["family"] == "gpt2":
         return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_positions=length, attn_pdrop=0.0, embd_pdrop=0.0,
                                           resid_pdrop=0.0))  # fmt: skip
@@ -173,9 +173,9 @@ def peer_model(name: str) -> Any:
 
 def peer(name: str, way: str, steps: int) -> dict[str, Any]:
     """`transformers` with torch's fused AdamW."""
-    _, vocabulary, length, rows = SHAPES[name]
+    spec, vocabulary, length, rows = SHAPES[name]
     device = pick_device()
-    model = peer_model(name).to(device)
+    model = peer_model(spec, vocabulary, length).to(device)
     called = torch.compile(model) if way.endswith("compiled") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     source = RandomRows(vocabulary, length)
@@ -199,7 +199,7 @@ def peer(name: str, way: str, steps: int) -> dict[str, Any]:
 def trainer(name: str, steps: int) -> dict[str, Any]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    _, vocabulary, length, rows = SHAPES[name]
+    spec, vocabulary, length, rows = SHAPES[name]
     source = RandomRows(vocabulary, length)
     times: list[float] = []
 
@@ -224,7 +224,9 @@ def trainer(name: str, steps: int) -> dict[str, Any]:
             torch_compile=True, optim="adamw_torch_fused", report_to=[], logging_strategy="no", save_strategy="no",
             dataloader_num_workers=4, dataloader_pin_memory=True, disable_tqdm=True,
         )  # fmt: skip
-        Trainer(model=peer_model(name), args=arguments, train_dataset=Rows(), callbacks=[Note()]).train()
+        Trainer(
+            model=peer_model(spec, vocabulary, length), args=arguments, train_dataset=Rows(), callbacks=[Note()]
+        ).train()
     return {"seconds": (times[-1] - times[steps // 2]) / (steps - 1 - steps // 2)}
 
 

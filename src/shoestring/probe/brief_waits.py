@@ -25,58 +25,6 @@ MOST_TEAMS = 64
 
 
 @contextmanager
-def brief_waits(
-    look: Callable[[], Load] | None = None,
-    team: Callable[[], AbstractContextManager[None]] | None = None,
-    given: Mapping[str, str] = os.environ,
-) -> Iterator[None]:
-    """While processors are crowded, let torch's threads sleep soon where they wait for each other.
-
-    After every operation the threads of OpenMP (GNU's) wait awake for a millisecond, which is fastest where the
-    processors are theirs. Where another process has one of them, they wait awake for the thread that it stopped:
-    a step of a small network took 50 ms alone on two cores, and 1,700 beside another run. A process with
-    more threads than processors waits a three-hundredth of that. So while others need the processors, there is a second
-    team of threads that does nothing. Operations have as many threads as before, and the same results.
-    """
-    threads = torch.get_num_threads()
-    if threads < 2 or any(name in given for name in OWN_POLICY):
-        yield
-        return
-    over, look = threading.Event(), look or partial(load, only=own_processors())
-    watcher = threading.Thread(target=_watch, args=(over, look, team or idle_teams, threads), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-
-
-def _watch(
-    over: threading.Event, look: Callable[[], Load], team: Callable[[], AbstractContextManager[None]], threads: int
-) -> None:
-    """Keep an idle team while others crowd the processors."""
-    before, brief = look(), False
-    spare, crowd = max(0, len(own_processors()) - threads), max(CROWD, CROWD_SHARE * threads)
-    with ExitStack() as kept:
-        while not over.wait(PERIOD):
-            after = look()
-            others = used_by_others(before, after)
-            if others is None:
-                return
-            before = after
-            if not brief and others > spare + crowd:
-                try:
-                    kept.enter_context(team())
-                except RuntimeError:  # no more threads for this user
-                    return
-                brief = True
-            elif brief and others < spare + CALM * crowd:
-                kept.close()
-                brief = False
-
-
-@contextmanager
 def idle_teams() -> Iterator[None]:
     """Teams of threads that do nothing, so that there are more threads in all than processors."""
     over, made = threading.Event(), list[threading.Thread]()
@@ -121,3 +69,55 @@ def _idle(ready: threading.Event, over: threading.Event, sizes: list[int]) -> No
     finally:
         ready.set()
     over.wait()
+
+
+@contextmanager
+def brief_waits(
+    look: Callable[[], Load] | None = None,
+    team: Callable[[], AbstractContextManager[None]] = idle_teams,
+    given: Mapping[str, str] = os.environ,
+) -> Iterator[None]:
+    """While processors are crowded, let torch's threads sleep soon where they wait for each other.
+
+    After every operation the threads of OpenMP (GNU's) wait awake for about a millisecond, which is fastest where the
+    processors are theirs. Where another process has one of them, they wait awake for the thread that it stopped: a step
+    of a small network took 50 ms alone on two cores, and 1,700 beside another run. A process with more threads than
+    processors waits a three-hundredth of that. So while others need the processors, there is a second team of threads
+    that does nothing. Operations have as many threads as before, and the same results.
+    """
+    threads = torch.get_num_threads()
+    if threads < 2 or any(name in given for name in OWN_POLICY):
+        yield
+        return
+    over, look = threading.Event(), look or partial(load, only=own_processors())
+    watcher = threading.Thread(target=_watch, args=(over, look, team, threads), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(
+    over: threading.Event, look: Callable[[], Load], team: Callable[[], AbstractContextManager[None]], threads: int
+) -> None:
+    """Keep an idle team while others crowd the processors."""
+    before, brief = look(), False
+    spare, crowd = max(0, len(own_processors()) - threads), max(CROWD, CROWD_SHARE * threads)
+    with ExitStack() as kept:
+        while not over.wait(PERIOD):
+            after = look()
+            others = used_by_others(before, after)
+            if others is None:
+                return
+            before = after
+            if not brief and others > spare + crowd:
+                try:
+                    kept.enter_context(team())
+                except RuntimeError:  # no more threads for this user
+                    return
+                brief = True
+            elif brief and others < spare + CALM * crowd:
+                kept.close()
+                brief = False

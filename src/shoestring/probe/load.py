@@ -39,8 +39,8 @@ def own_processors() -> Collection[int]:
 def _worked(stat: Path, only: Collection[int] | None) -> float | None:
     names = {"cpu"} if only is None else {f"cpu{number}" for number in only}
     try:
-        lines = [line.split() for line in stat.read_text().splitlines()]
-        counts = [[int(word) for word in words[:_GUESTS]] for name, *words in filter(None, lines) if name in names]
+        lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+        counts = [[int(word) for word in words[:_GUESTS]] for name, *words in lines if name in names]
         ticks = sum(sum(numbers) - sum(numbers[column] for column in _IDLE) for numbers in counts)
     except (OSError, ValueError, IndexError):
         return None
