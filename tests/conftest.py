@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 from commands import NO_FIGURES, Started, forks, measure_in_forks, share_forks, start_workers_in_forks
 from side_by_side import SideBySide
@@ -191,3 +192,8 @@ def last_json(text: str) -> dict[str, object]:
     value = json.loads(text)
     assert isinstance(value, dict)
     return value
+
+
+# no property is one of time: a busy machine took 475 ms for an example of 4
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
