@@ -1,4 +1,4 @@
-"""What each part of a Swift is worth: all parts, each left out in turn, AdamW for Muon, and a Llama.
+"""What each part of a Swift is worth: each left out or added in turn, AdamW for Muon, and a Llama.
 
     python bench/ablation.py [--size 25m|124m | --width 128 --layers 3 --heads 4] [--steps 200 | --seconds 60]
                              [--length 128] [--batch 12] [--seeds 3] [--factors 1 | --rates 0.0075 0.015]
@@ -6,7 +6,8 @@
                              [--tokenizer words:640] [--only NAME ...] [--limit SECONDS] [--out FOLDER]
 
 With --steps all have as many steps. With --seconds each has as many as it can take in so many seconds of steps:
-compiling before them and scoring after them are not counted, and its learning rate follows the seconds. Learning
+compiling before them and scoring after them are not counted, and its learning rate follows the seconds. "as chosen"
+has the parts that `shoestring best` chooses. Learning
 rates are --factors times the law's, or given. Rates of a variant are compared by the mean over seeds. --size has rows
 of 512 bytes, 64 a step. All runs are of one process, the record is written after each, and runs that it has are not
 repeated; no run begins that would end after --limit.
@@ -36,14 +37,14 @@ from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
 
-PARTS = tuple(name for name in PartsSpec.names if name != "embedding_norm")
-"""All that are left out in turn."""
+CHOSEN = tuple(SWIFT_PARTS.split(", "))
+"""Left out in turn; the other parts are added."""
 SIZES = {
     "25m": {"width": 512, "layers": 8, "heads": 8},
     "124m": {"width": 1024, "layers": 10, "heads": 16},
 }
 """Parameters of the blocks."""
-OF_SIZE = {"length": 512, "batch": 64, "tokenizer": "bytes", "rows": 512, "documents": 100_000}
+OF_SIZE = {"length": 512, "batch": 64, "tokenizer": "bytes", "rows": 512, "documents": 50_000}
 """Other options that --size changes."""
 VOCABULARY = 640
 """Ids of the rows with which steps on a CPU are timed."""
@@ -63,19 +64,17 @@ class Rate(NamedTuple):
 
 def variants() -> dict[str, dict[str, Any]]:
     """The fields of [model] and [train] that differ, by name."""
-    every = {"family": "swift", "tied": False, "parts": ", ".join(PARTS)}
-    found: dict[str, dict[str, Any]] = {
-        "all parts": every,
-        "candidate": every | {"parts": SWIFT_PARTS},
-        "llama": {"family": "llama"},
-        "adamw": every | {"optimizer": "adamw"},
-        "qk_norm and gains": {"family": "swift", "parts": "qk_norm, gains"},
-    }
-    for name in PARTS:
-        found[f"no {name}"] = every | {"parts": ", ".join(part for part in PARTS if part != name)}
-    found["tied head"] = every | {"tied": True}
-    found["with embedding_norm"] = every | {"parts": ", ".join([*PARTS, "embedding_norm"])}
-    found["llama, adamw"] = {"family": "llama", "optimizer": "adamw"}
+    chosen = {"family": "swift", "tied": False, "parts": SWIFT_PARTS}
+    found: dict[str, dict[str, Any]] = {"as chosen": chosen}
+    for name in CHOSEN:
+        found[f"no {name}"] = chosen | {"parts": ", ".join(part for part in CHOSEN if part != name)}
+    for name in PartsSpec.names:
+        if name not in CHOSEN:
+            found[f"with {name}"] = chosen | {"parts": f"{SWIFT_PARTS}, {name}"}
+    found["tied head"] = chosen | {"tied": True}
+    found["adamw"] = chosen | {"optimizer": "adamw"}
+    found["llama"] = {"family": "llama", "tied": False}
+    found["llama, adamw"] = {"family": "llama", "tied": False, "optimizer": "adamw"}
     return found
 
 

@@ -68,7 +68,7 @@ def summary_table() -> str:
 
     for r in results("deadline"):
         for name, found in r["results"].items():
-            if found.get("at_once", 1) > 1:  # larger networks get larger shares of the device
+            if "ratio" not in found:
                 continue
             task, unit = "rows of permuted HMMs", "nats above the oracle's"
             if name.startswith("stories"):
@@ -518,18 +518,25 @@ def deadline_table() -> str:
     lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|\n"]
     for r in results("deadline"):
         for name, found in r["results"].items():
+            if "ratio" not in found:
+                continue
             runs, peer = found["ours"], min(found["peer"], key=lambda run: run["nats"])
             told = runs[0]["baselines"]
             bigram = told["bigram"] if "oracle" not in told else told["bigram_in_context"] - told["oracle"]
-            taken = f"{max(run['wall'] for run in runs):.1f} and {peer['wall']:.1f}"
+            free = ", of them compiling not counted" * peer.get("compiles_free", False)
+            taken = f"{max(run['wall'] for run in runs):.1f} and {peer['wall']:.1f}{free}"
             seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
             rates = ", ".join(f"{run['lr']:g}" for run in found["peer"])
-            shared = f", {found['at_once']} runs at once" if found.get("at_once", 1) > 1 else ""
+            of_rates = f" of {rates}" * (len(found["peer"]) > 1)
+            of_both = [*found["ours"], *found["peer"]]
+            commits = ", ".join(sorted({f"{run['commit']}, {run['date']}" for run in of_both}))
+            network = f"{runs[0]['chosen']['model.layers']} layers"
             lines.append(
-                f"| {name.partition(',')[0]}{shared} | {found['time']:g} (taken: {taken}) | {bigram:.3f} | "
-                f"{found['peer_loss']:.3f} at {peer['lr']:g} of {rates}, {peer['steps']:,} steps | "
-                f"{found['loss']:.3f}, {seeds}, {runs[0]['steps']:,} steps | "
-                f"{found['ratio']:.3f} | {found['commit']}, {found['date']} |\n"
+                f"| {name.partition(',')[0]} | {found['time']:g} (taken: {taken}) | {bigram:.3f} | "
+                f"{found['peer_loss']:.3f} at {peer['lr']:g}{of_rates}, {peer['depth']} layers, "
+                f"{peer['tokens'] / 1e6:,.0f} M tokens | "
+                f"{found['loss']:.3f}, {seeds}, {network}, {runs[0]['tokens'] / 1e6:,.0f} M tokens | "
+                f"{found['ratio']:.3f} | {commits} |\n"
             )
         where = f"By `python bench/deadline.py` on {_machine(r)}"
         lines.append(f"\n{where}; losses in nats per token on the same rows, of a stream above the oracle's.\n")

@@ -58,10 +58,6 @@ EPOCHS = 2.0
 """Of WikiText-2."""
 DOCUMENTS, DOCUMENT_BYTES = 1_500_000, 660
 """Of the built-in stories: more than a run reads. It prepares only what it needs."""
-SPARE = 30.0
-"""Seconds beyond its own that a row may take."""
-PEER_COMPILES = 110.0
-"""Seconds of the two short runs before the first row of the peer."""
 
 
 def corpus_of(asked: argparse.Namespace) -> Corpus:
@@ -79,10 +75,7 @@ def values_of(asked: argparse.Namespace, row: str, folder: Path) -> Values:
     seconds, device = share * 60 * asked.minutes, pick_device().type
     name = row.replace(":", "-").replace(".", "_")
     if asked.task == "stream":
-        known = argparse.Namespace(task="stream", time=seconds)
-        if asked.hmm is not None and not (folder / "runs" / "hmm").exists():
-            (folder / "runs").mkdir(parents=True, exist_ok=True)
-            (folder / "runs" / "hmm").symlink_to(asked.hmm.resolve())
+        known = argparse.Namespace(task="stream", time=seconds, hmm=asked.hmm)
         values = deadline.values_of(known, name, folder)
     else:
         values = values_for(corpus_of(asked), seconds, device, name, "bytes")
@@ -143,9 +136,10 @@ def peers(asked: argparse.Namespace, row: str, folder: Path, besides: list[float
         sys.exit(f"{row} needs --peer FILE")
     seconds, lr = map(float, row.split(":")[1:])
     files, heldout = peers_rows(asked, seconds, folder)
+    options = deadline.peer_options(asked.depth, deadline.PEER_BATCH)
     if not besides:
-        besides.append(deadline.seconds_besides(asked.peer, files, asked.depth, folder))
-    found = deadline.peer_run(asked.peer, files, asked.depth, seconds, lr, besides[-1], folder)
+        besides.append(deadline.seconds_besides(asked.peer, files, options, folder))
+    found = deadline.peer_run(asked.peer, files, options, seconds, lr, besides[-1], folder)
     besides.append(found["besides"])
     return found | {"loss": found["nats"], "heldout": heldout}
 
@@ -190,8 +184,8 @@ def seconds_of(asked: argparse.Namespace, row: str, first_peer: bool) -> float:
     """What a row takes, about."""
     kind, amount, *_ = row.split(":")
     if kind == "peer":
-        return float(amount) + first_peer * PEER_COMPILES
-    return float(asked.minutes) * 60 * (float(amount) if kind == "swift" else 1.0) + SPARE
+        return float(amount) + first_peer * deadline.COMPILES
+    return float(asked.minutes) * 60 * (float(amount) if kind == "swift" else 1.0) + deadline.SPARE
 
 
 def all_rows(asked: argparse.Namespace) -> list[str]:
