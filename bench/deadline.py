@@ -212,13 +212,24 @@ def peers(asked: argparse.Namespace, lr: float, folder: Path, besides: list[floa
     return found | told
 
 
-def summary(mine: list[dict[str, Any]], peers: list[dict[str, Any]], oracle: bool) -> dict[str, Any]:
-    """Our mean beside the peer's best; of a stream, above what the oracle has."""
-    if not mine or not peers:
-        return {}
-    least = mine[0]["baselines"]["oracle"] if oracle else 0.0
-    mean, best = statistics.mean(run["loss"] for run in mine) - least, min(run["nats"] for run in peers) - least
-    return {"loss": mean, "peer_loss": best, "ratio": mean / best}
+def above(run: dict[str, Any], oracle: float | None = None) -> float:
+    """A run's held-out loss; of a stream, what it is above the oracle's on the same rows."""
+    if "nats" in run:
+        return float(run["nats"]) - (oracle or 0.0)
+    return float(run["loss"]) - float(run["baselines"].get("oracle", 0.0))
+
+
+def summary(mine: list[dict[str, Any]], peers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By the fields that differ from what is chosen: our mean beside the peer's best, which reads seed 0's rows."""
+    found: dict[str, dict[str, float]] = {}
+    first = next((run for run in mine if run["seed"] == 0), None)
+    if first is None or not peers:
+        return found
+    best = min(above(run, first["baselines"].get("oracle")) for run in peers)
+    for changes in dict.fromkeys(" ".join(run["changes"]) for run in mine):
+        mean = statistics.mean(above(run) for run in mine if " ".join(run["changes"]) == changes)
+        found[changes or "as chosen"] = {"loss": mean, "peer_loss": best, "ratio": mean / best}
+    return found
 
 
 def main() -> None:
@@ -239,9 +250,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the record; default: results")
     asked, begun = parser.parse_args(), time.perf_counter()
     results, besides = record.earlier("deadline", asked.out), list[float]()
-    empty: dict[str, Any] = {"changes": asked.changes, "time": asked.time, "ours": [], "peer": []}
-    found = results.setdefault(f"{asked.task}, {asked.time:g}s", empty)
-    had = {f"ours:{run['seed']}" for run in found["ours"]} | {f"peer:{run['lr']:g}" for run in found["peer"]}
+    found = results.setdefault(f"{asked.task}, {asked.time:g}s", {"time": asked.time, "ours": [], "peer": []})
+    had = {f"ours:{run['seed']}" for run in found["ours"] if run["changes"] == asked.changes}
+    had |= {f"peer:{run['lr']:g}" for run in found["peer"]}
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.work or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -252,15 +263,16 @@ def main() -> None:
                 print(f"{row} is left: {asked.limit:g} s would not suffice")
                 continue
             if kind == "ours":
-                told = ours(write_ours(asked, int(amount), folder), folder) | {"seed": int(amount)}
+                told = ours(write_ours(asked, int(amount), folder), folder)
+                told |= {"seed": int(amount), "changes": asked.changes}
             else:
                 told = peers(asked, float(amount), folder, besides)
             found[kind].append(told | {"commit": record.commit(), "date": time.strftime("%Y-%m-%d")})
             print(row, json.dumps(found[kind][-1]), flush=True)
-            found |= summary(found["ours"], found["peer"], asked.task == "stream")
+            found["beside"] = summary(found["ours"], found["peer"])
             record.write("deadline", {"results": results}, asked.out)
-    if "ratio" in found:
-        print("ours {loss:.4f}, the peer's best {peer_loss:.4f}: {ratio:.3f} of it in {time:g} s".format(**found))
+    for changes, told in found.get("beside", {}).items():
+        print("{}: ours {loss:.4f}, the peer's best {peer_loss:.4f}: {ratio:.3f} of it".format(changes, **told))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from swift_tables import ablation_table, time_to_loss_table
 from text_tables import crowded_table, generate_table, longer_table, pieces_table, wikitext_table
 from tuning_tables import finetune_table, overlap_figure, overlap_table
 
+from shoestring.core.units import counted
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = tuple(
     ROOT / page for page in ("README.md", "docs/get-started.md", "docs/benchmarks.md", "docs/how-to/strategies.md")
@@ -68,15 +70,16 @@ def summary_table() -> str:
 
     for r in results("deadline"):
         for name, found in r["results"].items():
-            if "ratio" not in found:
+            if "as chosen" not in found.get("beside", {}):
                 continue
+            told = found["beside"]["as chosen"]
             task, unit = "rows of permuted HMMs", "nats above the oracle's"
             if name.startswith("stories"):
                 task, unit = "7 MB of stories as bytes", "nats"
             lines.append(
-                f"| held-out loss after {found['time']:g} s, {task} | {found['loss']:.3f} {unit} | "
-                f"{found['peer_loss']:.3f} (five_minutes.py, best of {len(found['peer'])} rates) | "
-                f"{found['ratio']:.2f} × |\n"
+                f"| held-out loss after {found['time']:g} s, {task} | {told['loss']:.3f} {unit} | "
+                f"{told['peer_loss']:.3f} (five_minutes.py, {counted(len(found['peer']), 'rate')}) | "
+                f"{told['ratio']:.2f} × |\n"
             )
     for r in results("train"):
         for name, shape in r["shapes"].items() if r["machine"]["device"] != "cpu" else ():
@@ -512,32 +515,32 @@ def start_table() -> str:
     return "".join((*lines, by, *peers))
 
 
+def _beside_peer(found: dict[str, Any], changes: str, both: dict[str, float]) -> str:
+    """The rest of a line: runs with the same fields, and the best of the peer's."""
+    runs = [run for run in found["ours"] if (" ".join(run["changes"]) or "as chosen") == changes]
+    peer, told = min(found["peer"], key=lambda run: run["nats"]), found["ours"][0]["baselines"]
+    bigram = told["bigram"] if "oracle" not in told else told["bigram_in_context"] - told["oracle"]
+    free = ", with compiling, which was not counted" * peer.get("compiles_free", False)
+    taken = f"{max(run['wall'] for run in runs):.1f} and {peer['wall']:.1f}{free}"
+    rates = ", ".join(f"{run['lr']:g}" for run in found["peer"])
+    of_rates = f" of {rates}" * (len(found["peer"]) > 1)
+    commits = sorted({f"{run['commit']}, {run['date']}" for run in [*runs, peer]})
+    return (
+        f"(taken: {taken}) | {bigram:.3f} | {both['peer_loss']:.3f} at {peer['lr']:g}{of_rates}, "
+        f"{peer['depth']} layers, {peer['tokens'] / 1e6:,.0f} M tokens | {both['loss']:.3f}, {changes}, "
+        f"{counted(len(runs), 'seed')}, {runs[0]['chosen']['model.layers']} layers, "
+        f"{runs[0]['tokens'] / 1e6:,.0f} M tokens | {both['ratio']:.3f} | {', '.join(commits)}"
+    )
+
+
 def deadline_table() -> str:
     """What a deadline buys: ours beside a public trainer."""
     head = "| task | seconds | bigram | five_minutes.py at its best learning rate | ours | ours / theirs |"
     lines = [f"{head} commit, date |\n", "|---|---|---|---|---|---|---|\n"]
     for r in results("deadline"):
         for name, found in r["results"].items():
-            if "ratio" not in found:
-                continue
-            runs, peer = found["ours"], min(found["peer"], key=lambda run: run["nats"])
-            told = runs[0]["baselines"]
-            bigram = told["bigram"] if "oracle" not in told else told["bigram_in_context"] - told["oracle"]
-            free = ", of them compiling not counted" * peer.get("compiles_free", False)
-            taken = f"{max(run['wall'] for run in runs):.1f} and {peer['wall']:.1f}{free}"
-            seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
-            rates = ", ".join(f"{run['lr']:g}" for run in found["peer"])
-            of_rates = f" of {rates}" * (len(found["peer"]) > 1)
-            of_both = [*found["ours"], *found["peer"]]
-            commits = ", ".join(sorted({f"{run['commit']}, {run['date']}" for run in of_both}))
-            network = f"{runs[0]['chosen']['model.layers']} layers"
-            lines.append(
-                f"| {name.partition(',')[0]} | {found['time']:g} (taken: {taken}) | {bigram:.3f} | "
-                f"{found['peer_loss']:.3f} at {peer['lr']:g}{of_rates}, {peer['depth']} layers, "
-                f"{peer['tokens'] / 1e6:,.0f} M tokens | "
-                f"{found['loss']:.3f}, {seeds}, {network}, {runs[0]['tokens'] / 1e6:,.0f} M tokens | "
-                f"{found['ratio']:.3f} | {commits} |\n"
-            )
+            for changes, both in found.get("beside", {}).items():
+                lines.append(f"| {name.partition(',')[0]} | {found['time']:g} {_beside_peer(found, changes, both)} |\n")
         where = f"By `python bench/deadline.py` on {_machine(r)}"
         lines.append(f"\n{where}; losses in nats per token on the same rows, of a stream above the oracle's.\n")
     return "".join(lines)

@@ -25,25 +25,27 @@ BATCH_FACTOR = 1.8
 
 
 class OwnLaw(NamedTuple):
-    """Peak learning rate of small networks, at most `highest`: factor · N^n · D^d · B^b."""
+    """Peak learning rate of small networks, at most `highest`: factor · N^n · D^d · B^b; of large ones, `large` times
+    Step Law's."""
 
     factor: float
     n: float
     d: float
     b: float
     highest: float
+    large: float
 
 
-OWN = {"adamw": OwnLaw(3.97e-4, -0.267, 0.364, 0.095, 0.02), "muon": OwnLaw(0.64, -0.304, 0.0, 0.0, 0.05)}
+OWN = {"adamw": OwnLaw(3.97e-4, -0.267, 0.364, 0.095, 0.02, 1.0), "muon": OwnLaw(0.64, -0.304, 0.0, 0.0, 0.05, 2.5)}
 OWN_D, OWN_B, OWN_MOST = (5e5, 2e6), (512, 2048), 6e6
 """Our laws by update rule: the positions and batches that they were measured with, beyond which they stay as they are,
 and the parameters up to which they are used. AdamW's is fitted to six optima of single sweeps with 27 k to 603 k
 parameters (results/auto_law-cpu.json). Muon's is a line of logs through four of those and two more on an H200
 (results/log.md): 0.007 with 3.2 M, the vertex of three rates, and 0.0065 with 6.2 M, where only 0.0031 and 0.006 were
 tried; all without normalized neurons, with which the best of three rates was the same after 600 steps. With 3.2 M
-AdamW's vertex was 0.0026, and its law says 0.003. From 46 M on Muon has
-AdamW's rate, since its updates are as large; with 85 M 2.2 times that rate had 0.9 % less loss (results/log.md), and
-between nothing was measured."""
+AdamW's vertex was 0.0026, and its law says 0.003. Large networks with Muon have 2.5 times Step Law's rate, though
+Muon's updates are as large as AdamW's: with 85 M the vertex of four rates is 2.3 times it; with 25 M twice the rate on
+the line between had 0.4 and 1.3 % less loss than that rate, and 4 times more again (results/log.md)."""
 WITH_LAW = tuple(OWN)
 """Update rules whose learning rate is known."""
 
@@ -75,13 +77,15 @@ def best_lr(
     mine, law_b = OWN[optimizer], law_batch(d)
     batch = min(2.0, max(0.5, math.sqrt(b / law_b)))
     share = min(1.0, max(0.0, math.log(n / OWN_MOST) / math.log(STEP_LEAST / OWN_MOST)))
-    large = batch * step_law_lr(max(n, STEP_LEAST), d)
+    large = mine.large * batch * step_law_lr(max(n, STEP_LEAST), d)
     law = large**share * own_lr(mine, min(n, OWN_MOST), d, b) ** (1 - share)
     terms = [f"{name}^{power:.3g}" for name, power in zip("NDB", (mine.n, mine.d, mine.b), strict=True) if power]
     own = f"our law of small networks, {' '.join([f'{mine.factor:.3g}', *terms])}"
     if mine.d or mine.b:
         own += f" (D to {short(OWN_D[1])}, B to {short(OWN_B[1])})"
     step = f"Step Law, {STEP_LR} N^{STEP_LR_N} D^{STEP_LR_D}"
+    if mine.large != 1:
+        step += f" × {mine.large:g} for {optimizer}"
     if not math.isclose(batch, 1.0, rel_tol=0.05):
         step += f" × {batch:.2g} = √(batch / {short(law_b)}), 0.5 to 2 (nanochat)"
     rule = own if share == 0 else step
