@@ -88,8 +88,8 @@ def test_large_networks_have_two_and_a_half_times_the_rate_with_muon() -> None:
 def test_rates_of_large_networks_with_muon_are_near_the_measured_best(
     n: float, d: float, b: float, best: float, losses: tuple[float, float, float]
 ) -> None:
-    """Losses at half, once and twice the best of the measured rates (results/log.md; the first batch is the law's): at the chosen rate the parabola
-    through them is at most 0.3 % above its least."""
+    """Losses at half, once and twice the best of the measured rates (results/log.md; the first batch is the law's): at
+    the chosen rate the parabola through them is at most 0.3 % above its least."""
     low, middle, high = losses
     curvature, slope = (low + high) / 2 - middle, (high - low) / 2
     x = math.log2(rates.best_lr(n, d, b, "muon").value / best)
