@@ -53,14 +53,14 @@ def train(file: str, seconds: float, steps: int = 10) -> None:
 
 
 def test_more_time_takes_the_run_up_before_its_cooldown(ran: list[Recipe]) -> None:
-    """Six of ten steps are before the cool-down: 3 of 5 minutes. So 7 of 10 are left, and 4 of those 7 cool down."""
+    """Four of ten steps are before the cool-down: 2 of 5 minutes. So 8 of 10 are left, and 6 of those 8 cool down."""
     best("5m")
     assert "no run of it with less than 10m has ended" in best("10m")
     train("best-a.toml", 300.0)
     assert "goes on where the learning rate of runs/best-a began to decay" in best("10m")
     longer = ran[-1]
     assert (longer.run.name, longer.model.init, longer.train.continued) == ("best-a-10m", "runs/best-a", True)
-    assert longer.budget.time == 7 * 60 and longer.train.cooldown == pytest.approx(4 / 7, rel=1e-3)
+    assert longer.budget.time == 8 * 60 and longer.train.cooldown == pytest.approx(6 / 8, rel=1e-3)
     first = load("best-a.toml")
     assert (longer.model.width, longer.train.lr, longer.train.batch) == (
         first.model.width,
@@ -72,19 +72,19 @@ def test_more_time_takes_the_run_up_before_its_cooldown(ran: list[Recipe]) -> No
 
 
 def test_a_run_that_was_continued_is_continued_again(ran: list[Recipe]) -> None:
-    """7 minutes after the first 3: its cool-down begins after 3 of the 7, which is 6 in all."""
+    """8 minutes after the first 2: its cool-down begins after 2 of the 8, which is 4 in all."""
     best("5m")
     train("best-a.toml", 300.0)
     best("10m")
-    train("best-a-10m.toml", 420.0, steps=7)
+    train("best-a-10m.toml", 480.0, steps=8)
     found = earlier_run("best-a", "text:a.txt", 20 * 60)
     assert found is not None and found.file == Path("best-a-10m.toml")
-    assert found.time == 600 and found.peak == pytest.approx(360)
+    assert found.time == 600 and found.peak == pytest.approx(240)
     assert earlier_run("best-a", "text:other.txt", 20 * 60) is None, "a run of another text"
     assert earlier_run("best", "text:a.txt", 20 * 60) == found and earlier_run("bes", "text:a.txt", 20 * 60) is None
     best("20m")
-    assert ran[-1].model.init == "runs/best-a-10m" and ran[-1].budget.time == 14 * 60
-    assert ran[-1].train.cooldown == pytest.approx(8 / 14, rel=1e-3)
+    assert ran[-1].model.init == "runs/best-a-10m" and ran[-1].budget.time == 16 * 60
+    assert ran[-1].train.cooldown == pytest.approx(12 / 16, rel=1e-3)
 
 
 def test_a_run_that_ended_before_its_time_is_not_continued(ran: list[Recipe]) -> None:

@@ -347,9 +347,7 @@ SHORT_COOLDOWN = 0.2
 def best_cooldown(epochs: float | None) -> Chosen:
     """The share of the steps in which the learning rate decays: a long decay learns a repeated text by heart."""
     if epochs is None or epochs <= LEAST_EPOCHS:
-        return Chosen(
-            COOLDOWN, f"{COOLDOWN:.0%} of the steps, as usual: no text is read more than {LEAST_EPOCHS:g} times"
-        )
+        return Chosen(COOLDOWN, f"{COOLDOWN:.0%} of the steps: no text is read more than {LEAST_EPOCHS:g} times")
     return Chosen(
         SHORT_COOLDOWN,
         f"{SHORT_COOLDOWN:.0%} of the steps: while the rate is high, a text that is read {epochs:.3g} times is not "
