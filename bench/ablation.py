@@ -2,7 +2,8 @@
 
     python bench/ablation.py [--size 25m|124m | --width 128 --layers 3 --heads 4] [--steps 200 | --seconds 60]
                              [--length 128] [--batch 12] [--seeds 3] [--factors 1 | --rates 0.0075 0.015]
-                             [--adamw-rates 0.003] [--llama-rates 0.015 0.03] [--text FILE] [--documents 20000]
+                             [--adamw-rates 0.003] [--llama-rates 0.015 0.03] [--documents 20000]
+                             [--text FILE | --stream markov:50|hmm:RUN]
                              [--tokenizer words:640] [--only NAME ...] [--limit SECONDS] [--out FOLDER]
 
 With --steps all have as many steps. With --seconds each has as many as it can take in so many seconds of steps:
@@ -26,18 +27,20 @@ import record
 import torch
 from timed import Timed, rows_of, timed_run
 
+from shoestring.core.hmm_sections import Stream
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_sections import Budget, Run
 from shoestring.core.scoring_sections import Evaluate
 from shoestring.core.sections import Data, Model, Train
-from shoestring.core.specs import PartsSpec, SourceSpec, TokenizerSpec
+from shoestring.core.specs import PartsSpec, PermutationSpec, SourceSpec, StreamSpec, TokenizerSpec
 from shoestring.core.units import Count
 from shoestring.models.language_model import build
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
 
-CHOSEN = tuple(SWIFT_PARTS.split(", "))
+SWIFT = SWIFT_PARTS[pick_device().type]
+CHOSEN = tuple(SWIFT.split(", "))
 """Left out in turn; the other parts are added."""
 SIZES = {
     "25m": {"width": 512, "layers": 8, "heads": 8},
@@ -64,13 +67,13 @@ class Rate(NamedTuple):
 
 def variants() -> dict[str, dict[str, Any]]:
     """The fields of [model] and [train] that differ, by name."""
-    chosen = {"family": "swift", "tied": False, "parts": SWIFT_PARTS}
+    chosen = {"family": "swift", "tied": False, "parts": SWIFT}
     found: dict[str, dict[str, Any]] = {"as chosen": chosen}
     for name in CHOSEN:
         found[f"no {name}"] = chosen | {"parts": ", ".join(part for part in CHOSEN if part != name)}
     for name in PartsSpec.names:
         if name not in CHOSEN:
-            found[f"with {name}"] = chosen | {"parts": f"{SWIFT_PARTS}, {name}"}
+            found[f"with {name}"] = chosen | {"parts": f"{SWIFT}, {name}"}
     found["tied head"] = chosen | {"tied": True}
     found["adamw"] = chosen | {"optimizer": "adamw"}
     found["llama"] = {"family": "llama", "tied": False}
@@ -82,16 +85,19 @@ def recipe_of(asked: argparse.Namespace, variant: dict[str, Any], lr: float, see
     shape = {"width": asked.width, "layers": asked.layers, "heads": asked.heads}
     model = {name: value for name, value in variant.items() if name != "optimizer"}
     text = None if asked.text is None else SourceSpec(f"text:{asked.text.resolve()}")
+    corpus = Data(
+        source=text or SourceSpec("stories"),
+        documents=None if text else asked.documents,
+        tokenizer=TokenizerSpec(asked.tokenizer),
+        length=asked.length,
+        folder=str(place / "stores"),
+    )
+    permuted = Stream(symbols=PermutationSpec("sequence"), start="stationary") if asked.stream else None
     return Recipe(
         run=Run(name="ablation", folder=str(place / "runs"), seed=seed),
         budget=Budget(steps=Count(1)),
-        data=Data(
-            source=text or SourceSpec("stories"),
-            documents=None if text else asked.documents,
-            tokenizer=TokenizerSpec(asked.tokenizer),
-            length=asked.length,
-            folder=str(place / "stores"),
-        ),
+        data=Data(stream=StreamSpec(asked.stream), length=asked.length) if asked.stream else corpus,
+        stream=permuted if (asked.stream or "").startswith("hmm:") else None,
         model=Model(**shape, **model),
         train=Train(batch=asked.batch, lr=lr, optimizer=variant.get("optimizer", "muon"), schedule=asked.schedule),
         evaluate=Evaluate(rows=asked.rows, every=1.0),
@@ -143,7 +149,7 @@ def main() -> None:
         ("width", int, 128), ("layers", int, 3), ("heads", int, 4), ("length", int, 128), ("batch", int, 12),
         ("steps", int, 200), ("seconds", float, None), ("seeds", int, 3), ("rows", int, 256),
         ("documents", int, 20_000), ("tokenizer", str, "words:640"), ("schedule", str, "cooldown"),
-        ("limit", float, float("inf")), ("text", Path, None), ("out", Path, None),
+        ("limit", float, float("inf")), ("text", Path, None), ("stream", str, None), ("out", Path, None),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=usual)
     parser.add_argument("--factors", type=float, nargs="+", default=[1.0])
@@ -155,7 +161,8 @@ def main() -> None:
         parser.set_defaults(**SIZES[sized], **OF_SIZE)
     asked = parser.parse_args()
     text = "built-in stories" if asked.text is None else asked.text.name.partition(".")[0]
-    size = f"{asked.width} × {asked.layers}, {text}, {asked.tokenizer}, {asked.batch} rows of {asked.length}, "
+    what = asked.stream or f"{text}, {asked.tokenizer}"
+    size = f"{asked.width} × {asked.layers}, {what}, {asked.batch} rows of {asked.length}, "
     size += f"{asked.steps} steps" if asked.seconds is None else f"{asked.seconds:g} s"
     results = record.earlier("ablation", asked.out)
     found: dict[str, Any] = results.setdefault(size, {})

@@ -27,6 +27,7 @@ import torch
 from train import peer_model
 
 from shoestring.core.sections import Model, Train
+from shoestring.core.specs import PartsSpec
 from shoestring.models.language_model import build
 from shoestring.probe.brief_waits import brief_waits
 from shoestring.runs.best import SWIFT_PARTS
@@ -40,9 +41,8 @@ SHAPE = ("width", "layers", "rows", "length")
 
 
 def our_step(asked: argparse.Namespace) -> Callable[[], object]:
-    model = Model(
-        family="swift", parts=SWIFT_PARTS, tied=False, width=asked.width, layers=asked.layers, heads=asked.width // 32
-    )
+    shape = {"width": asked.width, "layers": asked.layers, "heads": asked.width // 32}
+    model = Model(family="swift", parts=PartsSpec(SWIFT_PARTS["cpu"]), tied=False, **shape)
     settings = Train(batch=asked.rows, lr=1e-3, optimizer="muon")
     learner = Learner(build(model, VOCABULARY, asked.length, 0), settings, torch.device("cpu"))
     rows = torch.randint(VOCABULARY, (asked.rows, asked.length + 1))

@@ -1,6 +1,7 @@
 """The benchmarks of Swift: what is summed up of rows, timed runs that learn, and tables without a record."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -64,6 +65,18 @@ def test_tables_of_records_and_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| all parts | 1.500 | 1 | 0.01 | 10 | 2.0 |" in tables.ablation_table(
         [told | {"results": {"tiny": {"all parts": variant}}}]
     )
+
+
+def test_an_ablation_of_a_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench = load("ablation", monkeypatch)
+    shape = {"width": 16, "layers": 1, "heads": 1, "length": 16, "batch": 2, "steps": 2, "rows": 4, "seeds": 1}
+    small = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    told = ["--stream", "markov:50", "--only", "as chosen", "no convolutions", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["ablation.py", *small, *told])
+    bench.main()
+    (found,) = json.loads((tmp_path / "ablation-cpu.json").read_text())["results"].values()
+    both = [found[name]["runs"][0]["parameters"] for name in ("as chosen", "no convolutions")]
+    assert both[0] - both[1] == 3 * (2 * 16 + 16), "factors of keys and values, and of what the MLP reads"
 
 
 def test_a_timed_run_learns_for_so_many_seconds_or_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

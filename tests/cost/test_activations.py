@@ -26,6 +26,8 @@ MODELS: list[dict[str, Any]] = [
     {"family": "swift"},
     {"family": "swift", "kv_heads": 2, "hidden": 40},
     {"family": "swift", "dropout": 0.1},
+    {"family": "swift", "parts": "qk_norm, gains, convolutions"},
+    {"family": "swift", "parts": "relu2, scales, convolutions:1", "dropout": 0.1},
     {"family": "swift", "parts": "none", "hidden": 40},
     {"family": "swift", "parts": "gains, relu2, value_embeddings"},
     {"family": "swift", "parts": "qk_norm, embedding_norm, scales"},
@@ -89,14 +91,15 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
         assert sum(saved_bytes(model, LENGTH, setting).values()) == real, setting
 
 
-@pytest.mark.parametrize("family", ["llama", "swift", "swift with a window", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "swift", "swift with a window", "swift with convolutions", "gpt2"])
 @pytest.mark.parametrize(("dropout", "of_attention"), [(0.0, None), (0.1, None), (0.1, 0.0), (0.0, 0.1)])
 def test_a_row_of_documents_keeps_its_mask_and_positions(
     family: Any, dropout: float, of_attention: float | None
 ) -> None:
-    family, window = family.split()[0], 5 if " " in family else None
+    parts = "qk_norm, gains, convolutions" if "convolutions" in family else None
+    family, window = family.split()[0], 5 if "window" in family else None
     rates: dict[str, Any] = {"dropout": dropout, "attention_dropout": of_attention}
-    model = Model(family=family, width=32, layers=3, heads=4, window=window, **rates)
+    model = Model(family=family, width=32, layers=3, heads=4, window=window, parts=parts, **rates)  # type: ignore[arg-type]
     for setting in settings(compiled=False):
         masked = replace(setting, document_mask=True)
         real = of_a_row(made(model, masked), model, setting.number == 2, document_mask=True)
@@ -169,16 +172,17 @@ def test_llamas_kernels_keep_what_they_say() -> None:
     assert longer == 2 * found["attention"] + 2 * t * 4 * 4, "sums of weights, too; what is turned is not kept"
 
 
+@pytest.mark.parametrize("convolved", [False, True])
 @pytest.mark.parametrize("values", [False, True])
-def test_swifts_kernels_keep_what_they_say(values: bool) -> None:
-    """On a GPU, counted by hand from `save_for_backward` of scaled_add_norm, normed_heads and attention."""
+def test_swifts_kernels_keep_what_they_say(values: bool, convolved: bool) -> None:
+    """On a GPU, counted by hand from `save_for_backward` of scaled_add_norm, normed_heads, attention, convolutions."""
     d, k, h, shared, t = 64, 32, 4, 2, 256
-    parts = "qk_norm, gains, scales" + ", value_embeddings" * values
+    parts = "qk_norm, gains, scales" + ", value_embeddings" * values + ", convolutions" * convolved
     model = Model(family="swift", width=d, layers=1, heads=h, kv_heads=shared, parts=parts)  # type: ignore[arg-type]
     found = saved_bytes(model, t, Setting(number=2, compiled=False, gpu=True))
-    assert found["norms"] == 2 * t * (2 * d + 4), "sums and scales"
+    assert found["norms"] == 2 * t * (2 * d + 4) + convolved * 2 * t * d, "sums and scales, and what the MLP's reads"
     made, turned, mixed = d + 2 * k, d + 2 * k, d
-    read = 2 * (d + made + turned + mixed) + 4 * (h + shared) + 4 * h
+    read = 2 * (d + (1 + convolved) * made + turned + mixed) + 4 * (h + shared) + 4 * h
     assert found["attention"] == t * (read + values * 2 * shared), "both norms' scales, sums of weights, and gates"
     assert found.get("values", 0) == values * t * 2 * k
 

@@ -237,7 +237,7 @@ class Alive(TorchDispatchMode):
         return found
 
 
-PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales"
+PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales, convolutions"
 
 
 @pytest.mark.parametrize("fields", [{}, {"family": "swift", "parts": PARTS, "window": 16}], ids=["llama", "swift"])

@@ -39,6 +39,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "window": 20,
         "full_every": 2,
     },
+    "convolutions": {"family": "swift", "parts": "qk_norm, gains, value_embeddings, scales, convolutions"},
 }
 
 

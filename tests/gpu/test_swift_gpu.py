@@ -16,6 +16,7 @@ from shoestring.models.layers.blocks import PlainNorm, RMSNorm
 from shoestring.models.layers.normed_heads import normed_heads
 from shoestring.models.layers.rotary import frequencies, rotate, turns
 from shoestring.models.layers.scaled_add_norm import scaled_add_norm
+from shoestring.models.layers.short_convolution import short_convolution
 from shoestring.training.learner import Learner
 from shoestring.training.precision import passing
 
@@ -48,6 +49,26 @@ def test_scaling_adding_and_normalising(n: int, d: int) -> None:
         assert off_by(one, two) < 0.02
 
 
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("d", [64, 100, 768])
+@pytest.mark.parametrize(("rows", "length", "before"), [(1, 1, 3), (3, 129, 3), (40, 1000, 1), (2, 50, 8)])
+def test_short_convolutions(rows: int, length: int, before: int, d: int, documents: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (2, rows, length, d)
+    x, outer = torch.randn(shape, device=CUDA, generator=generator, dtype=torch.bfloat16).unbind()
+    factors = torch.randn(before, d // (1 + documents), device=CUDA, generator=generator)  # all channels, or the last
+    positions = torch.randint(length, (rows, length), device=CUDA, generator=generator) % (
+        1 + torch.arange(length).cuda()
+    )
+    given = [x.requires_grad_(), factors.requires_grad_()]
+    wide = [each.detach().double().requires_grad_() for each in given]
+    told = positions if documents else None
+    found, exact = short_convolution(*given, told), short_convolution(*wide, told)  # in float64 it is the plain one
+    gradients = torch.autograd.grad(found, given, outer), torch.autograd.grad(exact, wide, outer.double())
+    for one, two in zip((found, *gradients[0]), (exact, *gradients[1]), strict=True):
+        assert off_by(one, two) < 0.02
+
+
 @pytest.mark.parametrize("valued", [False, True])
 @pytest.mark.parametrize(("heads", "shared", "channels"), [(12, 12, 64), (8, 2, 128), (3, 1, 16), (5, 5, 96)])
 def test_normed_heads(heads: int, shared: int, channels: int, valued: bool) -> None:
@@ -75,7 +96,9 @@ def test_normed_heads(heads: int, shared: int, channels: int, valued: bool) -> N
         assert off_by(one, two) < 0.02
 
 
-@pytest.mark.parametrize("parts", [PARTS, "qk_norm, gains", "qk_norm, scales", "gains, scales"])
+@pytest.mark.parametrize(
+    "parts", [PARTS, "qk_norm, gains", "qk_norm, scales", "gains, scales", PARTS + ", convolutions"]
+)
 @pytest.mark.parametrize("kv_heads", [None, 2])
 def test_a_row_keeps_what_is_counted(parts: str, kv_heads: int | None) -> None:
     """By the difference of four rows and two; kernels of attention may round their sums up."""
@@ -101,7 +124,7 @@ def test_a_row_keeps_what_is_counted(parts: str, kv_heads: int | None) -> None:
     assert (sizes[1] - sizes[0]) / 2 == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("parts", [PARTS, "qk_norm, value_embeddings, scales"])
+@pytest.mark.parametrize("parts", [PARTS, "qk_norm, value_embeddings, scales", PARTS + ", convolutions:2"])
 def test_gradients_are_those_of_plain_layers_in_fp32(parts: str) -> None:
     model = Model(family="swift", width=128, layers=4, heads=4, kv_heads=2, parts=parts, tied=False)  # type: ignore[arg-type]
     network = build(model, 31, 64, 0).to(CUDA)
@@ -123,8 +146,9 @@ def test_gradients_are_those_of_plain_layers_in_fp32(parts: str) -> None:
     assert isinstance(network.norm, PlainNorm) == ("gains" not in parts)
 
 
-def test_recorded_steps_learn() -> None:
-    model = Model(family="swift", width=128, layers=4, heads=4, parts=PARTS, tied=False)  # type: ignore[arg-type]
+@pytest.mark.parametrize("parts", [PARTS, PARTS + ", convolutions"])
+def test_recorded_steps_learn(parts: str) -> None:
+    model = Model(family="swift", width=128, layers=4, heads=4, parts=parts, tied=False)  # type: ignore[arg-type]
     settings = Train(batch=8, lr=5e-3, optimizer="muon")
     rows = torch.arange(8 * 65).reshape(8, 65) % 50
     losses = list[list[float]]()

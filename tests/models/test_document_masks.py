@@ -23,7 +23,9 @@ from shoestring.models.layers.cross_entropy import IGNORED
 VOCABULARY = 23
 SHAPES = [{"width": 16, "layers": 1, "heads": 2}, {"width": 24, "layers": 3, "heads": 3, "tied": False}]
 
-SWIFT = Model(family="swift", width=16, layers=2, heads=2, parts="qk_norm, value_embeddings, scales", window=3)
+SWIFT = Model(
+    family="swift", width=16, layers=2, heads=2, parts="qk_norm, value_embeddings, scales, convolutions", window=3
+)
 every_model = pytest.mark.parametrize(
     "model",
     [*(Model(family=family, **shape) for family in ("gpt2", "llama") for shape in SHAPES), SWIFT],

@@ -48,11 +48,12 @@ FIELDS: dict[str, dict[str, object]] = {
     "all parts of swift": {
         "family": "swift",
         "layers": 3,
-        "parts": "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales",
+        "parts": "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales, convolutions",
         "window": 2,
         "full_every": 2,
     },
     "some parts of swift": {"family": "swift", "parts": "value_embeddings, soft_cap", "window": 4, "tied": True},
+    "convolutions": {"family": "swift", "parts": "gains, convolutions:1"},
 }
 
 

@@ -71,6 +71,10 @@ for group, channels in ((1, 64), (1, 128), (4, 64), (4, 80)):
 parts = {"PARTS": 50, "BLOCK": 1024}
 assert not used(choice.choose_kernel, parts | {"DRAWN": True, "PADDED": 64}, num_warps=4).stack
 assert not used(choice.top_kernel, parts, num_warps=4).stack
+KINDS |= {"begin": "i32"}
+for norm in (0, 1):
+    constants = {"K": 768, "EPS": 1e-5, "J": 3, "NORM": norm, "BLOCK": 1024}
+    assert not used(kernels.convolution_kernel, constants, num_warps=4).stack
 constants = {"K": 768, "EPS": 1e-5, "NORM": 1, "POSITIONS": True, "SCALED": True, "BLOCK": 1024}
 assert not used(kernels.embed_kernel, constants, num_warps=4).stack
 """
@@ -149,6 +153,8 @@ SWIFT = """
     all_parts = "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales"
     check(1, 2, 4, family="swift", heads=4, kv_heads=2, layers=3, parts=all_parts, window=2, full_every=2)
     check(4, 2, 4, family="swift", layers=2, parts="value_embeddings, soft_cap", window=4, tied=True)
+    check(1, 1, 6, family="swift", layers=2, parts=all_parts + ", convolutions")
+    check(3, 5, 4, family="swift", layers=1, parts="convolutions:2", width=20)
 """
 
 GPT2 = """
@@ -229,7 +235,8 @@ DECODER = """
     decoding.record = lambda run, generator: (Graph(run), None)
     wide = [dict(temperature=0.0), dict(), dict(temperature=0.7, top_k=5), dict(top_p=0.8)]
     for number, drawing in enumerate(wide):
-        ours = network(family=("llama", "swift", "gpt2")[number % 3], layers=1)
+        parts = {"parts": "gains, convolutions"} if number == 1 else {}
+        ours = network(family=("llama", "swift", "gpt2")[number % 3], layers=1, **parts)
         begun = torch.randint(VOCABULARY, (1 + number, 1 + 5 * number), generator=torch.Generator().manual_seed(3))
         found = []
         for recorded in (True, False):

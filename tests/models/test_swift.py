@@ -27,6 +27,7 @@ FIELDS: list[dict[str, Any]] = [
     *({"parts": parts} for parts in SETS),
     {"parts": ", ".join(NAMES), "window": 3, "full_every": 2},
     {"parts": ", ".join(NAMES).replace("soft_cap", "soft_cap:2.5"), "tied": False, "kv_heads": 2, "hidden": 9},
+    {"parts": "qk_norm, value_embeddings, convolutions:2"},
 ]
 
 
@@ -54,9 +55,18 @@ def turned(x: Tensor, place: int) -> Tensor:
 def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Tensor:
     """The logits of one row, with loops over positions and heads in place of every batched operation."""
     parts, layers, c = set(parts_of(model).replace(" ", "").split(",")), model.layers, model.width // model.heads
+    reach_back = 2 if "convolutions:2" in parts else 3 if "convolutions" in parts else 0
     cap = 2.5 if "soft_cap:2.5" in parts else 15.0 if "soft_cap" in parts else None
     kv, h = model.kv_heads or model.heads, model.heads
     has = lambda name: any(part.startswith(name) for part in parts)  # noqa: E731
+
+    def convolved(rows: list[Tensor], factors: Tensor) -> list[Tensor]:
+        w = factors.view(reach_back, *rows[0].shape)
+        return [
+            x + sum(w[j - 1] * rows[place - j] for j in range(1, min(reach_back, place) + 1))
+            for place, x in enumerate(rows)
+        ]
+
     stream = [weights["embedding.weight"][i] for i in ids]
     if has("embedding_norm"):
         stream = [rms(x, weights.get("embedding_norm.weight")) for x in stream]
@@ -67,6 +77,9 @@ def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Ten
             stream = [w["scales.weight"][0] * x + w["scales.weight"][1] * y for x, y in zip(stream, first)]
         normed = [rms(x, w.get("norm1.weight")) for x in stream]
         made = [(w["qkv.weight"] @ x).view(h + 2 * kv, c) for x in normed]
+        if reach_back:
+            keys = convolved([x[h:] for x in made], w["convolution1.weight"])
+            made = [torch.cat((x[:h], y)) for x, y in zip(made, keys)]
         reach = len(ids) if (layers - 1 - layer) % (model.full_every or 4) == 0 else model.window or len(ids)
         changes = []
         for place in range(len(ids)):
@@ -91,8 +104,9 @@ def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Ten
                 heads.append(sum(p * v for p, v in zip(scores.softmax(0), values)))
             changes.append(w["out.weight"] @ torch.cat(heads))
         stream = [x + change for x, change in zip(stream, changes)]
-        for place, x in enumerate(stream):
-            y = rms(x, w.get("norm2.weight"))
+        inputs = [rms(x, w.get("norm2.weight")) for x in stream]
+        inputs = convolved(inputs, w["convolution2.weight"]) if reach_back else inputs
+        for place, (x, y) in enumerate(zip(stream, inputs)):
             if has("relu2"):
                 inner = (w["up.weight"] @ y).clamp(min=0) ** 2
             else:
@@ -135,8 +149,8 @@ def test_zero_outputs_leave_the_stream_as_it_is() -> None:
 
 
 def test_the_first_gates_and_scales_change_little() -> None:
-    """At first a gate is 1, the stream is kept, and the first embedding is not added again."""
-    some = Model(family="swift", width=24, layers=2, heads=2, parts="gains, scales")
+    """At first a gate is 1, the stream is kept, the first embedding is not added again, and no position mixed in."""
+    some = Model(family="swift", width=24, layers=2, heads=2, parts="gains, scales, convolutions")
     plain = Model(family="swift", width=24, layers=2, heads=2, parts="gains")
     ids = torch.randint(VOCABULARY, (2, LENGTH))
     one, two = (build(model, VOCABULARY, LENGTH, 0).logits(ids) for model in (some, plain))
@@ -199,8 +213,12 @@ def test_queries_after_a_past_see_their_window(queries: int, keys: int, window: 
         ("relu2:3", "only soft_cap has a number"),
         ("soft_cap:", "only soft_cap has a number"),
         ("soft_cap:-1", "only soft_cap has a number"),
-        ("soft_cap:0.5", "from 1 to 10,000"),
-        ("soft_cap:99999999999999999999", "from 1 to 10,000"),
+        ("soft_cap:0.5", "1 to 10,000"),
+        ("soft_cap:99999999999999999999", "1 to 10,000"),
+        ("convolutions:0", "convolutions, 1 to 8"),
+        ("convolutions:9", "convolutions, 1 to 8"),
+        ("convolutions:1.5", "convolutions, 1 to 8"),
+        ("convolution", "did you mean 'convolutions'?"),
     ],
 )
 def test_wrong_parts_are_named(text: str, problem: str) -> None:
@@ -233,6 +251,7 @@ def test_parts_in_another_order_are_the_same_network() -> None:
         ({}, False),
         ({"parts": "qk_norm, gains, zero_outputs, value_embeddings, scales", "tied": False}, False),
         ({"parts": "gains, scales"}, False),
+        ({"parts": "qk_norm, gains, convolutions"}, False),
         ({"parts": "gains, value_embeddings"}, True),
         ({"parts": "qk_norm, relu2"}, True),
         ({"window": 64}, True),

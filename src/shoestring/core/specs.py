@@ -229,9 +229,11 @@ class PartsSpec(Spec):
         "soft_cap": "logits within ±15, or ±C for soft_cap:C",
         "value_embeddings": "gated embeddings of tokens, added to the values of every second layer",
         "scales": "scales of the stream and of the first embedding before each layer",
+        "convolutions": "keys, values and what the MLP reads have those of 3 positions before, or J for convolutions:J",
     }
     """The parts, and what each is."""
     usual_cap: ClassVar[float] = 15.0
+    usual_before: ClassVar[int] = 3
     allowed = f'"none", or of {", ".join(names)}, as "qk_norm, gains, soft_cap:30"'
 
     def problem(self) -> str | None:
@@ -241,9 +243,12 @@ class PartsSpec(Spec):
             return f"must be {self.allowed}" + ("" if close is None else f"; did you mean {close!r}?")
         if len(set(found)) < len(found):
             return f"must name each part once, and has {next(name for name in found if found.count(name) > 1)} twice"
-        wrong = [part for part in self._texts if ":" in part and not re.fullmatch(rf"soft_cap:{_NUMBER}", part)]
+        numbered = rf"soft_cap:{_NUMBER}|convolutions:[1-8]"
+        wrong = [part for part in self._texts if ":" in part and not re.fullmatch(numbered, part)]
         if wrong or (self.cap is not None and not 1 <= self.cap <= 1e4):
-            return 'only soft_cap has a number, from 1 to 10,000, as "soft_cap:30"'
+            return (
+                'only soft_cap has a number, 1 to 10,000 ("soft_cap:30"), and convolutions, 1 to 8 ("convolutions:3")'
+            )
         return None
 
     def has(self, name: str) -> bool:
@@ -253,14 +258,24 @@ class PartsSpec(Spec):
     @property
     def cap(self) -> float | None:
         """C of the soft cap; None: there is none."""
-        given = next((part for part in self._texts if part.partition(":")[0] == "soft_cap"), None)
-        return None if given is None else float(given.partition(":")[2] or self.usual_cap)
+        return float(self._number("soft_cap") or self.usual_cap) if self.has("soft_cap") else None
+
+    @property
+    def positions_before(self) -> int:
+        """The positions before its own that a convolution reads; 0: there is none."""
+        return int(self._number("convolutions") or self.usual_before) if self.has("convolutions") else 0
 
     @property
     def in_order(self) -> str:
         """The parts of the network, without what matters only for its first weights: equal for equal networks."""
-        found = [name for name in self.names if self.has(name) and name not in ("zero_outputs", "soft_cap")]
-        return ", ".join([*found, *([] if self.cap is None else [f"soft_cap:{self.cap:g}"])]) or "none"
+        apart = ("zero_outputs", "soft_cap", "convolutions")
+        found = [name for name in self.names if self.has(name) and name not in apart]
+        found += [] if self.cap is None else [f"soft_cap:{self.cap:g}"]
+        return ", ".join([*found, *([f"convolutions:{n}"] if (n := self.positions_before) else [])]) or "none"
+
+    def _number(self, name: str) -> str:
+        """What follows the name of a part that it has."""
+        return next(part.partition(":")[2] for part in self._texts if part.partition(":")[0] == name)
 
     @property
     def _texts(self) -> list[str]:

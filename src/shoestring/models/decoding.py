@@ -68,8 +68,8 @@ class Decoder:
         kind, length = stream_type(parts.embedding), past[0].length
         if kind not in (*HALF, torch.float32):
             raise Unsupported(f"no kernels for numbers of type {kind}")
-        if any(tensor.dtype != kind for kept in past for tensor in kept.tensors()):
-            raise Unsupported(f"keys or values are not of type {kind}")
+        if any(tensor.dtype != kind for kept in past for tensor in kept.all_tensors()):
+            raise Unsupported(f"keys, values or inputs are not of type {kind}")
         if parts.positions is not None and len(parts.positions) < length:
             raise Unsupported(f"rows of {length} tokens are longer than the {len(parts.positions)} positions")
         if early is None:
@@ -101,7 +101,7 @@ class Decoder:
                 self._graph.replay()
         self._launched, self._place = True, (position + 1, end + 1)
         for kept in self._past:
-            kept.count += 1
+            kept.advance()
 
     def _put(self, position: int, end: int) -> None:
         self._step.place.copy_(torch.tensor((position, end), dtype=torch.int32))

@@ -55,8 +55,8 @@ NAMED = 3
 """Tensors that an error names."""
 _PARTS = {
     "embedding": ("embedding", "positions", "types", "value_embedding"),
-    "attention": ("qkv", "out", "value_gate"),
-    "mlp": ("up", "gate_up", "down"),
+    "attention": ("qkv", "out", "value_gate", "convolution1"),
+    "mlp": ("up", "gate_up", "down", "convolution2"),
     "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm", "q_norm", "k_norm", "scales"),
     "head": ("head", "transform", "pooler", "classifier"),
 }

@@ -57,6 +57,33 @@ def embed_kernel(
 
 
 @triton.jit
+def convolution_kernel(
+    out, x, gain, shift, kept, factors, place, stride, begin, K: tl.constexpr, J: tl.constexpr, EPS: tl.constexpr,
+    NORM: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """x from channel `begin` on, or its norm, with that of the J positions before; a program has one row.
+
+    `kept` holds them, that of position p in place p mod J + 1 (`models.layers.past.Inputs`).
+    """
+    let_begin(EARLY)
+    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    here, channel = k < K, row * stride + begin + k
+    wait(EARLY)
+    position = tl.load(place, cache_modifier=".cg")
+    v = tl.load(x + channel, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
+    if NORM:
+        v = _normed(v, gain, shift, k, here, K, EPS, NORM)
+    v = v.to(kept.dtype.element_ty)
+    total = v.to(tl.float32)
+    for j in tl.static_range(1, J + 1):
+        at = kept + (row * (J + 1) + (position + J + 1 - j) % (J + 1)) * K + k
+        before = tl.load(at, mask=here & (position >= j), other=0.0, cache_modifier=".cg").to(tl.float32)
+        total += tl.load(factors + (j - 1) * K + k, mask=here, other=0.0).to(tl.float32) * before
+    tl.store(kept + (row * (J + 1) + position % (J + 1)) * K + k, v, mask=here)
+    tl.store(out + channel, total.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
 def _constants(bias, scales, n, N, ACT: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr):
     """Biases of a product and of the one beside it, and the two scales; 0 for what there is not."""
     b, c, one, two = 0.0, 0.0, 0.0, 0.0

@@ -133,7 +133,7 @@ def as_stream(x: Tensor) -> Tensor:
     return x.to(stream_type(x))
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """x in float32 at least."""
     return x.float() if x.dtype.itemsize < 4 else x
 
@@ -142,7 +142,7 @@ class RMSNorm(nn.RMSNorm):
     """Computed in float32 at least, returned in the type of the stream."""
 
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
-        return F.rms_norm(_wide(x), self.normalized_shape, _wide(self.weight), self.eps).to(x.dtype)
+        return F.rms_norm(wide(x), self.normalized_shape, wide(self.weight), self.eps).to(x.dtype)
 
 
 class PlainNorm(RMSNorm):
@@ -158,5 +158,5 @@ class LayerNorm(nn.LayerNorm):
     """Computed in float32 at least, returned in the type of the stream."""
 
     def forward(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R T D"]:
-        weight, bias = _wide(self.weight), None if self.bias is None else _wide(self.bias)
-        return F.layer_norm(_wide(x), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+        weight, bias = wide(self.weight), None if self.bias is None else wide(self.bias)
+        return F.layer_norm(wide(x), self.normalized_shape, weight, bias, self.eps).to(x.dtype)

@@ -2,7 +2,8 @@
 
 Per layer there are five kernels: norm and the product that makes queries, keys and values; their rotation, what is
 kept, and attention; the product behind it, added to the stream; norm, the products of the MLP and its activation; its
-last product, added to the stream. Sums are float32; weights, stream and inputs of products are of the network's type.
+last product, added to the stream. A convolution is another kernel, that of the MLP's input with the norm before it.
+Sums are float32; weights, stream and inputs of products are of the network's type.
 
 Shapes: R rows, D width, H query heads, K heads of keys and values, C channels per head, T tokens, V vocabulary.
 """
@@ -79,6 +80,10 @@ class Layer(NamedTuple):
     """V, K C: what an id adds to the values."""
     scales: Tensor | None = None
     """Factors of the stream and of the first embedding, which make the layer's input."""
+    convolution1: Tensor | None = None
+    """J 2 K C: the factors of the convolution of keys and values."""
+    convolution2: Tensor | None = None
+    """J D: those of what the MLP reads."""
 
 
 class Parts(NamedTuple):
@@ -130,6 +135,7 @@ class NextToken:
     def __init__(self, parts: Parts, rows: Tensor, past: Sequence[Kept], kind: torch.dtype, early: bool = False):
         self._parts, self._rows, self._early = in_type(parts, kind), rows, early
         self._past = [kept.tensors() for kept in past]
+        self._inputs = [[inputs.tensor() for inputs in kept.inputs or ()] for kept in past]
         device, heads, self._length = rows.device, parts.heads, past[0].length
         r, d, widest = len(rows), parts.embedding.shape[1], max(len(each.qkv.weight) for each in parts.layers)
         self._units = torch.cuda.get_device_properties(device).multi_processor_count if rows.is_cuda else 1
@@ -137,7 +143,7 @@ class NextToken:
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._stream, self._first = make(r, d, dtype=kind), make(r, d, dtype=kind)
+        self._stream, self._first, self._convolved = (make(r, d, dtype=kind) for _ in range(3))
         self._qkv = make(r, widest)
         self._mixed = make(r, heads.queries * heads.channels, dtype=kind)
         self._hidden = make(r, max(each.down.weight.shape[1] for each in parts.layers), dtype=kind)
@@ -169,9 +175,13 @@ class NextToken:
             qkv = self._qkv.flatten()[: len(self._rows) * len(layer.qkv.weight)]
             hidden = self._hidden.flatten()[: len(self._rows) * layer.down.weight.shape[1]]
             self._multiply(qkv, self._stream, layer.qkv, layer.norm1)
+            if layer.convolution1 is not None:
+                queries = self._mixed.shape[1]
+                self._convolve(qkv, qkv, layer.convolution1, self._inputs[index][0], queries)
             self._attend(qkv, layer, *self._past[index])
             self._multiply(self._stream, self._mixed, layer.out, add=True)
-            self._multiply(hidden, self._stream, layer.up, layer.norm2, activation=layer.activation)
+            read, norm = self._read_by_mlp(index)
+            self._multiply(hidden, read, layer.up, norm, activation=layer.activation)
             self._multiply(self._stream, hidden, layer.down, add=True, scales=after)
         self._multiply(self.logits, self._stream, parts.head, parts.norm, cap=parts.cap, advance=True)
         return self.logits
@@ -206,6 +216,28 @@ class NextToken:
             self._stream if scales is None else scales, self._rows.shape[1], v, K=d,
             EPS=0.0 if norm is None else norm.eps, NORM=_kind(norm), POSITIONS=parts.positions is not None,
             SCALED=scales is not None, BLOCK=block, num_warps=_warps(block), **self._timing(),
+        )  # fmt: skip
+
+    def _read_by_mlp(self, index: int) -> tuple[Tensor, Norm | None]:
+        """What the MLP of a layer reads, and the norm of it that is still to be taken."""
+        layer = self._parts.layers[index]
+        if layer.convolution2 is None:
+            return self._stream, layer.norm2
+        self._convolve(self._convolved, self._stream, layer.convolution2, self._inputs[index][1], norm=layer.norm2)
+        return self._convolved, None
+
+    def _convolve(
+        self, out: Tensor, x: Tensor, factors: Tensor, kept: Tensor, begin: int = 0, norm: Norm | None = None
+    ) -> None:
+        """A convolution of the channels from `begin` on, with the norm of x before it; `out` may be x."""
+        from shoestring.models.kernels.decoding import convolution_kernel
+
+        (before, channels), (r, block) = factors.shape, (len(self._rows), _power(factors.shape[1]))
+        gain, shift = _of_norm(norm, x)
+        convolution_kernel[(r,)](
+            out, x, gain, shift, kept, factors, self.place, x.numel() // r, begin, K=channels, J=before,
+            EPS=0.0 if norm is None else norm.eps, NORM=_kind(norm), BLOCK=block, num_warps=_warps(block),
+            **self._timing(),
         )  # fmt: skip
 
     def _attend(self, qkv: Tensor, layer: Layer, keys: Tensor, values: Tensor) -> None:

@@ -1,19 +1,53 @@
 """What a causal network keeps of the tokens it has read, so that the next one needs one pass over one position.
 
-Shapes: R rows, K heads of keys and values, T tokens, C channels per head.
+Shapes: R rows, K heads of keys and values, T tokens, C channels per head, D width, J inputs.
 """
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 
-class Kept:
-    """The keys and values of a layer, in tensors for rows of at most `length` tokens; a query sees `window` of them."""
+class Inputs:
+    """The last J inputs of a convolution; that of position p is in place p mod J + 1.
 
-    def __init__(self, length: int, window: int | None = None):
-        self.length, self.window, self.count = length, window, 0
+    One place more than are read: writing the newest input again changes nothing.
+    """
+
+    def __init__(self, number: int):
+        self._number, self.count = number, 0
+        self._kept: Tensor | None = None
+
+    def add(self, x: Float[Tensor, "R T D"]) -> Float[Tensor, "R some D"]:
+        """Add those of further tokens. Returns the last before them, J where there are so many, and all of them."""
+        if self._kept is None:
+            self._kept = x.new_empty(len(x), self._number + 1, x.shape[2])
+        begin, self.count = self.count, self.count + x.shape[1]
+        found = torch.cat((self._kept[:, self._places(begin)], x), dim=1)
+        last = self._places(self.count)
+        self._kept[:, last] = found[:, -len(last) :]
+        return found
+
+    def _places(self, end: int) -> list[int]:
+        """Of the last inputs before this position."""
+        return [position % (self._number + 1) for position in range(max(0, end - self._number), end)]
+
+    def tensor(self) -> Float[Tensor, "R places D"]:
+        """Where they lie, once any were added."""
+        assert self._kept is not None, "there are none yet"
+        return self._kept
+
+
+class Kept:
+    """The keys and values of a layer, in tensors for rows of at most `length` tokens; a query sees `window` of them.
+
+    Also the inputs of its convolutions, where it has some.
+    """
+
+    def __init__(self, length: int, window: int | None = None, inputs: tuple[Inputs, Inputs] | None = None):
+        self.length, self.window, self.count, self.inputs = length, window, 0, inputs
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -34,6 +68,19 @@ class Kept:
         assert self._keys is not None and self._values is not None, "there are none yet"
         return self._keys, self._values
 
+    def all_tensors(self) -> list[Tensor]:
+        """All that is kept, once there is something."""
+        return [*self.tensors(), *(inputs.tensor() for inputs in self.inputs or ())]
+
+    def advance(self) -> None:
+        """Count a token whose numbers were written into the tensors."""
+        self._set_counts(self.count + 1)
+
     def clear(self) -> None:
         """Begin anew, in the same tensors."""
-        self.count = 0
+        self._set_counts(0)
+
+    def _set_counts(self, count: int) -> None:
+        self.count = count
+        for inputs in self.inputs or ():
+            inputs.count = count

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoestring.core.recipe import Recipe
 from shoestring.core.sections import Model
 from shoestring.core.specs import PartsSpec
-from shoestring.cost.transformer import FLEX, Setting, Transformer, Work
+from shoestring.cost.transformer import FLEX, INDEX, Setting, Transformer, Work
 from shoestring.models.families.llama import LlamaFamily
 
 DEFAULT = PartsSpec("qk_norm, gains")
@@ -81,7 +81,10 @@ class SwiftFamily(LlamaFamily):
         gains = found["norm"] + parts.has("qk_norm") * 2 * model.layers * (d // model.heads)
         gains += parts.has("embedding_norm") * d
         values = vocabulary * self.key_channels(model) * len(self.value_layers(model))
+        factors = model.layers * parts.positions_before
         return found | {
+            "attention": found["attention"] + factors * 2 * self.key_channels(model),
+            "mlp": found["mlp"] + factors * d,
             "embedding": found["embedding"] + values,
             "norm": gains * parts.has("gains") + 2 * model.layers * parts.has("scales"),
         }
@@ -132,7 +135,9 @@ class SwiftFamily(LlamaFamily):
         if not (parts.has("gains") or setting.compiled or setting.fused):
             found -= 2 * 4 * model.width
         apart = parts.has("scales") and not (setting.fused or setting.compiled)
-        return found + apart * setting.number * model.width
+        again = setting.compiled and not setting.fused  # the norm is computed again
+        convolved = parts.has("convolutions") and not again
+        return found + (apart + convolved) * setting.number * model.width
 
     def heads_bytes(self, model: Model, work: Work, setting: Setting, prefix: int) -> int:
         """One kernel for norms, angles and values keeps its input beside its output; none is for short rows."""
@@ -150,6 +155,8 @@ class SwiftFamily(LlamaFamily):
         """Also the statistics of both norms, and where they are not compiled their inputs and outputs in float32."""
         n, turned, parts = work.processed, model.width + self.key_channels(model), parts_of(model)
         found = super()._attention_bytes(model, work, setting, prefix)
+        if parts.has("convolutions"):  # the product that they read
+            found += n * setting.number * (model.width + 2 * self.key_channels(model))
         if not parts.has("qk_norm"):
             return found
         found += n * 4 * (model.heads + (model.kv_heads or model.heads))
@@ -179,6 +186,7 @@ class SwiftFamily(LlamaFamily):
         if not (parts.has("gains") or setting.fused):
             found["output"] -= n * 4 * d
         found["embedding"] += n * norm * parts.has("embedding_norm")
+        found["embedding"] += n * INDEX * (setting.document_mask and parts.has("convolutions"))  # positions
         if parts.has("scales") and setting.recompute != "full":  # "full" saves it as the input of the first block
             found["embedding"] += n * setting.number * d
         return found

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
@@ -58,6 +58,12 @@ class SwiftConfig(PretrainedConfig):
         return float(found[0] or 15) if found else None
 
     @property
+    def positions_before(self):
+        """The positions before its own that a convolution reads; 0: there is none."""
+        found = [part.partition(":")[2] for part in self.parts.split(",") if part.strip().startswith("convolutions")]
+        return int(found[0] or 3) if found else 0
+
+    @property
     def value_layers(self):
         """The layers that add value embeddings: every second one, the last among them."""
         last = self.num_hidden_layers - 1
@@ -88,6 +94,7 @@ class Block(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         parts, d, f = config.part_names, config.hidden_size, config.intermediate_size
+        self.layers = config.num_hidden_layers
         self.layer, self.heads, self.shared = layer, config.num_attention_heads, config.num_key_value_heads
         self.channels = d // self.heads
         self.norm1, self.norm2 = Norm(config, d), Norm(config, d)
@@ -99,20 +106,42 @@ class Block(nn.Module):
         self.down = nn.Linear(f, d, bias=False)
         self.value_gate = Weight(self.shared, min(32, d)) if layer in config.value_layers else None
         self.scales = Weight(2) if "scales" in parts else None
+        before, keys = config.positions_before, 2 * self.shared * self.channels
+        self.convolution1, self.convolution2 = (Weight(before * c) if before else None for c in (keys, d))
 
-    def forward(self, x, first, values, cos, sin, seen, past):
+    def forward(self, x, first, values, cos, sin, seen, past, known):
         if self.scales is not None:
             x = self.scales.weight[0] * x + self.scales.weight[1] * first
-        x = x + self.attention(self.norm1(x), values, cos, sin, seen, past)
-        y = self.norm2(x)
+        x = x + self.attention(self.norm1(x), values, cos, sin, seen, past, known)
+        y = self.convolved(self.norm2(x), self.convolution2, past, 2 * self.layer + 1, known)
         if self.up is not None:
             return x + self.down(F.relu(self.up(y)).square())
         gate, up = self.gate_up(y).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
-    def attention(self, x, values, cos, sin, seen, past):
-        r, t, d = x.shape
-        heads = self.qkv(x).view(r, t, -1, self.channels)
+    def convolved(self, x, convolution, past, number, known):
+        """x_t + sum of w_j x_(t-j), without padding; the inputs are kept as keys of further layers of the cache."""
+        if convolution is None:
+            return x
+        (r, t, d), inputs = x.shape, x
+        if known is not None:
+            inputs = x * known[:, -t:, None]
+        if past is not None:
+            index = self.layers + number
+            while len(past.layers) <= index:
+                past.layers.append(DynamicLayer())
+            inputs = past.update(inputs[:, None], x.new_empty(r, 1, t, 0), index)[0][:, 0]
+        factors, total = convolution.weight.float().view(-1, d), x.float()
+        before = F.pad(inputs.float(), (0, 0, len(factors), 0))
+        for j, factor in enumerate(factors, 1):
+            end = before.shape[1] - j
+            total = total + factor * before[:, end - t : end]
+        return total.to(x.dtype)
+
+    def attention(self, x, values, cos, sin, seen, past, known):
+        (r, t, d), product = x.shape, self.qkv(x)
+        keys = self.convolved(product[..., d:], self.convolution1, past, 2 * self.layer, known)
+        heads = torch.cat((product[..., :d], keys), dim=-1).view(r, t, -1, self.channels)
         q, k, v = heads.split((self.heads, self.shared, self.shared), dim=2)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -189,6 +218,7 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         places = torch.arange(before, before + input_ids.shape[1], device=input_ids.device)
         positions = places[None] if position_ids is None else position_ids
         angles = positions[..., None].float() * torch.tensor(self.config.frequencies, device=input_ids.device)
+        known = None if attention_mask is None else attention_mask[:, : before + len(places)].to(self.dtype)
         full, local = self.masks(places, before + len(places), attention_mask)
 
         x = self.embedding(input_ids)
@@ -200,7 +230,7 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         for layer, block in enumerate(self.blocks):
             own = values[valued.index(layer)] if layer in valued else None
             last = (len(self.blocks) - 1 - layer) % self.config.full_every == 0
-            x = block(x, first, own, angles.cos(), angles.sin(), full if last else local, past_key_values)
+            x = block(x, first, own, angles.cos(), angles.sin(), full if last else local, past_key_values, known)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         weight = self.embedding.weight if self.head is None else self.head.weight
         logits = F.linear(self.norm(x)[:, kept], weight)

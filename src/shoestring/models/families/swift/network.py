@@ -25,9 +25,10 @@ from shoestring.models.layers.embedding_lookup import embedding_lookup, hide_wor
 from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.normed_heads import add_values, normed_heads
-from shoestring.models.layers.past import Kept
+from shoestring.models.layers.past import Inputs, Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
 from shoestring.models.layers.scaled_add_norm import scaled_add_norm
+from shoestring.models.layers.short_convolution import ShortConvolution
 
 
 def make_norm(model: Model, channels: int) -> RMSNorm:
@@ -81,6 +82,8 @@ class SwiftBlock(Block):
         gated = layer in FAMILY.value_layers(model)
         self.value_gate = ValueGate(FAMILY.gate_channels(model), self.kv_heads) if gated else None
         self.scales = Scales() if parts.has("scales") else None
+        before, keys = parts.positions_before, 2 * FAMILY.key_channels(model)
+        self.convolution1, self.convolution2 = (ShortConvolution(before, c) if before else None for c in (keys, d))
 
     def forward(
         self,
@@ -90,20 +93,36 @@ class SwiftBlock(Block):
         values: Float[Tensor, "R T KC"] | None,
         angles: Turns,
         seen: Seen | None,
+        positions: Int[Tensor, "R T"] | None = None,
     ) -> tuple[Float[Tensor, "R T D"], Float[Tensor, "R T D"]]:
-        """`first` is the first embedding, and `values` the value embeddings of this layer, where it has such a part."""
+        """`first` is the first embedding, and `values` the value embeddings of this layer, where it has such a part.
+
+        `positions` are those in documents, which convolutions do not mix.
+        """
+        kept = seen.inputs[1] if isinstance(seen, Kept) and seen.inputs is not None else None
         if self.scales is not None and first is not None:
             x, normed = scaled_add_norm(x, change, first, self.scales.weight, self.norm1)
         else:
             x, normed = add_norm(x, change, self.norm1)
-        x, normed = add_norm(x, self.dropped(self.attention(normed, values, angles, seen)), self.norm2)
+        x, normed = add_norm(x, self.dropped(self.attention(normed, values, angles, seen, positions)), self.norm2)
+        if self.convolution2 is not None:
+            normed = self.convolution2(normed, positions, kept)
         return x, self.dropped(self.part(self.mlp, normed))
 
     def attention(
-        self, x: Float[Tensor, "R T D"], values: Float[Tensor, "R T KC"] | None, angles: Turns, seen: Seen | None
+        self,
+        x: Float[Tensor, "R T D"],
+        values: Float[Tensor, "R T KC"] | None,
+        angles: Turns,
+        seen: Seen | None,
+        positions: Int[Tensor, "R T"] | None,
     ) -> Float[Tensor, "R T D"]:
         r, t, d = x.shape
-        qkv = linear(x, self.qkv).view(r, t, self.heads + 2 * self.kv_heads, self.channels)
+        product = linear(x, self.qkv)
+        if self.convolution1 is not None:
+            kept = seen.inputs[0] if isinstance(seen, Kept) and seen.inputs is not None else None
+            product = self.convolution1(product, positions, kept)
+        qkv = product.view(r, t, self.heads + 2 * self.kv_heads, self.channels)
         gates = None if self.value_gate is None or values is None else self.value_gate(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = normed_heads(qkv, angles, (self.q_norm, self.k_norm), self.heads, values, gates)
@@ -132,6 +151,8 @@ class SwiftBlock(Block):
             product_of(up), activation, product_of(self.down), window,
             None if self.q_norm is None or self.k_norm is None else (self.q_norm.weight, self.k_norm.weight),
             values, None if self.scales is None else self.scales.weight,
+            None if self.convolution1 is None else self.convolution1.factors(),
+            None if self.convolution2 is None else self.convolution2.factors(),
         )  # fmt: skip
 
 
@@ -157,6 +178,7 @@ class Swift(LanguageModel):
         self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
         self.heads = Heads(model.heads, model.kv_heads or model.heads, channels)
         self.windows = [FAMILY.window(model, layer) for layer in range(model.layers)]
+        self._positions_before = parts.positions_before
         turning = frequencies(channels, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)
         draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
@@ -170,19 +192,21 @@ class Swift(LanguageModel):
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
         angles = turns(self.frequencies, inputs.ids.shape[1])
-        segments = inputs.segments if inputs.document_mask else None
+        segments, positions = inputs.segments if inputs.document_mask else None, None
         if segments is not None:
-            angles = turns_at(Documents(segments).positions, angles)
+            places = Documents(segments).positions
+            angles, positions = turns_at(places, angles), places if self._positions_before else None
         words = None
         if self.word_dropout and self.training:
             kind = stream_type(self.embedding.weight)
             words = seen_words(self.embedding, inputs.ids, self.word_dropout, kind)
         x = self._embedded(inputs.ids, words)
-        x = self._through_blocks(inputs.ids, x, angles, self._seen(x, segments), words)
+        x = self._through_blocks(inputs.ids, x, angles, self._seen(x, segments), words, positions)
         return F.dropout(x, self.output_dropout, self.training)
 
     def past(self, length: int) -> list[Kept]:
-        return [Kept(length, window) for window in self.windows]
+        before = self._positions_before
+        return [Kept(length, window, (Inputs(before), Inputs(before)) if before else None) for window in self.windows]
 
     def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
         angles = turns(self.frequencies, ids.shape[1], past[0].count)
@@ -232,6 +256,7 @@ class Swift(LanguageModel):
         angles: Turns,
         seen: Sequence[Seen | None],
         words: Float[Tensor, "R T 1"] | None = None,
+        positions: Int[Tensor, "R T"] | None = None,
     ) -> Float[Tensor, "R T D"]:
         """The normalised stream after the last block; each has what its queries see. `words` are factors of values."""
         change, first = no_change(x), x.view_as(x) if self.scaled else None  # one object twice would be another graph
@@ -242,5 +267,5 @@ class Swift(LanguageModel):
                 rows = rows * words
             values |= zip(self._valued, rows.chunk(len(self._valued), dim=-1))
         for layer, (block, of_block) in enumerate(zip(self.blocks, seen)):
-            x, change = run(block, x, change, first, values.get(layer), angles, of_block)
+            x, change = run(block, x, change, first, values.get(layer), angles, of_block, positions)
         return add_norm(x, change, self.norm)[1]
