@@ -161,7 +161,8 @@ def main() -> None:
         parser.set_defaults(**SIZES[sized], **OF_SIZE)
     asked = parser.parse_args()
     text = "built-in stories" if asked.text is None else asked.text.name.partition(".")[0]
-    what = asked.stream or f"{text}, {asked.tokenizer}"
+    permuted = "an HMM's rows, each permuted" if (asked.stream or "").startswith("hmm:") else asked.stream
+    what = permuted or f"{text}, {asked.tokenizer}"
     size = f"{asked.width} × {asked.layers}, {what}, {asked.batch} rows of {asked.length}, "
     size += f"{asked.steps} steps" if asked.seconds is None else f"{asked.seconds:g} s"
     results = record.earlier("ablation", asked.out)
