@@ -35,6 +35,7 @@ from shoestring.core.sections import Data, Model, Train
 from shoestring.core.specs import PartsSpec, PermutationSpec, SourceSpec, StreamSpec, TokenizerSpec
 from shoestring.core.units import Count
 from shoestring.models.language_model import build
+from shoestring.planning.auto import LEAST_PAIRS
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
@@ -42,6 +43,8 @@ from shoestring.training.learner import Learner
 SWIFT = SWIFT_PARTS[pick_device().type]
 CHOSEN = tuple(SWIFT.split(", "))
 """Left out in turn; the other parts are added."""
+PAIRS = LEAST_PAIRS if pick_device().type == "cpu" else None
+"""Rows for a token and the one before it, which are chosen where no text is read often."""
 SIZES = {
     "25m": {"width": 512, "layers": 8, "heads": 8},
     "124m": {"width": 1024, "layers": 10, "heads": 16},
@@ -67,13 +70,14 @@ class Rate(NamedTuple):
 
 def variants() -> dict[str, dict[str, Any]]:
     """The fields of [model] and [train] that differ, by name."""
-    chosen = {"family": "swift", "tied": False, "parts": SWIFT}
+    chosen = {"family": "swift", "tied": False, "parts": SWIFT, "pairs": PAIRS}
     found: dict[str, dict[str, Any]] = {"as chosen": chosen}
     for name in CHOSEN:
         found[f"no {name}"] = chosen | {"parts": ", ".join(part for part in CHOSEN if part != name)}
     for name in PartsSpec.names:
         if name not in CHOSEN:
             found[f"with {name}"] = chosen | {"parts": f"{SWIFT}, {name}"}
+    found["no pairs" if PAIRS else "with pairs"] = chosen | {"pairs": None if PAIRS else LEAST_PAIRS}
     found["tied head"] = chosen | {"tied": True}
     found["adamw"] = chosen | {"optimizer": "adamw"}
     found["llama"] = {"family": "llama", "tied": False}

@@ -546,6 +546,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
         "rotary_scaling": "linear:2",
         "norm_eps": 1e-6,
         "parts": "none",
+        "pairs": 9,
         "window": 64,
         "full_every": 2,
         "positions": 512,

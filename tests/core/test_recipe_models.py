@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "rotary_scaling": "linear:2",
     "norm_eps": 1e-6,
     "parts": "relu2",
+    "pairs": 1000,
     "window": 64,
     "full_every": 2,
     "positions": 512,
@@ -48,7 +49,8 @@ SHARED = {"width", "layers", "heads", "hidden", "tied", "dropout"}
 DECODER = SHARED | {"attention_dropout", "output_dropout", "word_dropout"}
 HAVE = {
     "llama": DECODER | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
-    "swift": DECODER | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "window", "full_every"},
+    "swift": DECODER
+    | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "pairs", "window", "full_every"},
     "gpt2": DECODER | {"positions"},
     "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
     "masked_lm": SHARED | {"positions", "classes"},

@@ -27,6 +27,8 @@ MODELS: list[dict[str, Any]] = [
     {"family": "swift", "kv_heads": 2, "hidden": 40},
     {"family": "swift", "dropout": 0.1},
     {"family": "swift", "parts": "qk_norm, gains, convolutions"},
+    {"family": "swift", "pairs": 9},
+    {"family": "swift", "pairs": 9, "word_dropout": 0.1},
     {"family": "swift", "parts": "relu2, scales, convolutions:1", "dropout": 0.1},
     {"family": "swift", "parts": "none", "hidden": 40},
     {"family": "swift", "parts": "gains, relu2, value_embeddings"},
@@ -91,15 +93,17 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
         assert sum(saved_bytes(model, LENGTH, setting).values()) == real, setting
 
 
-@pytest.mark.parametrize("family", ["llama", "swift", "swift with a window", "swift with convolutions", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "swift", "swift with a window", "swift with convolutions", "swift with pairs", "gpt2"]
+)
 @pytest.mark.parametrize(("dropout", "of_attention"), [(0.0, None), (0.1, None), (0.1, 0.0), (0.0, 0.1)])
 def test_a_row_of_documents_keeps_its_mask_and_positions(
     family: Any, dropout: float, of_attention: float | None
 ) -> None:
-    parts = "qk_norm, gains, convolutions" if "convolutions" in family else None
+    parts, pairs = "convolutions" if "convolutions" in family else None, 9 if "pairs" in family else None
     family, window = family.split()[0], 5 if "window" in family else None
     rates: dict[str, Any] = {"dropout": dropout, "attention_dropout": of_attention}
-    model = Model(family=family, width=32, layers=3, heads=4, window=window, parts=parts, **rates)  # type: ignore[arg-type]
+    model = Model(family=family, width=32, layers=3, heads=4, window=window, parts=parts, pairs=pairs, **rates)  # type: ignore[arg-type]
     for setting in settings(compiled=False):
         masked = replace(setting, document_mask=True)
         real = of_a_row(made(model, masked), model, setting.number == 2, document_mask=True)

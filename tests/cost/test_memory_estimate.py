@@ -240,7 +240,9 @@ class Alive(TorchDispatchMode):
 PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales, convolutions"
 
 
-@pytest.mark.parametrize("fields", [{}, {"family": "swift", "parts": PARTS, "window": 16}], ids=["llama", "swift"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"family": "swift", "parts": PARTS, "pairs": 99, "window": 16}], ids=["llama", "swift"]
+)
 def test_tensors_of_a_real_pass_on_the_cpu_take_about_so_much(fields: dict[str, Any]) -> None:
     model = Model(width=64, layers=6, heads=4, **fields)
     recipe = Recipe(model=model, data=Data(length=64), train=Train(batch=16, lr=1e-3))

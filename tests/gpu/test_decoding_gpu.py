@@ -40,6 +40,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "full_every": 2,
     },
     "convolutions": {"family": "swift", "parts": "qk_norm, gains, value_embeddings, scales, convolutions"},
+    "pairs": {"family": "swift", "pairs": 300},
 }
 
 

@@ -99,10 +99,10 @@ def test_normed_heads(heads: int, shared: int, channels: int, valued: bool) -> N
 @pytest.mark.parametrize(
     "parts", [PARTS, "qk_norm, gains", "qk_norm, scales", "gains, scales", PARTS + ", convolutions"]
 )
-@pytest.mark.parametrize("kv_heads", [None, 2])
-def test_a_row_keeps_what_is_counted(parts: str, kv_heads: int | None) -> None:
+@pytest.mark.parametrize(("kv_heads", "pairs"), [(None, None), (2, 99)])
+def test_a_row_keeps_what_is_counted(parts: str, kv_heads: int | None, pairs: int | None) -> None:
     """By the difference of four rows and two; kernels of attention may round their sums up."""
-    model = Model(family="swift", width=256, layers=3, heads=4, kv_heads=kv_heads, parts=parts, tied=False)  # type: ignore[arg-type]
+    model = Model(family="swift", width=256, layers=3, heads=4, kv_heads=kv_heads, parts=parts, pairs=pairs, tied=False)  # type: ignore[arg-type]
     network, length, sizes = build(model, 31, 256, 0).to(CUDA), 256, list[int]()
     ids = torch.randint(31, (4, length + 1), generator=torch.Generator().manual_seed(0)).to(CUDA)
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
@@ -126,7 +126,7 @@ def test_a_row_keeps_what_is_counted(parts: str, kv_heads: int | None) -> None:
 
 @pytest.mark.parametrize("parts", [PARTS, "qk_norm, value_embeddings, scales", PARTS + ", convolutions:2"])
 def test_gradients_are_those_of_plain_layers_in_fp32(parts: str) -> None:
-    model = Model(family="swift", width=128, layers=4, heads=4, kv_heads=2, parts=parts, tied=False)  # type: ignore[arg-type]
+    model = Model(family="swift", width=128, layers=4, heads=4, kv_heads=2, parts=parts, pairs=99, tied=False)  # type: ignore[arg-type]
     network = build(model, 31, 64, 0).to(CUDA)
     with torch.no_grad():
         for parameter in network.parameters():  # none is 0, or 1
@@ -148,7 +148,7 @@ def test_gradients_are_those_of_plain_layers_in_fp32(parts: str) -> None:
 
 @pytest.mark.parametrize("parts", [PARTS, PARTS + ", convolutions"])
 def test_recorded_steps_learn(parts: str) -> None:
-    model = Model(family="swift", width=128, layers=4, heads=4, parts=parts, tied=False)  # type: ignore[arg-type]
+    model = Model(family="swift", width=128, layers=4, heads=4, parts=parts, pairs=99, tied=False)  # type: ignore[arg-type]
     settings = Train(batch=8, lr=5e-3, optimizer="muon")
     rows = torch.arange(8 * 65).reshape(8, 65) % 50
     losses = list[list[float]]()

@@ -24,7 +24,13 @@ VOCABULARY = 23
 SHAPES = [{"width": 16, "layers": 1, "heads": 2}, {"width": 24, "layers": 3, "heads": 3, "tied": False}]
 
 SWIFT = Model(
-    family="swift", width=16, layers=2, heads=2, parts="qk_norm, value_embeddings, scales, convolutions", window=3
+    family="swift",
+    width=16,
+    layers=2,
+    heads=2,
+    parts="qk_norm, value_embeddings, scales, convolutions",
+    pairs=40,
+    window=3,
 )
 every_model = pytest.mark.parametrize(
     "model",

@@ -35,7 +35,7 @@ from shoestring.models.layers.next_token import attention_warps, matrix_launch, 
 KINDS = {"rows": "*i64", "place": "*i32", "arrived": "*i32", "index": "*i32", "temperature": "fp32"}
 COUNTS = ("M", "N", "V", "v", "width", "length", "stride", "table_stride")
 WIDE = ("qkv", "cos", "sin", "q_gain", "k_gain", "table", "partial", "sums", "gain", "shift", "bias", "scales",
-        "logits", "noise", "tops", "best", "positions")
+        "logits", "noise", "tops", "best", "positions", "pairs")
 
 def used(kernel, constants, **options):
     constants = constants | {"EARLY": 2}
@@ -75,7 +75,8 @@ KINDS |= {"begin": "i32"}
 for norm in (0, 1):
     constants = {"K": 768, "EPS": 1e-5, "J": 3, "NORM": norm, "BLOCK": 1024}
     assert not used(kernels.convolution_kernel, constants, num_warps=4).stack
-constants = {"K": 768, "EPS": 1e-5, "NORM": 1, "POSITIONS": True, "SCALED": True, "BLOCK": 1024}
+constants = {"K": 768, "EPS": 1e-5, "NORM": 1, "POSITIONS": True, "SCALED": True, "PAIRS": 16384,
+             "BLOCK": 1024}
 assert not used(kernels.embed_kernel, constants, num_warps=4).stack
 """
 
@@ -153,7 +154,7 @@ SWIFT = """
     all_parts = "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales"
     check(1, 2, 4, family="swift", heads=4, kv_heads=2, layers=3, parts=all_parts, window=2, full_every=2)
     check(4, 2, 4, family="swift", layers=2, parts="value_embeddings, soft_cap", window=4, tied=True)
-    check(1, 1, 6, family="swift", layers=2, parts=all_parts + ", convolutions")
+    check(1, 1, 6, family="swift", layers=2, parts=all_parts + ", convolutions", pairs=70)
     check(3, 5, 4, family="swift", layers=1, parts="convolutions:2", width=20)
 """
 
@@ -235,7 +236,7 @@ DECODER = """
     decoding.record = lambda run, generator: (Graph(run), None)
     wide = [dict(temperature=0.0), dict(), dict(temperature=0.7, top_k=5), dict(top_p=0.8)]
     for number, drawing in enumerate(wide):
-        parts = {"parts": "gains, convolutions"} if number == 1 else {}
+        parts = {"parts": "gains, convolutions", "pairs": 70} if number == 1 else {}
         ours = network(family=("llama", "swift", "gpt2")[number % 3], layers=1, **parts)
         begun = torch.randint(VOCABULARY, (1 + number, 1 + 5 * number), generator=torch.Generator().manual_seed(3))
         found = []

@@ -18,6 +18,7 @@ from shoestring.cost.memory import estimate_memory
 from shoestring.models.families.swift import FAMILY, parts_of
 from shoestring.models.language_model import LanguageModel, build, differences
 from shoestring.models.layers.attention import Documents, attend, attend_to_past
+from shoestring.models.layers.pairs import ids_before, pair_ids
 
 VOCABULARY, LENGTH = 11, 7
 NAMES = list(PartsSpec.names)
@@ -28,6 +29,7 @@ FIELDS: list[dict[str, Any]] = [
     {"parts": ", ".join(NAMES), "window": 3, "full_every": 2},
     {"parts": ", ".join(NAMES).replace("soft_cap", "soft_cap:2.5"), "tied": False, "kv_heads": 2, "hidden": 9},
     {"parts": "qk_norm, value_embeddings, convolutions:2"},
+    {"parts": "qk_norm, embedding_norm", "pairs": 7},
 ]
 
 
@@ -68,6 +70,11 @@ def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Ten
         ]
 
     stream = [weights["embedding.weight"][i] for i in ids]
+    if model.pairs:
+        table = weights["pair_embedding.weight"]
+        for place, i in enumerate(ids):
+            pair = (ids[place - 1] if place else VOCABULARY) * VOCABULARY + i
+            stream[place] = stream[place] + table[pair % (2**31 - 1) * 48271 % (2**31 - 1) % len(table)]
     if has("embedding_norm"):
         stream = [rms(x, weights.get("embedding_norm.weight")) for x in stream]
     first, valued = stream, sorted(range(layers - 1, -1, -2))
@@ -155,6 +162,21 @@ def test_the_first_gates_and_scales_change_little() -> None:
     ids = torch.randint(VOCABULARY, (2, LENGTH))
     one, two = (build(model, VOCABULARY, LENGTH, 0).logits(ids) for model in (some, plain))
     assert torch.equal(one, two)
+
+
+def test_pairs_are_nothing_at_first_and_then_tell_what_came_before() -> None:
+    model = Model(family="swift", width=16, layers=1, heads=2, parts="gains", pairs=64)
+    network, ids = build(model, VOCABULARY, LENGTH, 0), torch.tensor([[1, 2, 3], [4, 2, 3]])
+    table = network.get_submodule("pair_embedding").weight
+    assert not table.any() and table.shape == (64, 16)
+    pairs = pair_ids(ids_before(ids, VOCABULARY), ids, VOCABULARY, 64)
+    assert pairs[0, 2] == pairs[1, 2] and pairs[0, 1] != pairs[1, 1], "2 after 1, and after 4"
+    counts = (
+        pair_ids(*torch.meshgrid(torch.arange(258), torch.arange(257), indexing="ij"), 257, 512).flatten().bincount()
+    )
+    assert len(counts) == 512 and counts.max() < 1.5 * counts.float().mean(), "pairs are spread over the rows"
+    largest = torch.tensor([[2**20 - 1]])
+    assert 0 <= pair_ids(largest + 1, largest, 2**20, 99_999_999) < 99_999_999, "no product overflows"
 
 
 def test_windows_are_counted_and_the_last_layer_sees_all() -> None:

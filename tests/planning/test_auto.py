@@ -132,7 +132,7 @@ def test_fewer_epochs_for_more_parameters() -> None:
 
 
 def test_every_field_is_chosen_and_the_recipe_then_has_only_numbers() -> None:
-    written = recipe()
+    written = recipe(model={"family": "swift", "pairs": "auto"})
     assert set(written.autos) == set(AUTOS)
     choices = choose(written, FACTS)
     made = choices.applied(written, "test")
@@ -140,6 +140,18 @@ def test_every_field_is_chosen_and_the_recipe_then_has_only_numbers() -> None:
     assert written.autos, "what was written stays"
     assert all(choice.reason for choice in choices.chosen)
     assert {line.quantity for line in choices.lines()} == set(values_of(choices))
+
+
+@pytest.mark.parametrize(
+    ("unique", "vocabulary", "rows"),
+    [(None, 257, 16_384), (1e12, 257, 16_384), (1e12, 2048, 32_768), (1e12, 30_000, 131_072), (1e4, 257, 0)],
+)
+def test_pairs_of_tokens_have_rows_where_a_text_is_hardly_read_again(
+    unique: float | None, vocabulary: int, rows: int
+) -> None:
+    written = recipe(model={"family": "swift", "pairs": "auto"}, budget={"epochs": None, "time": "10m"})
+    facts = Facts(vocabulary=vocabulary, unique=unique, device="cpu", speed=3e10)
+    assert values_of(choose(written, facts))["model.pairs"] == rows
 
 
 def test_what_is_given_is_kept() -> None:

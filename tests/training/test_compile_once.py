@@ -72,7 +72,7 @@ check(1, "masked_lm")
 check(2, "perceiver_ar", latents=3, prefix_dropout=0.0)
 check(2, "gpt2", dropout=0.5)
 parts = PartsSpec("qk_norm, gains, zero_outputs, value_embeddings, scales, convolutions")
-check(2, "swift", layers=4, parts=parts)
+check(2, "swift", layers=4, parts=parts, pairs=50)
 """
 
 

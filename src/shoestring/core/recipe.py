@@ -155,6 +155,7 @@ AUTOS = (
     "train.beta2",
     "train.cooldown",
     "model.dropout",
+    "model.pairs",
 )
 """Fields that may be "auto"."""
 CODE = (("model", "family"), ("data", "source"))

@@ -201,8 +201,13 @@ class Model:
     ] = None
     parts: Annotated[
         PartsSpec | None,
-        "swift: none, or some of qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:C, value_embeddings and "
-        'scales (docs/how-to/swift.md); default: "qk_norm, gains"',
+        "swift: none, or some of qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:C, value_embeddings, "
+        'scales and convolutions:J (docs/how-to/swift.md); default: "qk_norm, gains"',
+    ] = None
+    pairs: Annotated[
+        int | Auto | None,
+        Between(0, 10**8),
+        'swift: rows of a table for a token and the one before it, by a hash, or "auto"; default: 0, no table',
     ] = None
     window: Annotated[int | None, SIZE, "swift: positions that a query sees in layers of local attention"] = None
     full_every: Annotated[

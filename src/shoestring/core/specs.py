@@ -268,10 +268,10 @@ class PartsSpec(Spec):
     @property
     def in_order(self) -> str:
         """The parts of the network, without what matters only for its first weights: equal for equal networks."""
-        apart = ("zero_outputs", "soft_cap", "convolutions")
-        found = [name for name in self.names if self.has(name) and name not in apart]
-        found += [] if self.cap is None else [f"soft_cap:{self.cap:g}"]
-        return ", ".join([*found, *([f"convolutions:{n}"] if (n := self.positions_before) else [])]) or "none"
+        numbers = {"soft_cap": self.cap, "convolutions": self.positions_before}
+        plain = (name for name in self.names if name not in numbers and name != "zero_outputs")
+        numbered = (f"{name}:{number:.10g}" for name, number in numbers.items() if number)
+        return ", ".join([*(name for name in plain if self.has(name)), *numbered]) or "none"
 
     def _number(self, name: str) -> str:
         """What follows the name of a part that it has."""

@@ -54,7 +54,7 @@ class Output(NamedTuple):
 NAMED = 3
 """Tensors that an error names."""
 _PARTS = {
-    "embedding": ("embedding", "positions", "types", "value_embedding"),
+    "embedding": ("embedding", "positions", "types", "value_embedding", "pair_embedding"),
     "attention": ("qkv", "out", "value_gate", "convolution1"),
     "mlp": ("up", "gate_up", "down", "convolution2"),
     "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm", "q_norm", "k_norm", "scales"),

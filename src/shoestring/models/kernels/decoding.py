@@ -17,6 +17,9 @@ import triton
 import triton.language as tl
 
 from shoestring.models.kernels.early import fetch, fetch_lines, let_begin, wait
+from shoestring.models.layers import pairs as pairs_of
+
+MODULUS, FACTOR = tl.constexpr(pairs_of.MODULUS), tl.constexpr(pairs_of.FACTOR)
 
 
 @triton.jit
@@ -33,8 +36,9 @@ def _normed(x, gain, shift, k, here, K: tl.constexpr, EPS: tl.constexpr, NORM: t
 
 @triton.jit(do_not_specialize=["width", "v"])
 def embed_kernel(
-    out, first, rows, place, table, positions, gain, shift, scales, width, v, K: tl.constexpr, EPS: tl.constexpr,
-    NORM: tl.constexpr, POSITIONS: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    out, first, rows, place, table, positions, gain, shift, scales, pairs, width, v, K: tl.constexpr,
+    EPS: tl.constexpr, NORM: tl.constexpr, POSITIONS: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first stream of the newest tokens; a program makes that of one row."""
     row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -48,6 +52,11 @@ def embed_kernel(
     x = tl.load(table + token * K + k, mask=here & known, other=0.0).to(tl.float32)
     if POSITIONS:
         x += tl.load(positions + tl.load(place, cache_modifier=".cg") * K + k, mask=here, other=0.0).to(tl.float32)
+    if PAIRS:  # as `models.layers.pairs`
+        begun = tl.load(place, cache_modifier=".cg") > 0
+        before = tl.load(rows + row * width + column - 2, mask=begun, other=v, cache_modifier=".cg")
+        pair = (before * v + token) % MODULUS * FACTOR % MODULUS % PAIRS
+        x += tl.load(pairs + pair * K + k, mask=here & known, other=0.0).to(tl.float32)
     if NORM:
         x = _normed(x, gain, shift, k, here, K, EPS, NORM)
     if SCALED:

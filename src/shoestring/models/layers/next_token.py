@@ -99,6 +99,8 @@ class Parts(NamedTuple):
     embedding_norm: Norm | None = None
     frequencies: Tensor | None = None
     """Of rotary positions."""
+    pair_embedding: Tensor | None = None
+    """Rows for a token and the one before it."""
 
 
 def product_of(layer: nn.Module, *more: Tensor) -> Product:
@@ -209,11 +211,13 @@ class NextToken:
         from shoestring.models.kernels.decoding import embed_kernel
 
         parts, (v, d) = self._parts, self._parts.embedding.shape
-        norm, scales, block = parts.embedding_norm, parts.layers[0].scales, _power(d)
+        norm, scales, block, pairs = parts.embedding_norm, parts.layers[0].scales, _power(d), parts.pair_embedding
         embed_kernel[(len(self._rows),)](
             self._stream, self._first, self._rows, self.place, parts.embedding,
             parts.embedding if parts.positions is None else parts.positions, *_of_norm(norm, self._stream),
-            self._stream if scales is None else scales, self._rows.shape[1], v, K=d,
+            self._stream if scales is None else scales,
+            parts.embedding if pairs is None else pairs, self._rows.shape[1], v, K=d,
+            PAIRS=0 if pairs is None else len(pairs),
             EPS=0.0 if norm is None else norm.eps, NORM=_kind(norm), POSITIONS=parts.positions is not None,
             SCALED=scales is not None, BLOCK=block, num_warps=_warps(block), **self._timing(),
         )  # fmt: skip

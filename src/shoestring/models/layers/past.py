@@ -6,7 +6,7 @@ Shapes: R rows, K heads of keys and values, T tokens, C channels per head, D wid
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -43,11 +43,12 @@ class Inputs:
 class Kept:
     """The keys and values of a layer, in tensors for rows of at most `length` tokens; a query sees `window` of them.
 
-    Also the inputs of its convolutions, where it has some.
+    Also the inputs of its convolutions, where it has some, and the newest token, where the network needs it.
     """
 
     def __init__(self, length: int, window: int | None = None, inputs: tuple[Inputs, Inputs] | None = None):
         self.length, self.window, self.count, self.inputs = length, window, 0, inputs
+        self.newest: Int[Tensor, "R 1"] | None = None
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -79,6 +80,7 @@ class Kept:
     def clear(self) -> None:
         """Begin anew, in the same tensors."""
         self._set_counts(0)
+        self.newest = None
 
     def _set_counts(self, count: int) -> None:
         self.count = count

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Model
+from shoestring.core.sections import Model, number
 from shoestring.core.specs import PartsSpec
 from shoestring.cost.transformer import FLEX, INDEX, Setting, Transformer, Work
 from shoestring.models.families.llama import LlamaFamily
@@ -32,7 +32,7 @@ class SwiftFamily(LlamaFamily):
 
     name = "swift"
     network = "Swift"
-    fields = LlamaFamily.fields - {"bias"} | {"parts", "window", "full_every"}
+    fields = LlamaFamily.fields - {"bias"} | {"parts", "pairs", "window", "full_every"}
 
     def problems(self, recipe: Recipe) -> list[str]:
         model, found = recipe.model, super().problems(recipe)
@@ -54,6 +54,10 @@ class SwiftFamily(LlamaFamily):
         """The layers with value embeddings: every second one, the last among them."""
         layers = range(model.layers) if parts_of(model).has("value_embeddings") else ()
         return [layer for layer in layers if (model.layers - 1 - layer) % 2 == 0]
+
+    def pairs(self, model: Model) -> int:
+        """Rows of the table of a token and the one before it; 0: there is none."""
+        return int(number(model.pairs)) if model.pairs else 0
 
     def gate_channels(self, model: Model) -> int:
         """G: channels that a gate of value embeddings reads."""
@@ -80,12 +84,12 @@ class SwiftFamily(LlamaFamily):
         found, parts, d = super().parameters(model, vocabulary, length), parts_of(model), model.width
         gains = found["norm"] + parts.has("qk_norm") * 2 * model.layers * (d // model.heads)
         gains += parts.has("embedding_norm") * d
-        values = vocabulary * self.key_channels(model) * len(self.value_layers(model))
+        tables = vocabulary * self.key_channels(model) * len(self.value_layers(model)) + self.pairs(model) * d
         factors = model.layers * parts.positions_before
         return found | {
             "attention": found["attention"] + factors * 2 * self.key_channels(model),
             "mlp": found["mlp"] + factors * d,
-            "embedding": found["embedding"] + values,
+            "embedding": found["embedding"] + tables,
             "norm": gains * parts.has("gains") + 2 * model.layers * parts.has("scales"),
         }
 
@@ -98,6 +102,7 @@ class SwiftFamily(LlamaFamily):
         every = None if model.window is None else full_every(model)
         return super().decisive(model) | {
             "parts": parts_of(model).in_order,
+            "pairs": self.pairs(model),
             "window": model.window,
             "full_every": every,
         }
@@ -187,6 +192,9 @@ class SwiftFamily(LlamaFamily):
             found["output"] -= n * 4 * d
         found["embedding"] += n * norm * parts.has("embedding_norm")
         found["embedding"] += n * INDEX * (setting.document_mask and parts.has("convolutions"))  # positions
+        if model.pairs:
+            found["embedding"] += n * INDEX
+            found["dropout"] += n * setting.number * bool(model.word_dropout)  # factors of the tokens before
         if parts.has("scales") and setting.recompute != "full":  # "full" saves it as the input of the first block
             found["embedding"] += n * setting.number * d
         return found

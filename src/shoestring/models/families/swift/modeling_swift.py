@@ -34,6 +34,7 @@ class SwiftConfig(PretrainedConfig):
         rotary_scaling=None,
         frequencies=(),
         parts="none",
+        pairs=0,
         window=None,
         full_every=4,
         tied=True,
@@ -44,6 +45,7 @@ class SwiftConfig(PretrainedConfig):
         self.intermediate_size, self.max_position_embeddings = intermediate_size, max_position_embeddings
         self.rms_norm_eps, self.rope_theta, self.rotary_scaling = rms_norm_eps, rope_theta, rotary_scaling
         self.frequencies, self.parts, self.tied = list(frequencies), parts, tied
+        self.pairs = pairs  # rows of the table of a token and the one before it; 0: there is none
         self.window, self.full_every = window, full_every
         super().__init__(**others)
 
@@ -54,14 +56,16 @@ class SwiftConfig(PretrainedConfig):
     @property
     def cap(self):
         """The soft cap of the logits; None: there is none."""
-        found = [part.partition(":")[2] for part in self.parts.split(",") if part.strip().startswith("soft_cap")]
-        return float(found[0] or 15) if found else None
+        return float(self.number_of("soft_cap") or 15) if "soft_cap" in self.part_names else None
+
+    def number_of(self, name):
+        """What follows the name of a part, if it has a number."""
+        return next(part.partition(":")[2] for part in self.parts.split(",") if part.strip().startswith(name))
 
     @property
     def positions_before(self):
         """The positions before its own that a convolution reads; 0: there is none."""
-        found = [part.partition(":")[2] for part in self.parts.split(",") if part.strip().startswith("convolutions")]
-        return int(found[0] or 3) if found else 0
+        return int(self.number_of("convolutions") or 3) if "convolutions" in self.part_names else 0
 
     @property
     def value_layers(self):
@@ -123,14 +127,11 @@ class Block(nn.Module):
         """x_t + sum of w_j x_(t-j), without padding; the inputs are kept as keys of further layers of the cache."""
         if convolution is None:
             return x
-        (r, t, d), inputs = x.shape, x
+        (_, t, d), inputs = x.shape, x
         if known is not None:
             inputs = x * known[:, -t:, None]
         if past is not None:
-            index = self.layers + number
-            while len(past.layers) <= index:
-                past.layers.append(DynamicLayer())
-            inputs = past.update(inputs[:, None], x.new_empty(r, 1, t, 0), index)[0][:, 0]
+            inputs = kept(past, self.layers + number, inputs)
         factors, total = convolution.weight.float().view(-1, d), x.float()
         before = F.pad(inputs.float(), (0, 0, len(factors), 0))
         for j, factor in enumerate(factors, 1):
@@ -158,6 +159,13 @@ class Block(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(r, t, d))
 
 
+def kept(past, index, x):
+    """x, R T D, after those before it: the keys of a further layer of the cache."""
+    while len(past.layers) <= index:
+        past.layers.append(DynamicLayer())
+    return past.update(x[:, None], x.new_empty(len(x), 1, x.shape[1], 0), index)[0][:, 0]
+
+
 def rotated(x, cos, sin):
     """The channel pairs (c, c + C/2) of R T H C, rotated by angles of R T C/2."""
     cos, sin = cos[:, :, None], sin[:, :, None]
@@ -174,6 +182,7 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         d, keys = config.hidden_size, config.hidden_size // config.num_attention_heads * config.num_key_value_heads
         self.embedding = nn.Embedding(config.vocab_size, d)
+        self.pair_embedding = nn.Embedding(config.pairs, d) if config.pairs else None
         self.embedding_norm = Norm(config, d) if "embedding_norm" in config.part_names else None
         tables = len(config.value_layers)
         self.value_embedding = nn.Embedding(config.vocab_size, keys * tables) if tables else None
@@ -190,6 +199,18 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self):
         return self.head
+
+    def pairs_of(self, ids, past, known):
+        """The row of each token and the one before it, R T, by a hash; no token before has the id after the last."""
+        config, read = self.config, ids
+        if past is not None:
+            index = config.num_hidden_layers * (3 if config.positions_before else 1)
+            read = kept(past, index, ids[..., None])[..., 0]
+        own = slice(read.shape[1] - ids.shape[1], read.shape[1])
+        before = F.pad(read, (1, 0), value=config.vocab_size)[:, own]
+        if known is not None:
+            before = before.masked_fill(F.pad(known, (1, 0), value=1)[:, own] == 0, config.vocab_size)
+        return (before * config.vocab_size + ids) % 2147483647 * 48271 % 2147483647 % config.pairs
 
     def masks(self, places, total, attention_mask):
         """What a query sees in layers of full and of local attention, R 1 T S: itself always."""
@@ -222,6 +243,8 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         full, local = self.masks(places, before + len(places), attention_mask)
 
         x = self.embedding(input_ids)
+        if self.pair_embedding is not None:
+            x = x + self.pair_embedding(self.pairs_of(input_ids, past_key_values, known))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         first, valued, values = x, self.config.value_layers, ()

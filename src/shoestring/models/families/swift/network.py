@@ -25,6 +25,7 @@ from shoestring.models.layers.embedding_lookup import embedding_lookup, hide_wor
 from shoestring.models.layers.linear import linear, swiglu_layer
 from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
 from shoestring.models.layers.normed_heads import add_values, normed_heads
+from shoestring.models.layers.pairs import ids_before, pair_ids
 from shoestring.models.layers.past import Inputs, Kept
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
 from shoestring.models.layers.scaled_add_norm import scaled_add_norm
@@ -165,6 +166,8 @@ class Swift(LanguageModel):
         super().__init__()
         parts, channels = parts_of(model), model.width // model.heads
         self.embedding = nn.Embedding(vocab_size, model.width)
+        pairs = FAMILY.pairs(model)
+        self.pair_embedding = nn.Embedding(pairs, model.width) if pairs else None
         self.embedding_norm = make_norm(model, model.width) if parts.has("embedding_norm") else None
         self._valued, keys = FAMILY.value_layers(model), FAMILY.key_channels(model)
         self.value_embedding = nn.Embedding(vocab_size, keys * len(self._valued)) if self._valued else None
@@ -189,19 +192,22 @@ class Swift(LanguageModel):
         for name, parameter in self.blocks.named_parameters():
             if name.split(".")[-2] in names:
                 parameter.zero_()
+        if self.pair_embedding is not None:
+            self.pair_embedding.weight.zero_()
 
     def hidden(self, inputs: Batch) -> Float[Tensor, "R T D"]:
         angles = turns(self.frequencies, inputs.ids.shape[1])
         segments, positions = inputs.segments if inputs.document_mask else None, None
         if segments is not None:
-            places = Documents(segments).positions
-            angles, positions = turns_at(places, angles), places if self._positions_before else None
+            positions = Documents(segments).positions
+            angles = turns_at(positions, angles)
         words = None
         if self.word_dropout and self.training:
             kind = stream_type(self.embedding.weight)
             words = seen_words(self.embedding, inputs.ids, self.word_dropout, kind)
-        x = self._embedded(inputs.ids, words)
-        x = self._through_blocks(inputs.ids, x, angles, self._seen(x, segments), words, positions)
+        x = self._embedded(inputs.ids, words, positions)
+        mixed = positions if self._positions_before else None
+        x = self._through_blocks(inputs.ids, x, angles, self._seen(x, segments), words, mixed)
         return F.dropout(x, self.output_dropout, self.training)
 
     def past(self, length: int) -> list[Kept]:
@@ -210,7 +216,9 @@ class Swift(LanguageModel):
 
     def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
         angles = turns(self.frequencies, ids.shape[1], past[0].count)
-        return self.output().logits(self._through_blocks(ids, self._embedded(ids), angles, past)[:, -1])
+        x = self._embedded(ids, newest=past[0].newest)
+        past[0].newest = ids[:, -1:]
+        return self.output().logits(self._through_blocks(ids, x, angles, past)[:, -1])
 
     def parts(self) -> Parts:
         values = dict[int, Tensor]()
@@ -224,13 +232,26 @@ class Swift(LanguageModel):
         return Parts(
             self.embedding.weight, layers, norm_of(self.norm), head, self.heads, self.cap, embedding_norm=first,
             frequencies=self.frequencies,
+            pair_embedding=None if self.pair_embedding is None else self.pair_embedding.weight,
         )  # fmt: skip
 
     def output(self) -> Output:
         return Output(self.head.weight, cap=self.cap)
 
-    def _embedded(self, ids: Int[Tensor, "R T"], words: Float[Tensor, "R T 1"] | None = None) -> Float[Tensor, "R T D"]:
+    def _embedded(
+        self,
+        ids: Int[Tensor, "R T"],
+        words: Float[Tensor, "R T 1"] | None = None,
+        positions: Int[Tensor, "R T"] | None = None,
+        newest: Int[Tensor, "R 1"] | None = None,
+    ) -> Float[Tensor, "R T D"]:
+        """The first stream. A pair begins at position 0, and `newest` is the token before the first id."""
         x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
+        if self.pair_embedding is not None:
+            vocabulary, size = self.embedding.num_embeddings, self.pair_embedding.num_embeddings
+            pairs = pair_ids(ids_before(ids, vocabulary, positions, newest), ids, vocabulary, size)
+            rows = embedding_lookup(self.pair_embedding, pairs, x.dtype)
+            x = x + (rows if words is None else rows * F.pad(words[:, :-1], (0, 0, 1, 0), value=1.0))
         if words is not None:
             x = hide_words(x, words)
         if self.embedding_norm is not None:

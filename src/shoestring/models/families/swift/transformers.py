@@ -28,6 +28,7 @@ def _differences(model: Model, needed: tuple[str, ...], may: tuple[str, ...] = (
     found = [name for name in parts.names if parts.has(name) and name not in (*needed, *may, _FIRST)]
     found += [f"no {name}" for name in needed if not parts.has(name)]
     found += [] if model.window is None else ["a window"]
+    found += ["rows for pairs of tokens"] if model.pairs else []
     return f"is another network: this model has {', '.join(found)}" if found else None
 
 
@@ -126,7 +127,7 @@ NANOCHAT = FORMAT._replace(
 
 # any other: a modelling file beside the weights, which have our names
 
-_MODULES = ("embedding", "value_embedding", "embedding_norm", "norm", "head")
+_MODULES = ("embedding", "value_embedding", "pair_embedding", "embedding_norm", "norm", "head")
 _IN_BLOCKS = (
     "norm1",
     "qkv",
@@ -173,6 +174,7 @@ def _own_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "rotary_scaling": None if scaling is None else str(scaling),
         "frequencies": frequencies(model.width // model.heads, model.rotary_base, scaling).tolist(),
         "parts": parts_of(model).in_order,
+        "pairs": FAMILY.pairs(model),
         "window": model.window,
         "full_every": full_every(model),
         "tied": model.tied,
@@ -185,6 +187,7 @@ def _own_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
 def _own_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     same = ("parts", "window", "tied", "rotary_scaling")
     return {name: config[name] for name in same} | {
+        "pairs": config.get("pairs") or None,
         "full_every": None if config["window"] is None else config["full_every"],
         "width": config["hidden_size"],
         "layers": config["num_hidden_layers"],
