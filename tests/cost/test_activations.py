@@ -184,7 +184,9 @@ def test_swifts_kernels_keep_what_they_say(values: bool, convolved: bool) -> Non
     parts = "qk_norm, gains, scales" + ", value_embeddings" * values + ", convolutions" * convolved
     model = Model(family="swift", width=d, layers=1, heads=h, kv_heads=shared, parts=parts)  # type: ignore[arg-type]
     found = saved_bytes(model, t, Setting(number=2, compiled=False, gpu=True))
-    assert found["norms"] == 2 * t * (2 * d + 4) + convolved * 2 * t * d, "sums and scales, and what the MLP's reads"
+    assert found["norms"] == 2 * t * (2 * d + 4) + convolved * 2 * t * d, (
+        "sums, scales and the inputs of norm2's convolution"
+    )
     made, turned, mixed = d + 2 * k, d + 2 * k, d
     read = 2 * (d + (1 + convolved) * made + turned + mixed) + 4 * (h + shared) + 4 * h
     assert found["attention"] == t * (read + values * 2 * shared), "both norms' scales, sums of weights, and gates"

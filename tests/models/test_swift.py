@@ -171,9 +171,8 @@ def test_pairs_are_nothing_at_first_and_then_tell_what_came_before() -> None:
     assert not table.any() and table.shape == (64, 16)
     pairs = pair_ids(ids_before(ids, VOCABULARY), ids, VOCABULARY, 64)
     assert pairs[0, 2] == pairs[1, 2] and pairs[0, 1] != pairs[1, 1], "2 after 1, and after 4"
-    counts = (
-        pair_ids(*torch.meshgrid(torch.arange(258), torch.arange(257), indexing="ij"), 257, 512).flatten().bincount()
-    )
+    every = torch.meshgrid(torch.arange(258), torch.arange(257), indexing="ij")
+    counts = pair_ids(*every, 257, 512).flatten().bincount()
     assert len(counts) == 512 and counts.max() < 1.5 * counts.float().mean(), "pairs are spread over the rows"
     largest = torch.tensor([[2**20 - 1]])
     assert 0 <= pair_ids(largest + 1, largest, 2**20, 99_999_999) < 99_999_999, "no product overflows"

@@ -207,7 +207,7 @@ class Model:
     pairs: Annotated[
         int | Auto | None,
         Between(0, 10**8),
-        'swift: rows of a table for a token and the one before it, by a hash, or "auto"; default: 0, no table',
+        'swift: rows of a table for pairs of a token and the one before it, or "auto"; default: 0, no table',
     ] = None
     window: Annotated[int | None, SIZE, "swift: positions that a query sees in layers of local attention"] = None
     full_every: Annotated[
@@ -241,8 +241,8 @@ OF_DROPOUT = ("attention_dropout", "output_dropout", "word_dropout")
 USUAL = {"warmup": 0.05, "weight_decay": 0.1, "beta2": 0.95}
 """Fields that are left out, where the learning rate is given: as in many published recipes."""
 COOLDOWN = 0.6
-"""The share of the steps in which a learning rate cools down, where the recipe names none: of text read once, 0.4 has
-0.6 % more loss, and 0.8 as much (results/log.md)."""
+"""The share of the steps in which a learning rate cools down, where the recipe names none. Of text that is read once,
+0.4 has 0.6 % more loss, and 0.8 the same (results/log.md)."""
 OF_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 """Fields with factors of the learning rate."""
 OF_MUON = ("polar_express", "normalize_neurons", "cautious_decay", "momentum_warmup")

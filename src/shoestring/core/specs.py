@@ -229,7 +229,7 @@ class PartsSpec(Spec):
         "soft_cap": "logits within ±15, or ±C for soft_cap:C",
         "value_embeddings": "gated embeddings of tokens, added to the values of every second layer",
         "scales": "scales of the stream and of the first embedding before each layer",
-        "convolutions": "keys, values and what the MLP reads have those of 3 positions before, or J for convolutions:J",
+        "convolutions": "keys, values and the MLP's input mixed with those of 3 positions before, or J with :J",
     }
     """The parts, and what each is."""
     usual_cap: ClassVar[float] = 15.0
@@ -262,7 +262,7 @@ class PartsSpec(Spec):
 
     @property
     def positions_before(self) -> int:
-        """The positions before its own that a convolution reads; 0: there is none."""
+        """How many positions before its own a convolution reads; 0 without convolutions."""
         return int(self._number("convolutions") or self.usual_before) if self.has("convolutions") else 0
 
     @property

@@ -102,7 +102,7 @@ class Decoder:
         self._launched, self._place = True, (position + 1, end + 1)
         for kept in self._past:
             kept.advance()
-            kept.newest = self._rows[:, end - 1 : end]
+        self._past[0].newest = self._rows[:, end - 1 : end]
 
     def _put(self, position: int, end: int) -> None:
         self._step.place.copy_(torch.tensor((position, end), dtype=torch.int32))

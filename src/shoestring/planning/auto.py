@@ -345,7 +345,7 @@ def best_dropout(n: float, unique: float | None, epochs: float | None) -> Chosen
 
 
 LEAST_PAIRS, MOST_PAIRS, PAIRS_PER_ID = 1 << 14, 1 << 17, 16
-"""Rows of the table of pairs. In 600 steps of 64 × 3 on stories as bytes, with and without it: 1.016 and 1.051 of text
+"""Rows of the table of pairs. In 600 steps of 64 × 3 on stories as bytes, with and without it: 1.018 and 1.051 of text
 read once, 1.022 and 1.057 twice, 1.059 and 1.074 four times, 1.690 and 1.394 ten times."""
 
 

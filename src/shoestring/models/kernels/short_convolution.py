@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The kernels of `short_convolution`: what a program reads again for the positions beside its own is in the cache.
 
-Shapes: N positions of all rows, T of a row, D channels, of which those from `first` on are convolved, J positions
-before a position's own. A tile has ROWS positions of BLOCK channels; sums are float32.
+Shapes: N positions of all rows, T of a row, D channels, J positions before a position's own. Channels before `first`
+are left as they are. A tile has ROWS positions of BLOCK channels; sums are float32.
 """
 
 from __future__ import annotations

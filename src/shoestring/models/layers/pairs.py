@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 MODULUS, FACTOR = 2**31 - 1, 48_271
-"""Of the hash, so that pairs with a token in common are far apart; as small as no product overflows."""
+"""Of the hash. It scatters pairs that have a token in common, and no product overflows."""
 
 
 def ids_before(
@@ -19,7 +19,7 @@ def ids_before(
     positions: Int[Tensor, "R T"] | None = None,
     newest: Int[Tensor, "R 1"] | None = None,
 ) -> Int[Tensor, "R T"]:
-    """The id before each: V at the begin of a row, whose last token before may be given, or of a document."""
+    """The id before each; V before the first of a document, or of a row where `newest` is not given."""
     first = torch.full_like(ids[:, :1], vocabulary) if newest is None else newest
     found = torch.cat((first, ids[:, :-1]), dim=1)
     return found if positions is None else found.masked_fill(positions == 0, vocabulary)

@@ -43,7 +43,7 @@ class Inputs:
 class Kept:
     """The keys and values of a layer, in tensors for rows of at most `length` tokens; a query sees `window` of them.
 
-    Also the inputs of its convolutions, where it has some, and the newest token, where the network needs it.
+    Also the inputs of its convolutions, where it has some; the first layer keeps the newest token.
     """
 
     def __init__(self, length: int, window: int | None = None, inputs: tuple[Inputs, Inputs] | None = None):

@@ -56,7 +56,7 @@ class SwiftFamily(LlamaFamily):
         return [layer for layer in layers if (model.layers - 1 - layer) % 2 == 0]
 
     def pairs(self, model: Model) -> int:
-        """Rows of the table of a token and the one before it; 0: there is none."""
+        """Rows of the table for pairs of tokens; 0 without one."""
         return int(number(model.pairs)) if model.pairs else 0
 
     def gate_channels(self, model: Model) -> int:

@@ -45,7 +45,7 @@ class SwiftConfig(PretrainedConfig):
         self.intermediate_size, self.max_position_embeddings = intermediate_size, max_position_embeddings
         self.rms_norm_eps, self.rope_theta, self.rotary_scaling = rms_norm_eps, rope_theta, rotary_scaling
         self.frequencies, self.parts, self.tied = list(frequencies), parts, tied
-        self.pairs = pairs  # rows of the table of a token and the one before it; 0: there is none
+        self.pairs = pairs  # rows of the table for pairs of tokens; 0 without one
         self.window, self.full_every = window, full_every
         super().__init__(**others)
 
@@ -64,7 +64,7 @@ class SwiftConfig(PretrainedConfig):
 
     @property
     def positions_before(self):
-        """The positions before its own that a convolution reads; 0: there is none."""
+        """How many positions before its own a convolution reads; 0 without convolutions."""
         return int(self.number_of("convolutions") or 3) if "convolutions" in self.part_names else 0
 
     @property
@@ -201,7 +201,7 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         return self.head
 
     def pairs_of(self, ids, past, known):
-        """The row of each token and the one before it, R T, by a hash; no token before has the id after the last."""
+        """The row of each token and the one before it, R T, by a hash; the first has vocab_size before it."""
         config, read = self.config, ids
         if past is not None:
             index = config.num_hidden_layers * (3 if config.positions_before else 1)

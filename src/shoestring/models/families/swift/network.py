@@ -60,6 +60,11 @@ class ValueGate(nn.Module):
         return F.linear(x[..., : self.weight.shape[1]], self.weight)
 
 
+def _inputs(seen: Seen | None, convolution: int) -> Inputs | None:
+    """What is kept for the first or the second convolution of a layer, where anything is."""
+    return seen.inputs[convolution] if isinstance(seen, Kept) and seen.inputs is not None else None
+
+
 class SwiftBlock(Block):
     """Attention, then an MLP, each on a normalised copy of the stream and added to it.
 
@@ -100,14 +105,13 @@ class SwiftBlock(Block):
 
         `positions` are those in documents, which convolutions do not mix.
         """
-        kept = seen.inputs[1] if isinstance(seen, Kept) and seen.inputs is not None else None
         if self.scales is not None and first is not None:
             x, normed = scaled_add_norm(x, change, first, self.scales.weight, self.norm1)
         else:
             x, normed = add_norm(x, change, self.norm1)
         x, normed = add_norm(x, self.dropped(self.attention(normed, values, angles, seen, positions)), self.norm2)
         if self.convolution2 is not None:
-            normed = self.convolution2(normed, positions, kept)
+            normed = self.convolution2(normed, positions, _inputs(seen, 1))
         return x, self.dropped(self.part(self.mlp, normed))
 
     def attention(
@@ -121,8 +125,7 @@ class SwiftBlock(Block):
         r, t, d = x.shape
         product = linear(x, self.qkv)
         if self.convolution1 is not None:
-            kept = seen.inputs[0] if isinstance(seen, Kept) and seen.inputs is not None else None
-            product = self.convolution1(product, positions, kept)
+            product = self.convolution1(product, positions, _inputs(seen, 0))
         qkv = product.view(r, t, self.heads + 2 * self.kv_heads, self.channels)
         gates = None if self.value_gate is None or values is None else self.value_gate(x)
         if self.q_norm is not None and self.k_norm is not None:
@@ -245,7 +248,7 @@ class Swift(LanguageModel):
         positions: Int[Tensor, "R T"] | None = None,
         newest: Int[Tensor, "R 1"] | None = None,
     ) -> Float[Tensor, "R T D"]:
-        """The first stream. A pair begins at position 0, and `newest` is the token before the first id."""
+        """The first stream. No pair reaches beyond position 0; `newest` is the token before the first id."""
         x = embedding_lookup(self.embedding, ids, stream_type(self.embedding.weight))
         if self.pair_embedding is not None:
             vocabulary, size = self.embedding.num_embeddings, self.pair_embedding.num_embeddings

@@ -129,20 +129,9 @@ NANOCHAT = FORMAT._replace(
 
 _MODULES = ("embedding", "value_embedding", "pair_embedding", "embedding_norm", "norm", "head")
 _IN_BLOCKS = (
-    "norm1",
-    "qkv",
-    "q_norm",
-    "k_norm",
-    "value_gate",
-    "out",
-    "norm2",
-    "gate_up",
-    "up",
-    "down",
-    "scales",
-    "convolution1",
+    "norm1", "qkv", "q_norm", "k_norm", "value_gate", "out", "norm2", "gate_up", "up", "down", "scales", "convolution1",
     "convolution2",
-)
+)  # fmt: skip
 _OWN_NAMES = WeightNames(
     network="Swift",
     base="",
