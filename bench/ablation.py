@@ -40,8 +40,7 @@ from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
 
-SWIFT = SWIFT_PARTS[pick_device().type]
-CHOSEN = tuple(SWIFT.split(", "))
+CHOSEN = tuple(SWIFT_PARTS.split(", "))
 """Left out in turn; the other parts are added."""
 PAIRS = LEAST_PAIRS if pick_device().type == "cpu" else None
 """Rows for a token and the one before it, which are chosen where no text is read often."""
@@ -70,13 +69,13 @@ class Rate(NamedTuple):
 
 def variants() -> dict[str, dict[str, Any]]:
     """The fields of [model] and [train] that differ, by name."""
-    chosen = {"family": "swift", "tied": False, "parts": SWIFT, "pairs": PAIRS}
+    chosen = {"family": "swift", "tied": False, "parts": SWIFT_PARTS, "pairs": PAIRS}
     found: dict[str, dict[str, Any]] = {"as chosen": chosen}
     for name in CHOSEN:
         found[f"no {name}"] = chosen | {"parts": ", ".join(part for part in CHOSEN if part != name)}
     for name in PartsSpec.names:
         if name not in CHOSEN:
-            found[f"with {name}"] = chosen | {"parts": f"{SWIFT}, {name}"}
+            found[f"with {name}"] = chosen | {"parts": f"{SWIFT_PARTS}, {name}"}
     found["no pairs" if PAIRS else "with pairs"] = chosen | {"pairs": None if PAIRS else LEAST_PAIRS}
     found["tied head"] = chosen | {"tied": True}
     found["adamw"] = chosen | {"optimizer": "adamw"}

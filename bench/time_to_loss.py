@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, help="default: 8, of wikitext 12")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
-    parser.add_argument("--parts", default=SWIFT_PARTS["cuda"], help="of the Swift")
+    parser.add_argument("--parts", default=SWIFT_PARTS, help="of the Swift")
     parser.add_argument("--rows", type=int, default=deadline.SCORED, help="held out")
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--text", type=Path)
