@@ -28,7 +28,8 @@ CUDA = torch.device("cuda")
 
 
 def off_by(found: Tensor, exact: Tensor) -> float:
-    return float((found.detach().double() - exact.detach()).norm() / exact.detach().norm())
+    """What is wrong of it; what must be 0 may be off by the least number."""
+    return float((found.detach().double() - exact.detach()).norm() / exact.detach().norm().clamp_min(1e-30))
 
 
 @pytest.mark.parametrize("n", [1, 37, 5000])
