@@ -15,10 +15,10 @@ from shoestring.models.layers.blocks import wide
 from shoestring.models.layers.operators import Operator, is_fused, register
 from shoestring.models.layers.past import Inputs
 
-POSITIONS, CHANNELS = 16, 128
-"""Of a tile."""
+FORWARD, BACKWARD = (16, 128, 4), (16, 128, 4)
+"""Positions and channels of a tile, and warps of a program."""
 MOST_PROGRAMS = 1024
-"""Of the backward pass, for each tile of channels: each has a row of partial sums for the factors."""
+"""Of the backward pass: each has a row of partial sums for the factors."""
 
 
 class ShortConvolution(nn.Module):
@@ -90,12 +90,12 @@ def _inside(x: Tensor, positions: Tensor | None, j: int) -> Tensor:
 def _forward(x: Tensor, factors: Tensor, positions: Tensor | None) -> Tensor:
     from shoestring.models.kernels.short_convolution import short_convolution_kernel  # imports Triton
 
-    x, found = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    x, found, (rows, block, warps) = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format), FORWARD
     n, d, places = x.shape[0] * x.shape[1], x.shape[2], x if positions is None else positions.contiguous()
     with torch.cuda.device_of(x):
-        short_convolution_kernel[(-(-n // POSITIONS), -(-d // CHANNELS))](
+        short_convolution_kernel[(-(-n // rows), -(-d // block))](
             x, factors.contiguous(), places, found, n, x.shape[1], d, d - factors.shape[1], J=len(factors),
-            DOCUMENTS=positions is not None, ROWS=POSITIONS, BLOCK=CHANNELS, num_warps=4,
+            DOCUMENTS=positions is not None, ROWS=rows, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return found
 
@@ -103,14 +103,15 @@ def _forward(x: Tensor, factors: Tensor, positions: Tensor | None) -> Tensor:
 def _backward(outer: Tensor, x: Tensor, factors: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
     from shoestring.models.kernels.short_convolution import short_convolution_backward_kernel  # imports Triton
 
-    x, to_x = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    x, to_x, (rows, block, warps) = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format), BACKWARD
     n, d, places = x.shape[0] * x.shape[1], x.shape[2], x if positions is None else positions.contiguous()
-    programs = min(-(-n // POSITIONS), MOST_PROGRAMS)
+    blocks = -(-d // block)
+    programs = min(-(-n // rows), max(1, MOST_PROGRAMS // blocks))
     sums = torch.empty(programs, *factors.shape, device=x.device)
     with torch.cuda.device_of(x):
-        short_convolution_backward_kernel[(programs, -(-d // CHANNELS))](
+        short_convolution_backward_kernel[(programs, blocks)](
             outer, x, factors.contiguous(), places, to_x, sums, n, x.shape[1], d, d - factors.shape[1], J=len(factors),
-            DOCUMENTS=positions is not None, ROWS=POSITIONS, BLOCK=CHANNELS, num_warps=4,
+            DOCUMENTS=positions is not None, ROWS=rows, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return to_x, sums.sum(0)
 
