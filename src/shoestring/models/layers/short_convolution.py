@@ -15,9 +15,9 @@ from shoestring.models.layers.blocks import wide
 from shoestring.models.layers.operators import Operator, is_fused, register
 from shoestring.models.layers.past import Inputs
 
-FORWARD, BACKWARD = (16, 128, 4), (16, 128, 4)
+FORWARD, BACKWARD = (16, 128, 4), (8, 64, 2)
 """Positions and channels of a tile, and warps of a program."""
-MOST_PROGRAMS = 1024
+MOST_PROGRAMS = 1056
 """Of the backward pass: each has a row of partial sums for the factors."""
 
 
