@@ -40,7 +40,8 @@ from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
 
-CHOSEN = tuple(SWIFT_PARTS.split(", "))
+SWIFT = SWIFT_PARTS[pick_device().type]
+CHOSEN = tuple(SWIFT.split(", "))
 """Left out in turn; the other parts are added."""
 PAIRS = LEAST_PAIRS if pick_device().type == "cpu" else None
 """Rows for a token and the one before it, which are chosen where no text is read often."""
@@ -69,13 +70,13 @@ class Rate(NamedTuple):
 
 def variants() -> dict[str, dict[str, Any]]:
     """The fields of [model] and [train] that differ, by name."""
-    chosen = {"family": "swift", "tied": False, "parts": SWIFT_PARTS, "pairs": PAIRS}
+    chosen = {"family": "swift", "tied": False, "parts": SWIFT, "pairs": PAIRS}
     found: dict[str, dict[str, Any]] = {"as chosen": chosen}
     for name in CHOSEN:
         found[f"no {name}"] = chosen | {"parts": ", ".join(part for part in CHOSEN if part != name)}
     for name in PartsSpec.names:
         if name not in CHOSEN:
-            found[f"with {name}"] = chosen | {"parts": f"{SWIFT_PARTS}, {name}"}
+            found[f"with {name}"] = chosen | {"parts": f"{SWIFT}, {name}"}
     found["no pairs" if PAIRS else "with pairs"] = chosen | {"pairs": None if PAIRS else LEAST_PAIRS}
     found["tied head"] = chosen | {"tied": True}
     found["adamw"] = chosen | {"optimizer": "adamw"}
@@ -173,7 +174,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         place, longest = Path(temporary), asked.seconds or 0.0
         for seed, name in ((seed, name) for seed in range(asked.seeds) for name in asked.only):
-            own = found.setdefault(name, {"runs": []})
+            if found.get(name, {}).get("fields") != (fields := variants()[name]):
+                found[name] = {"fields": fields, "runs": []}  # another choice since
+            own = found[name]
             for rate in rates_of(asked, name):
                 if any((run["rate"], run["seed"]) == (rate.name, seed) for run in own["runs"]):
                     continue

@@ -42,7 +42,7 @@ SHAPE = ("width", "layers", "rows", "length")
 
 def our_step(asked: argparse.Namespace) -> Callable[[], object]:
     shape = {"width": asked.width, "layers": asked.layers, "heads": asked.width // 32}
-    model = Model(family="swift", parts=PartsSpec(SWIFT_PARTS), tied=False, **shape)
+    model = Model(family="swift", parts=PartsSpec(SWIFT_PARTS["cpu"]), tied=False, **shape)
     settings = Train(batch=asked.rows, lr=1e-3, optimizer="muon")
     learner = Learner(build(model, VOCABULARY, asked.length, 0), settings, torch.device("cpu"))
     rows = torch.randint(VOCABULARY, (asked.rows, asked.length + 1))

@@ -2,9 +2,9 @@
 
     python bench/longer.py [--text stories.txt.gz] [--time 300] [--seeds 1] [--at-once] [--work FOLDER] [--out FOLDER]
 
-The new run has the recipe of the first one, so that only the way there differs. The first run's cool-down is time that
-the second one does not use; its seconds are those until the cool-down, and its own. With --at-once the two ways share
-the machine. What has ended in --work is not run again, so a call may take some of the runs.
+The new run has the recipe of the first one, so that only the way there differs: the first run's cool-down, after which
+the second one goes on. With --at-once the two ways share the machine. What has ended in --work is not run again, so a
+call may take some of the runs.
 Wanted: a held-out loss within 0.3 % of that of the new run.
 """
 

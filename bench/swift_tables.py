@@ -13,7 +13,9 @@ def ablation_table(records: Sequence[dict[str, Any]]) -> str:
     lines = []
     for r in records:
         for size, found in r["results"].items():
-            lines += [f"{size}:\n\n", "| variant | held-out loss | seeds | lr | steps | ms per step |\n"]
+            base = found.get("as chosen", {}).get("fields")
+            told = "" if base is None else f"; “as chosen” has {base['parts']}, pairs {base['pairs'] or 'no'}"
+            lines += [f"{size}{told}:\n\n", "| variant | held-out loss | seeds | lr | steps | ms per step |\n"]
             lines.append("|---|---|---|---|---|---|\n")
             for name, variant in sorted(found.items(), key=lambda item: float(item[1]["loss"])):
                 runs = [run for run in variant["runs"] if run["lr"] == variant["lr"]]

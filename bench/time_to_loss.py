@@ -114,7 +114,7 @@ def ours(asked: argparse.Namespace, row: str, folder: Path) -> dict[str, Any]:
     corpus = open_corpus(recipe, read_plan(recipe, run.plan))
     cost = network_cost(recipe.model, corpus.vocab_size, recipe.data.length)
     told = {"cold": cold, "timeline": done["timeline"], "parameters": cost.total_parameters}
-    told["heldout"] = hash_of(corpus.heldout().ids)
+    told |= {"heldout": hash_of(corpus.heldout().ids)} | ({"parts": asked.parts} if row.startswith("swift") else {})
     return found | told
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, help="default: 8, of wikitext 12")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
-    parser.add_argument("--parts", default=SWIFT_PARTS, help="of the Swift")
+    parser.add_argument("--parts", default=SWIFT_PARTS["cuda"], help="of the Swift")
     parser.add_argument("--rows", type=int, default=deadline.SCORED, help="held out")
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--text", type=Path)

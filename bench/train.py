@@ -60,7 +60,7 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int, int]] = {
     ),
     "llama-512x9": ({**LLAMA, "tied": True, "width": 512, "layers": 9, "heads": 8, "hidden": 2048}, 32000, 2048, 32),
     "swift-124m": (
-        {"family": "swift", "parts": SWIFT_PARTS, "tied": False, "width": 768, "layers": 12, "heads": 12},
+        {"family": "swift", "parts": SWIFT_PARTS["cuda"], "tied": False, "width": 768, "layers": 12, "heads": 12},
         50304, 1024, 64,
     ),
     "demo": ({"family": "llama", "width": 128, "layers": 3, "heads": 4}, 605, 128, 16),

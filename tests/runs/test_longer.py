@@ -1,4 +1,4 @@
-"""`shoestring best` with more time than before: the run goes on from before its cool-down, under another name."""
+"""`shoestring best` with more time than before: the run goes on where it ended, under another name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.core.run_folder import RunFolder
+from shoestring.core.sections import number
 from shoestring.runs import counted
 from shoestring.runs.longer import earlier_run
 from shoestring.runs.reporter import Reporter
@@ -52,39 +53,45 @@ def train(file: str, seconds: float, steps: int = 10) -> None:
     done.write_text(json.dumps(json.loads(done.read_text()) | {"seconds": seconds, "timeline": {}}))
 
 
-def test_more_time_takes_the_run_up_before_its_cooldown(ran: list[Recipe]) -> None:
-    """Four of ten steps are before the cool-down: 2 of 5 minutes. So 8 of 10 are left, and 6 of those 8 cool down."""
+def test_more_time_takes_the_run_up_where_it_ended(ran: list[Recipe]) -> None:
+    """A run of 10 minutes has 5/6 of its learning rate after 5, with a cool-down of 60 %. Half of that is taken."""
     best("5m")
     assert "no run of it with less than 10m has ended" in best("10m")
     train("best-a.toml", 300.0)
-    assert "goes on where the learning rate of runs/best-a began to decay" in best("10m")
-    longer = ran[-1]
-    assert (longer.run.name, longer.model.init, longer.train.continued) == ("best-a-10m", "runs/best-a", True)
-    assert longer.budget.time == 8 * 60 and longer.train.cooldown == pytest.approx(6 / 8, rel=1e-3)
-    first = load("best-a.toml")
-    assert (longer.model.width, longer.train.lr, longer.train.batch) == (
-        first.model.width,
-        first.train.lr,
-        first.train.batch,
-    )
+    assert "goes on where runs/best-a ended" in best("10m")
+    longer, first = ran[-1], load("best-a.toml")
+    assert (longer.run.name, longer.model.init, longer.train.continued) == ("best-a-10m", "runs/best-a#last", True)
+    assert longer.budget.time == 5 * 60 and longer.train.cooldown == 1
+    assert longer.train.lr == pytest.approx(5 / 12 * number(first.train.lr), rel=0.01)
+    assert (longer.model.width, longer.train.batch) == (first.model.width, first.train.batch)
     assert "is there already" in best("10m") and ran[-1] == longer
     assert "no run of it with less than 4m has ended" in best("4m")
 
 
+def test_much_more_time_is_mostly_before_the_cooldown(ran: list[Recipe]) -> None:
+    """Of an hour 55 minutes are left, and 36 of them cool down."""
+    best("5m")
+    train("best-a.toml", 300.0)
+    best("1h")
+    longer, first = ran[-1], load("best-a.toml")
+    assert longer.budget.time == 55 * 60 and longer.train.cooldown == pytest.approx(36 / 55, rel=1e-3)
+    assert longer.train.lr == pytest.approx(number(first.train.lr) / 2, rel=0.01)
+
+
 def test_a_run_that_was_continued_is_continued_again(ran: list[Recipe]) -> None:
-    """8 minutes after the first 2: its cool-down begins after 2 of the 8, which is 4 in all."""
+    """Its learning rate is of the first run, and its time is that of both."""
     best("5m")
     train("best-a.toml", 300.0)
     best("10m")
-    train("best-a-10m.toml", 480.0, steps=8)
-    found = earlier_run("best-a", "text:a.txt", 20 * 60)
+    train("best-a-10m.toml", 300.0, steps=8)
+    found, peak = earlier_run("best-a", "text:a.txt", 20 * 60), number(load("best-a.toml").train.lr)
     assert found is not None and found.file == Path("best-a-10m.toml")
-    assert found.time == 600 and found.peak == pytest.approx(240)
+    assert (found.time, found.peak, found.cooling) == (600, peak, 0.6)
     assert earlier_run("best-a", "text:other.txt", 20 * 60) is None, "a run of another text"
     assert earlier_run("best", "text:a.txt", 20 * 60) == found and earlier_run("bes", "text:a.txt", 20 * 60) is None
     best("20m")
-    assert ran[-1].model.init == "runs/best-a-10m" and ran[-1].budget.time == 16 * 60
-    assert ran[-1].train.cooldown == pytest.approx(12 / 16, rel=1e-3)
+    assert ran[-1].model.init == "runs/best-a-10m#last" and ran[-1].budget.time == 10 * 60
+    assert ran[-1].train.cooldown == 1 and ran[-1].train.lr == pytest.approx(5 / 12 * peak, rel=0.01)
 
 
 def test_a_run_that_ended_before_its_time_is_not_continued(ran: list[Recipe]) -> None:

@@ -97,7 +97,7 @@ class HmmBaselines(_StreamBaselines):
     def __init__(self, stream: HmmStream, model: Saved, start: str):
         self.stream: HmmStream = stream
         self._model = model
-        self._parameters = model.parameters if start == "model" else self._from_stationary()
+        self.parameters = model.parameters if start == "model" else self._from_stationary()
 
     def baselines(self, rows: int) -> Baselines:
         """The losses on the first held-out rows."""
@@ -105,14 +105,14 @@ class HmmBaselines(_StreamBaselines):
         counts = None
         if self.stream.symbols <= COUNTED_SYMBOLS:
             counts = count([self.stream.rows(TRAIN, COUNTED_ROWS).numpy()], self.stream.symbols)
-        losses = losses_by_position(self._parameters, shown, *self._permutations(rows), counts, self._alphas)
+        losses = losses_by_position(self.parameters, shown, *self._permutations(rows), counts, self._alphas)
         return _baselines(losses, self.rate())
 
     def predictions(self, rows: int) -> Mapping[str, Tensor]:
         """What baselines expect of the first held-out rows, each (rows, length, symbols)."""
         rows = self._few(rows)
         shown = self.stream.rows(HELDOUT, rows).long()
-        expected = baseline_predictions(self._parameters, shown, *self._permutations(rows), self._alphas)
+        expected = baseline_predictions(self.parameters, shown, *self._permutations(rows), self._alphas)
         return {name: p[:, 1:] for name, p in expected.items()}
 
     def rate(self) -> EntropyRate | None:

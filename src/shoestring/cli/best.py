@@ -22,7 +22,7 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
 
     TEXT is a file, a folder, or the hub name of a data set. Tokenizer, row length, size, batch, learning rate, epochs
     and regularisation are chosen; NAME.toml has each with its reason, and can be edited. The same command resumes. With
-    more time than before, the run goes on under another name, NAME-TIME, from where its learning rate began to decay.
+    more time than before, the run goes on where it ended, under another name, NAME-TIME.
     """
     from shoestring.cli.running import run_in_terminal
     from shoestring.core import recipe_file
@@ -62,7 +62,7 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
     if earlier is not None and earlier.done is None:
         write_whole(file, longer_text(earlier, file.stem, time, shlex.join(words)))
         before = RunFolder.of(earlier.recipe).path
-        terminal.say(f"recipe: {file}, which goes on where the learning rate of {before} began to decay")
+        terminal.say(f"recipe: {file}, which goes on where {before} ended")
         own, anew = (f"{each.model.width} × {each.model.layers}" for each in (earlier.recipe, task.recipe))
         if own != anew:
             terminal.say(f"its network is {own}; a new run of this time, with another --name, would have {anew}")

@@ -287,7 +287,7 @@ class Train:
     ] = None
     continued: Annotated[
         bool | None,
-        "continue the run of model.init from before its cool-down, with its optimizer and its place in the text",
+        "continue the run of model.init, with optimizer and place in the text, before its cool-down or at RUN#last",
     ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
     weight_decay: Annotated[

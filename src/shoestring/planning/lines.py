@@ -89,7 +89,7 @@ def _turn_lines(recipe: Recipe, profile: Profile, corpus: Corpus, plan: Plan) ->
 def warmup_line(recipe: Recipe, total: int) -> tuple[str, str, str]:
     """The steps until the learning rate is at its peak, and why so many."""
     if recipe.train.continued:
-        return "warm-up", counted(0, "step"), "train.continued: it is at its peak"
+        return "warm-up", counted(0, "step"), "train.continued: the optimizer has its state"
     steps = total * warmup_share(total, number(recipe.train.warmup), least_steps(recipe))
     return "warm-up", counted(round(steps), "step"), warmup_reason(recipe, total)
 

@@ -1,4 +1,4 @@
-"""A deadline that moves: `shoestring best` with more time takes an earlier run up before its cool-down."""
+"""A deadline that moves: `shoestring best` with more time takes an earlier run up where it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoestring.core.errors import ShoestringError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.results import Outcome
-from shoestring.core.run_folder import RunFolder
+from shoestring.core.run_folder import RunFolder, named_run
 from shoestring.core.sections import number
 from shoestring.core.specs import CheckpointSpec
 from shoestring.core.units import Seconds
@@ -21,6 +21,8 @@ from shoestring.training.checkpoint import Checkpoints
 
 WHOLE = 0.7
 """Of its time, what a run takes at least that ends with its time; all of it but a reserve."""
+AGAIN = 0.5
+"""Of the learning rate that one run of all the time would have by then (results/log.md)."""
 
 
 class Earlier(NamedTuple):
@@ -31,11 +33,16 @@ class Earlier(NamedTuple):
     time: float
     """Seconds of its deadline, with those of the runs that it continues."""
     peak: float
-    """Seconds until its cool-down, with those of the runs that it continues."""
+    """The highest learning rate of it and of the runs that it continues."""
     cooling: float
-    """Of all this time, the share in which its learning rate decays."""
+    """The share of a run's time in which its learning rate decays."""
     done: str | None
     """Why more time would not help it; None: it would."""
+
+    def rate(self, time: float) -> tuple[float, float]:
+        """The learning rate and, as a share of the rest, its decay if this run goes on until `time` in all."""
+        left = 1 - self.time / time
+        return AGAIN * self.peak * min(1.0, left / self.cooling), min(1.0, self.cooling / left)
 
 
 def named(name: str, time: float) -> Path:
@@ -59,47 +66,47 @@ def _ended(file: Path) -> Earlier | None:
         outcome = Outcome.read_if_there(folder.done)
         if outcome is None or recipe.budget.time is None or not recipe.train.cools or not outcome.steps:
             return None
-        cooling = number(settled(recipe, folder).recipe.train.cooling)
+        train = settled(recipe, folder).recipe.train
         binding = Plan.read(folder.plan).binding
         newest = Checkpoints(folder.checkpoints, keep=1).find(CheckpointSpec("last"), folder.path).state
-        before = _ended(Path(f"{Path(recipe.model.init or '').name}.toml")) if recipe.train.continued else None
+        place = named_run(recipe.model.init or "", CheckpointSpec("last"))[0]
+        before = _ended(Path(f"{place.name}.toml")) if train.continued else None
     except ShoestringError:
         return None
-    since = 0.0 if before is None else before.peak
-    peak = outcome.seconds * (newest.peak_step or newest.step) / outcome.steps
     done = None
     if newest.turned is not None:
         done = f"its held-out loss rose after step {newest.turned:,}"
     elif binding != "time" or outcome.seconds < WHOLE * recipe.budget.time:
         done = f"it ended after {Seconds(round(outcome.seconds))} of {recipe.budget.time}"
-    whole = since + recipe.budget.time
-    return Earlier(file, recipe, whole, since + peak, cooling * recipe.budget.time / whole, done)
+    if before is None:
+        return Earlier(file, recipe, recipe.budget.time, number(train.lr), number(train.cooling), done)
+    return Earlier(file, recipe, before.time + recipe.budget.time, before.peak, before.cooling, done)
 
 
 def longer_text(earlier: Earlier, name: str, time: float, command: str) -> str:
-    """A recipe that ends as one run of `time` would: its cool-down has the same share of all the time."""
-    left = time - earlier.peak
-    folder, taken = str(RunFolder.of(earlier.recipe).path), Seconds(round(earlier.peak))
+    """The recipe of a run that takes an earlier one up where it ended, and itself ends after `time` in all."""
+    folder, (lr, cooldown) = str(RunFolder.of(earlier.recipe).path), earlier.rate(time)
     return "\n".join(
         [
             f"# Written by: {command}",
-            "# It goes on where the learning rate of an earlier run began to decay, and all else is as there.",
+            "# It goes on where an earlier run ended, and all else is as there.",
             f"extends = {json.dumps(str(earlier.file))}",
             "",
             "[run]",
             f"name = {json.dumps(name)}",
             "",
             "[budget]",
-            f"# {Seconds(time)} in all, {taken} of them until there",
-            f'time = "{Seconds(round(left))}"',
+            f"# {Seconds(time)} in all",
+            f'time = "{Seconds(round(time - earlier.time))}"',
             "",
             "[model]",
-            f"init = {json.dumps(folder)}",
+            f"init = {json.dumps(f'{folder}#last')}",
             "",
             "[train]",
             "continued = true",
-            f"# {earlier.cooling:.3g} of the time in all",
-            f"cooldown = {min(1.0, earlier.cooling * time / left):.4g}",
+            f"# {AGAIN:g} of what one run of {Seconds(time)} would have by then: after a cool-down that is better",
+            f"lr = {lr:.3g}",
+            f"cooldown = {cooldown:.4g}",
             "",
         ]
     )
