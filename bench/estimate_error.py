@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.core.units import Interval
 from shoestring.cost.memory import estimate_memory
 from shoestring.cost.seconds import estimate_seconds

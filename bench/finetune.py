@@ -81,7 +81,8 @@ def ours(folder: Path, lora: bool, rows: Any, then: Callable[[Any, Any], Any] | 
     import torch
 
     from shoestring.core.recipe import Recipe
-    from shoestring.core.sections import Data, Model, Train
+    from shoestring.core.sections import Data, Model
+    from shoestring.core.train_section import Train
     from shoestring.core.tuning import Lora
     from shoestring.models.language_model import build
     from shoestring.probe.machine import pick_device

@@ -34,7 +34,8 @@ import numpy as np
 import record
 import torch
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.store.fixed_rows import Job, shard_rows, write_rows
 from shoestring.models.language_model import build
 from shoestring.probe.machine import pick_device, reset_peak, resident

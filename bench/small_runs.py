@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from record import ROOT
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.stories import story
 from shoestring.models.language_model import build
 from shoestring.training.learner import Learner

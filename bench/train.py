@@ -34,7 +34,8 @@ import record
 import torch
 
 from shoestring.core.family import network_cost as cost
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.pack.order import RowIndex
 from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch

@@ -25,8 +25,8 @@ FIELDS, COMMANDS = DOCS / "reference/recipe.md", DOCS / "reference/commands.md"
 
 FIELDS_HEAD = """# Recipe fields
 
-Generated from `sections.py`, `run_sections.py`, `scoring_sections.py` and `parallel.py` in `src/shoestring/core` by
-`python docs/generate.py`.
+Generated from `sections.py`, `train_section.py`, `run_sections.py`, `scoring_sections.py` and `parallel.py` in
+`src/shoestring/core` by `python docs/generate.py`.
 
 A recipe is one TOML file. `extends = "other.toml"` at its top lays it over another one, found beside it.
 `--set section.field=value` overrides a field on the command line; `--set section.field=` clears an optional one.

@@ -4,7 +4,7 @@ PRODUCTS = """
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import LanguageModel, Output
 from shoestring.models.layers.blocks import Block, run
 from shoestring.training.learner import Learner

@@ -18,8 +18,9 @@ from shoestring.core.recipe_file import build, dump, load
 from shoestring.core.run_sections import Budget, Run
 from shoestring.core.schema import hints
 from shoestring.core.scoring_sections import Evaluate
-from shoestring.core.sections import USUAL, Data, Model, Train
+from shoestring.core.sections import Data, Model
 from shoestring.core.text import control_in
+from shoestring.core.train_section import USUAL, Train
 from shoestring.core.units import Bytes, Count, Flops, Seconds
 
 LEAST = "[budget]\nsteps = 10\n[train]\nbatch = 4\n"

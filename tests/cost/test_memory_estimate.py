@@ -19,7 +19,8 @@ from shoestring.core.errors import UserError
 from shoestring.core.family import network_cost
 from shoestring.core.hmm_sections import Hmm
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.cost.gpus import GPUS, find_gpu
 from shoestring.cost.memory import CHUNK_BYTES, CHUNK_ROWS, CONTEXT_BYTES, estimate_memory, setting_of
 from shoestring.cost.seconds import UTILISATION, estimate_seconds, training_flops

@@ -19,7 +19,8 @@ from conftest import TINY
 from torch import Tensor
 
 from shoestring.core.results import Evaluation, Outcome
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.parallel.members import Members
 from shoestring.parallel.process_group import ProcessGroup, join

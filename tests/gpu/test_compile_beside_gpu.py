@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.training.learner import Learner
 
@@ -41,7 +42,8 @@ def test_steps_around_compiling_are_those_of_plain_layers(family: str) -> None:
 NO_COMPILER = """
 import sys
 import torch
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.training import learner as module
 from shoestring.training.learner import Learner

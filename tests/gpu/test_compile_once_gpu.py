@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
 from shoestring.training.learner import Learner

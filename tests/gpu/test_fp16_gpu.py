@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.blocks import RMSNorm

@@ -12,7 +12,8 @@ import torch
 from conftest import Command, start
 
 from shoestring.core.recipe_file import load
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.runs.measure import Measuring, _open_trials
 from shoestring.training.learner import Learner

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from shoestring.core import recipe_file
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.pack.order import RowIndex, step_rows
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build

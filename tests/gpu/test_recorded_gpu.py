@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.core.tuning import Lora
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.cost.transformer import Setting, transformer_of
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build

@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoestring.core.family import network_cost as cost
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.models.families import FAMILIES
 from shoestring.models.language_model import LanguageModel, build

@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from shoestring.core import recipe_file
 from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.family import network_cost as cost
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.batch import Batch
 from shoestring.models.families.hf.counting import hf_saved_bytes

@@ -12,8 +12,9 @@ from shoestring.core import recipe_file
 from shoestring.core.errors import RecipeError
 from shoestring.core.family import is_compiled, network_cost
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
 from shoestring.core.specs import PartsSpec
+from shoestring.core.train_section import Train
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.families.swift import FAMILY, parts_of
 from shoestring.models.language_model import LanguageModel, build, differences

@@ -16,7 +16,8 @@ from shoestring.core.errors import UserError
 from shoestring.core.family import learned_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.core.tuning import FreezeSpec, Lora
 from shoestring.cost.memory import estimate_memory
 from shoestring.cost.seconds import training_flops

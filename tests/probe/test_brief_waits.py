@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.probe import brief_waits as module
 from shoestring.probe.brief_waits import brief_waits, idle_teams

@@ -20,8 +20,9 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.run_sections import Budget, Run
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
 from shoestring.core.specs import CheckpointSpec
+from shoestring.core.train_section import Train
 from shoestring.core.units import Count
 from shoestring.data.store.prepare import prepare
 from shoestring.data.store.store import write_tokenizer

@@ -20,7 +20,8 @@ from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.run_sections import Budget, Run
 from shoestring.core.scoring_sections import Evaluate
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.core.units import Bytes, Seconds
 from shoestring.data.store import prepare as preparing
 from shoestring.data.store import work_units

@@ -16,7 +16,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build, dump
 from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.planning import rates
 from shoestring.runs import counted, settle
 from shoestring.runs.estimate import plan_on_gpu

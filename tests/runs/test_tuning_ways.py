@@ -8,7 +8,8 @@ import pytest
 
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_sections import Budget
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.core.tuning import Lora
 from shoestring.core.units import Bytes, Count
 from shoestring.cost.gpus import GPUS

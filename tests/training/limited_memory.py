@@ -10,7 +10,8 @@ import torch
 from group_jobs import VOCABULARY
 
 from shoestring.core.host import STATUS, give_back, proc_table
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.training.learner import Learner
 from shoestring.training.passes import Tally

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoestring.core.family import Family, family_of
 from shoestring.core.registry import registry
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.pack.order import RowIndex, step_rows
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build

@@ -15,7 +15,8 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import MissingExtra, RecipeError
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
+from shoestring.core.train_section import Train
 from shoestring.cost.memory import estimate_memory
 from shoestring.models.language_model import build
 from shoestring.runs.reporter import Reporter

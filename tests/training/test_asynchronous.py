@@ -13,7 +13,7 @@ import pytest
 import torch
 from group_jobs import BATCH, make
 
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.parallel.shared_weights import SharedWeights
 from shoestring.training.asynchronous import Dealer, add_counts, compensate, counts, may_apply
 from shoestring.training.loop import Requests

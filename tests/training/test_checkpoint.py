@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from shoestring.core.errors import RunError, StorageError
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
 from shoestring.core.specs import CheckpointSpec
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.storage.tensor_file import write_tensors
 from shoestring.training import checkpoint

@@ -9,7 +9,8 @@ import torch
 from products import PRODUCTS
 from scripts import run_script
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.training import compiling
 from shoestring.training.learner import Learner

@@ -13,7 +13,8 @@ from scripts import run_script
 from torch import Tensor
 
 from shoestring.core.compiled_code import keep_compiled_code
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build
 from shoestring.training.learner import Learner
@@ -22,7 +23,8 @@ FAMILIES = """
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.core.specs import PartsSpec
 from shoestring.models.batch import Batch
 from shoestring.models.generate import Drawing, generate

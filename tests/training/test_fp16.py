@@ -13,7 +13,7 @@ from group_jobs import BATCH, PlainRows, make, train, weights
 from torch import Tensor, nn
 
 from shoestring.core.errors import Fault
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.models.logits_model import LogitsModel
 from shoestring.training import loss_scale

@@ -16,7 +16,8 @@ import shoestring
 from shoestring.core import recipe_file
 from shoestring.core.errors import RecipeError
 from shoestring.core.recipe import Recipe
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.pack.order import RowIndex, step_rows
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import build

@@ -8,7 +8,8 @@ import torch
 from group_jobs import weights
 from losses import loss_of
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.learner import Learner

@@ -16,7 +16,7 @@ from group_jobs import BATCH, SOURCES, make, weights
 from processes import together
 from torch import Tensor
 
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.parallel.members import Members
 from shoestring.parallel.process_group import ProcessGroup

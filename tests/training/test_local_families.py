@@ -9,7 +9,7 @@ import resumed_runs
 import torch
 
 from shoestring.core.registry import registry
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.learner import Learner

@@ -13,7 +13,7 @@ from processes import together
 from torch import Tensor
 
 from shoestring.core.parallel import Parallel
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.training.checkpoint import State
 from shoestring.training.local import Average, LocalSettings, LocalStepper

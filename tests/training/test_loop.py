@@ -13,7 +13,8 @@ from clocks import Turned
 from group_jobs import weights
 
 from shoestring.core.errors import Fault
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.data.pack.order import RowIndex, step_rows
 from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch

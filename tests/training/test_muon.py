@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoestring.core.errors import RecipeError
 from shoestring.core.recipe_file import build as build_recipe
-from shoestring.core.sections import OF_MUON, Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import OF_MUON, Train
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.optimizer import Optimizer
 from shoestring.training.optimizers import muon

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import LanguageModel, build
 from shoestring.training.optimizer import Optimizer, squared_norm
 from shoestring.training.optimizers import muon

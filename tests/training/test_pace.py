@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from clocks import Turned
 
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.track import NoLines
 from shoestring.training import hooks
 from shoestring.training.checkpoint import State

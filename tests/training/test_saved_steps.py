@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from group_jobs import BATCH, PlainRows, make
 
-from shoestring.core.sections import Train
 from shoestring.core.specs import CheckpointSpec, StepsSpec
+from shoestring.core.train_section import Train
 from shoestring.training import hooks
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.loop import Loop, Requests

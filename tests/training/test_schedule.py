@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.training.schedule import Schedule, Warmup, learning_rate
 
 checked = settings(max_examples=100, deadline=None)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from shoestring.core.parallel import MOST_APART
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.training.schedule import Schedule, Warmup
 from shoestring.training.spacing import Spacing
 

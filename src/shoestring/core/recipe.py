@@ -13,8 +13,9 @@ from shoestring.core.parallel import Parallel, Strategy
 from shoestring.core.run_sections import Budget, Run
 from shoestring.core.schema import encode
 from shoestring.core.scoring_sections import Evaluate, Track
-from shoestring.core.sections import OF_DROPOUT, Data, Model, Train
+from shoestring.core.sections import OF_DROPOUT, Data, Model
 from shoestring.core.specs import CodeSpec, is_code
+from shoestring.core.train_section import Train
 from shoestring.core.tuning import Lora
 from shoestring.core.user_code import code_fingerprint
 

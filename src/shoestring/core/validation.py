@@ -11,7 +11,8 @@ from shoestring.core.family import family_of
 from shoestring.core.parallel import Parallel
 from shoestring.core.recipe import Recipe
 from shoestring.core.registry import registry
-from shoestring.core.sections import MOST_ROWS, OF_MUON, Data, Model, Train
+from shoestring.core.sections import MOST_ROWS, Data, Model
+from shoestring.core.train_section import OF_MUON, Train
 from shoestring.core.units import counted
 
 _MASKED = ("masked", "whole_words", "label")

@@ -16,7 +16,8 @@ from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of, is_compiled, network_cost
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Cost
-from shoestring.core.sections import COOLDOWN, MOST_ROWS, Model, number
+from shoestring.core.sections import MOST_ROWS, Model, number
+from shoestring.core.train_section import COOLDOWN
 from shoestring.core.warmup import least_steps
 from shoestring.planning.earlier import Tried
 from shoestring.planning.make import REPORT_SECONDS, reserve_seconds

@@ -10,7 +10,8 @@ from shoestring.core.errors import PlanError
 from shoestring.core.family import family_of
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Density, Line, Plan, Profile
-from shoestring.core.sections import Train, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import Train
 from shoestring.core.units import Bytes, Count, Flops, Interval, Seconds, counted, rate, with_name
 from shoestring.core.warmup import least_steps, warmup_reason, warmup_share
 from shoestring.planning.corpus import Corpus, full_passes

@@ -14,7 +14,8 @@ from shoestring.core.records import Cost, Profile
 from shoestring.core.results import Outcome
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.schema import encode
-from shoestring.core.sections import OF_MUON, OF_RATES, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import OF_MUON, OF_RATES
 from shoestring.planning.auto import without_embedding
 from shoestring.planning.earlier import Tried
 from shoestring.planning.rates import WITH_LAW, best_lr

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from shoestring.core.clock import Clock
 from shoestring.core.results import Evaluation, Sharing
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.datasets.source import TokenSource
 from shoestring.parallel.members import Members
 from shoestring.runs.network_trainee import NetworkTrainee

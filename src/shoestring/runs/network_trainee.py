@@ -19,7 +19,8 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.results import Evaluation, Grown, Sharing
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Train, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import Train
 from shoestring.core.units import Bytes
 from shoestring.core.warmup import least_steps
 from shoestring.data.pack.order import Pool

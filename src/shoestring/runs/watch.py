@@ -13,7 +13,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.results import Forecast
 from shoestring.core.run_folder import RunFolder
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.laws.curve import Path as RatePath
 from shoestring.report.forecast import FIRST_AT, Beside, forecast
 from shoestring.report.verdicts import clip_and_unit, live_verdicts

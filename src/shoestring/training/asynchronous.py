@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Fault
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.parallel.shared_weights import UNREAD, SharedWeights
 from shoestring.training.learner import Learner
 from shoestring.training.loop import Report, Requests, Sum

@@ -19,7 +19,7 @@ from torch.nn.attention import sdpa_kernel
 
 from shoestring.core.compiled_code import leave_if_full
 from shoestring.core.host import give_back, is_out_of_memory
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.models.batch import Batch
 from shoestring.models.language_model import LanguageModel, weights_of
 from shoestring.models.layers.blocks import Block, scoring_as_in_training

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.registry import registry
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import LanguageModel
 from shoestring.training.loss_scale import LEAST, LossScale
 from shoestring.training.optimizers.adamw import AdamW

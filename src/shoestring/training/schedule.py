@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shoestring.core.sections import Train, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import Train
 from shoestring.core.warmup import MOST, warmup_share
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from shoestring.core.parallel import MOST_APART
-from shoestring.core.sections import Train
+from shoestring.core.train_section import Train
 from shoestring.training.schedule import Schedule, Warmup, learning_rate
 
 POINTS = 1024

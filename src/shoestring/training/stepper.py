@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Fault
-from shoestring.core.sections import Train
 from shoestring.core.seeds import derive
+from shoestring.core.train_section import Train
 from shoestring.data.pack.order import RowIndex
 from shoestring.datasets.source import TokenSource
 from shoestring.models.batch import Batch

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.core.sections import Train, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import Train
 from shoestring.models.layers.operators import HAS_TRITON
 from shoestring.training.optimizers.batch_moments import NOISE, Share, lengthen_steps
 

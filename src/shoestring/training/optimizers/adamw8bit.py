@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoestring.core.errors import MissingExtra
-from shoestring.core.sections import Train, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import Train
 from shoestring.training.optimizer import Waiting
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _adjust_lr
 
-from shoestring.core.sections import Train, number
+from shoestring.core.sections import number
+from shoestring.core.train_section import Train
 from shoestring.models.layers.operators import HAS_TRITON
 from shoestring.training.optimizers.adamw import adamw_of, fits, uncompiled
 from shoestring.training.sharding import own_part, whole_of
