@@ -31,8 +31,9 @@ from shoestring.core.hmm_sections import Stream
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_sections import Budget, Run
 from shoestring.core.scoring_sections import Evaluate
-from shoestring.core.sections import Data, Model, Train
+from shoestring.core.sections import Data, Model
 from shoestring.core.specs import PartsSpec, PermutationSpec, SourceSpec, StreamSpec, TokenizerSpec
+from shoestring.core.train_section import Train
 from shoestring.core.units import Count
 from shoestring.models.language_model import build
 from shoestring.planning.auto import LEAST_PAIRS

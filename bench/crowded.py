@@ -26,8 +26,9 @@ import record
 import torch
 from train import peer_model
 
-from shoestring.core.sections import Model, Train
+from shoestring.core.sections import Model
 from shoestring.core.specs import PartsSpec
+from shoestring.core.train_section import Train
 from shoestring.models.language_model import build
 from shoestring.probe.brief_waits import brief_waits
 from shoestring.runs.best import SWIFT_PARTS

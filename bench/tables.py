@@ -18,7 +18,7 @@ from icll_tables import draw_updates, icll_table
 from strategy_gpu_table import strategies_gpu_table
 from strategy_tables import draw_strategies, starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
-from text_tables import crowded_table, generate_table, longer_table, pieces_table, wikitext_table
+from text_tables import crowded_table, floor_table, generate_table, longer_table, pieces_table, wikitext_table
 from tuning_tables import finetune_table, overlap_figure, overlap_table
 
 from shoestring.core.units import counted
@@ -761,6 +761,7 @@ PARTS = {
     "ablation-table": lambda: ablation_table(results("ablation")),
     "pieces-table": lambda: pieces_table(results("pieces")),
     "wikitext-table": lambda: wikitext_table([*results("wikitext"), *results("wikitext_variants")]),
+    "floor-table": lambda: floor_table(results("stream_floor")),
     "longer-table": lambda: longer_table(results("longer")),
     "crowded-table": lambda: crowded_table(results("crowded")),
     "generate-table": lambda: generate_table(results("generate")),

@@ -109,6 +109,19 @@ def longer_table(records: Sequence[dict[str, Any]]) -> str:
     return "".join(lines).removesuffix("\n") or NONE
 
 
+def floor_table(records: Sequence[dict[str, Any]]) -> str:
+    """What is above the oracle of a stream for one who knows its HMM, and not a row's permutation."""
+    lines = []
+    for r in records:
+        lines += ["| particles | nats above the oracle | rows |\n", "|---|---|---|\n"]
+        for found in r["results"]:
+            above = f"{found['above']:.3f} ± {found['error']:.3f}"
+            lines.append(f"| {found['particles']:,} | {above} | {found['rows']} |\n")
+        machine = r["machine"]["device_name"]
+        lines.append(f"\nBy `python bench/stream_floor.py` on {machine}, {r['commit']}, {r['date']}.\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
+
+
 def generate_table(records: Sequence[dict[str, Any]]) -> str:
     """Tokens per second of texts: step by step, recorded, and the limit of the memory."""
     lines = []
