@@ -71,13 +71,13 @@ def test_an_ablation_of_a_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     bench = load("ablation", monkeypatch)
     shape = {"width": 16, "layers": 1, "heads": 1, "length": 16, "batch": 2, "steps": 2, "rows": 4, "seeds": 1}
     small = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
-    told = ["--stream", "markov:50", "--only", "as chosen", "no convolutions", "no pairs", "--out", str(tmp_path)]
+    told = ["--stream", "markov:50", "--only", "as chosen", "with convolutions", "no pairs", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ablation.py", *small, *told])
     bench.main()
     results = json.loads((tmp_path / "ablation-cpu.json").read_text())["results"]
     found = results["16 × 1, markov:50, 2 rows of 16, 2 steps"]
-    chosen, single, alone = (found[name]["runs"][0]["parameters"] for name in told[3:6])
-    assert chosen - single == 3 * (2 * 16 + 16), "factors of keys and values, and of what the MLP reads"
+    chosen, mixed, alone = (found[name]["runs"][0]["parameters"] for name in told[3:6])
+    assert mixed - chosen == 3 * (2 * 16 + 16), "factors of keys and values, and of what the MLP reads"
     assert chosen - alone == 16_384 * 16
 
 

@@ -55,7 +55,7 @@ PEEKED = 1 << 18
 PARAGRAPHS_SHARE = 0.02
 """Blank lines of a text whose documents are paragraphs."""
 SWIFT_PARTS = {
-    "cpu": "qk_norm, gains, zero_outputs, value_embeddings, scales, convolutions",
+    "cpu": "qk_norm, gains, zero_outputs, value_embeddings, scales",
     "cuda": "qk_norm, gains, zero_outputs",
 }
 """By device, without those that took time and won nothing when they were left out one at a time (results/log.md): with
