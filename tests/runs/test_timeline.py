@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.clock import Clock
+from shoestring.core.recipe_file import load
+from shoestring.core.results import Outcome
+from shoestring.runs.reporter import Reporter
+from shoestring.runs.runner import run
 from shoestring.runs.timeline import UNKNOWN, parts_of, rate_of, seconds_of
 
 
@@ -51,6 +56,25 @@ def test_an_error_ends_its_part() -> None:
         raise KeyError
     clock.now = 3.0
     assert clock.parts() == {"start": 1.0, "work": 2.0}
+
+
+class Busy(Clock):
+    """A process that waits for a processor before each look at the clock."""
+
+    waited = 0.0
+
+    def elapsed(self) -> float:
+        self.waited += 0.05
+        return super().elapsed() + self.waited
+
+
+def test_the_seconds_of_a_run_are_the_sum_of_its_parts_when_it_waits(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.parent)
+    finished = run(load(tiny), Reporter(), Busy(0.0))
+    outcome = Outcome.read(finished.folder.done)
+    assert outcome.seconds == pytest.approx(sum(outcome.timeline.values()), rel=1e-9)
 
 
 LINES: list[dict[str, Any]] = [

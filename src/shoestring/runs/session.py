@@ -81,7 +81,8 @@ class _Session:
 
     def note(self, label: int, event: str) -> None:
         """A line on where the time of the session went until now."""
-        self.timings.add(step=label, elapsed=self.clock.elapsed(), event=event, parts=self.clock.parts())
+        parts = self.clock.parts()
+        self.timings.add(step=label, elapsed=sum(parts.values()), event=event, parts=parts)
 
 
 def train(
