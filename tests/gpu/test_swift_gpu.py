@@ -18,13 +18,14 @@ from shoestring.models.layers.normed_heads import normed_heads
 from shoestring.models.layers.rotary import frequencies, rotate, turns
 from shoestring.models.layers.scaled_add_norm import scaled_add_norm
 from shoestring.models.layers.short_convolution import short_convolution
+from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
 from shoestring.training.precision import passing
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
-PARTS = "qk_norm, gains, zero_outputs, value_embeddings, scales"
+PARTS, CHOSEN = "qk_norm, gains, zero_outputs, value_embeddings, scales", SWIFT_PARTS["cuda"]
 CUDA = torch.device("cuda")
 
 
@@ -126,7 +127,7 @@ def test_a_row_keeps_what_is_counted(parts: str, kv_heads: int | None, pairs: in
     assert (sizes[1] - sizes[0]) / 2 == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("parts", [PARTS, "qk_norm, value_embeddings, scales", PARTS + ", convolutions:2"])
+@pytest.mark.parametrize("parts", [PARTS, CHOSEN, "qk_norm, value_embeddings, scales", PARTS + ", convolutions:2"])
 def test_gradients_are_those_of_plain_layers_in_fp32(parts: str) -> None:
     model = Model(family="swift", width=128, layers=4, heads=4, kv_heads=2, parts=parts, pairs=99, tied=False)  # type: ignore[arg-type]
     network = build(model, 31, 64, 0).to(CUDA)
@@ -148,7 +149,7 @@ def test_gradients_are_those_of_plain_layers_in_fp32(parts: str) -> None:
     assert isinstance(network.norm, PlainNorm) == ("gains" not in parts)
 
 
-@pytest.mark.parametrize("parts", [PARTS, PARTS + ", convolutions"])
+@pytest.mark.parametrize("parts", [PARTS, CHOSEN, PARTS + ", convolutions"])
 def test_recorded_steps_learn(parts: str) -> None:
     model = Model(family="swift", width=128, layers=4, heads=4, parts=parts, pairs=99, tied=False)  # type: ignore[arg-type]
     settings = Train(batch=8, lr=5e-3, optimizer="muon")
