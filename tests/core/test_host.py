@@ -19,7 +19,6 @@ from shoestring.core.host import (
     Limit,
     free_host_bytes,
     group_limits,
-    has_huge_pages,
     host_bytes,
     is_out_of_memory,
     own_limits,
@@ -115,16 +114,6 @@ def test_the_limit_of_a_control_group_is_the_memory_of_the_machine(machine: Path
 
 def test_limits_name_what_they_leave() -> None:
     assert all(isinstance(limit, Limit) and limit.room >= 0 for limit in group_limits())
-
-
-@pytest.mark.parametrize(
-    ("setting", "found"),
-    [("[always] madvise never", True), ("always [madvise] never", False), ("always madvise [never]", False)],
-)
-def test_huge_pages_by_the_setting_of_the_system(setting: str, found: bool, tmp_path: Path) -> None:
-    (tmp_path / "enabled").write_text(f"{setting}\n")
-    assert has_huge_pages(tmp_path / "enabled") is found
-    assert not has_huge_pages(tmp_path / "absent")
 
 
 def test_memory_that_is_freed_is_used_again_without_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from shoestring.core.records import Density, Machine, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.trials import Usage
-from shoestring.runs import counted, first_steps, measure
+from shoestring.runs import counted, measure
 from shoestring.runs.counted import CPU_POSITIONS, ROOM_SHARE, Here, counted_peaks, counted_profile
-from shoestring.runs.first_steps import FirstSteps, Took, final_plan
+from shoestring.runs.first_steps import CREEP_BYTES, FirstSteps, Took, final_plan
 from shoestring.runs.measure import Measuring, ensure_profile, measuring_of
 from shoestring.runs.plan import plan_task
 from shoestring.runs.prepare import vocabulary_of
@@ -189,12 +189,8 @@ def test_the_final_plan_has_what_was_taken_and_adds_up(tmp_path: Path) -> None:
     assert lines["steps"].value == "50" and "first steps" in lines["speed"].reason
 
 
-@pytest.mark.parametrize(("huge", "later"), [(False, 0), (True, 5)])
-def test_a_final_plan_has_the_memory_of_a_step_beside_a_checkpoint_that_is_written(
-    huge: bool, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_final_plan_has_the_memory_of_a_step_beside_a_checkpoint_that_is_written(tmp_path: Path) -> None:
     """Steps of 100 MB before the first checkpoint, whose copy of 6 MB did not fall together with a peak so far."""
-    monkeypatch.setattr(first_steps, "has_huge_pages", lambda: huge)
     recipe = recipe_in(tmp_path, budget={"steps": None, "time": "60s"})
     profile = counted_profile(task_of(recipe), CPU)
     assert profile is not None
@@ -210,7 +206,7 @@ def test_a_final_plan_has_the_memory_of_a_step_beside_a_checkpoint_that_is_writt
         deadline.took_step(0.5)
         state = first(replace(state, step=step), report)
         copied, meter.seen = (6 * 10**6, 103 * 10**6) if step > 2 else (0, 100 * 10**6)
-    assert [made.peak_bytes for made in written] == [(106 + later) * 10**6], "and what it grows by later"
+    assert [made.peak_bytes for made in written] == [106 * 10**6 + CREEP_BYTES], "and what it grows by later"
 
 
 def test_a_final_plan_of_fewer_steps_than_the_other_budgets_allow_is_limited_by_the_time(tmp_path: Path) -> None:

@@ -56,14 +56,6 @@ def what_failed(output: str) -> str | None:
     return next((line for line in reversed(lines) if _EXCEPTION.match(line)), lines[-1] if lines else None)
 
 
-def has_huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> bool:
-    """Whether the system gives huge pages to a process that has not asked for them."""
-    try:
-        return "[always]" in setting.read_text()
-    except OSError:
-        return False
-
-
 def keep_freed_memory() -> None:
     """Keep memory that is freed for the next allocations, and not give it back to the system at once. Call this before
     torch is loaded.

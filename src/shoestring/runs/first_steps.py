@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shoestring.core.clock import Clock
-from shoestring.core.host import has_huge_pages
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
@@ -27,9 +26,9 @@ _ALIKE = 0.05
 """Steps show their speed where the last ones, the later half and all differ by no more than this share."""
 _LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
 """Or after this share of the time budget; without one, after so many seconds."""
-_CREEP_BYTES = 5_000_000
-"""By which memory on a CPU grows in the course of a run where the system gives huge pages unasked: the C library cannot
-give them back."""
+CREEP_BYTES = 4_000_000
+"""By which memory on a CPU grows in the course of a run, 2 to 5 MB (results/log.md): the C library's heap comes to have
+gaps."""
 PAGE_SLACK, LEAST_PAGE = 3.0, 0.25
 """How much longer the page of a whole run may take than that of its first steps, and its seconds at least."""
 
@@ -82,8 +81,8 @@ class FirstSteps:
         assert seconds is not None, "there were steps"
         seconds = seconds * self._fitting(state) if first else self.plan.step_seconds or seconds
         peak = None if usage is None else max(usage.reserved, self._alone + copied)
-        if peak is not None and self.meter.device.type == "cpu" and has_huge_pages():
-            peak += _CREEP_BYTES
+        if peak is not None and self.meter.device.type == "cpu":
+            peak += CREEP_BYTES
         page = None if evaluation is None else self._page_seconds()
         once, slow = evaluation or (None, 0.0)
         saving = self._saving(state)

@@ -263,7 +263,8 @@ def plain(
     gradient: bool,
     scales: LogitScales,
 ) -> None:
-    """Write the losses of a chunk and, with `gradient`, replace the logits by the gradient of their scaled sum.
+    """Write the losses of a chunk and, with `gradient`, replace the logits by the gradient of their scaled sum; without
+    it they are lost.
 
     `_ids` is the number of columns that count: here all of them.
     """
@@ -274,7 +275,8 @@ def plain(
         slope = wide.square().neg_().add_(1) if gradient else None
         wide *= scales.cap
     if not gradient:
-        losses.copy_(F.cross_entropy(wide, targets.long(), reduction="none", ignore_index=IGNORED))
+        torch.log_softmax(wide, 1, out=wide)  # in its place: what F.cross_entropy would allocate is as large
+        losses.copy_(F.nll_loss(wide, targets.long(), reduction="none", ignore_index=IGNORED))
         return
     ignored = (targets == IGNORED)[:, None]
     at = targets[:, None].long().masked_fill(ignored, 0)
