@@ -11,7 +11,7 @@ import torch
 from shoestring.training.optimizers import muon, muon_kernel
 
 muon_kernel.PIECE = 256
-muon.AT_ONCE = 1 << 11
+muon.AT_ONCE = {"cpu": 1 << 11}
 SHAPES = [(33, 16), (8, 48), (33, 16), (16, 16), (16, 33)]
 kernels = muon._has_kernels
 for polar, normalize, cautious, warmup in ((False, False, False, 0), (True, True, False, 0), (False, True, True, 3)):

@@ -251,9 +251,10 @@ def test_matrices_at_once_are_updated_as_each_for_itself(monkeypatch: pytest.Mon
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gpu_updates_matrices_of_one_shape_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "AT_ONCE", 50)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_matrices_of_one_shape_are_updated_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(muon.AT_ONCE, device, 50)
     shapes = [(6, 4), (4, 6), (5, 5), (4, 6), (20, 10)]
-    on_gpu = [SimpleNamespace(device=torch.device("cuda"), T=None, shape=torch.Size(shape)) for shape in shapes]
-    found = [[each.shape for each in batch] for batch in muon._batches(on_gpu)]  # type: ignore[arg-type]
+    matrices = [SimpleNamespace(device=torch.device(device), T=None, shape=torch.Size(shape)) for shape in shapes]
+    found = [[each.shape for each in batch] for batch in muon._batches(matrices)]  # type: ignore[arg-type]
     assert found == [[(6, 4)], [(4, 6), (4, 6)], [(5, 5)], [(20, 10)]]

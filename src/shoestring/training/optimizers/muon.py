@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 WIDE = 1.5
 """Columns for each row from which on products are saved by iterating on square matrices."""
-AT_ONCE = 1 << 24
-"""Elements of the matrices that a GPU updates at once: small ones do not fill it, and would take as many launches."""
+AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements of the matrices that are updated at once, by type of device: small ones do not fill a GPU and take as many
+launches, and on a CPU each operation takes microseconds to begin. There they should fit a cache."""
 
 Quintics = tuple[tuple[float, float, float], ...]
 """Coefficients of x, x³ and x⁵ of each iteration, for every singular value x."""
@@ -255,13 +256,13 @@ def _wide(matrix: Tensor) -> Tensor:
 
 
 def _batches(matrices: list[Tensor]) -> list[list[Tensor]]:
-    """Matrices of one shape, which are updated at once; on a CPU each for itself."""
+    """Matrices of one shape, which are updated at once."""
     alike: dict[torch.Size, list[Tensor]] = {}
     for p in matrices:
         alike.setdefault(p.shape, []).append(p)
     found = []
     for shape, same in alike.items():
-        count = 1 if same[0].device.type == "cpu" else max(1, AT_ONCE // shape.numel())
+        count = max(1, AT_ONCE.get(same[0].device.type, 0) // shape.numel())
         found += [same[first : first + count] for first in range(0, len(same), count)]
     return found
 
