@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ from profiles import write_profile
 from shoestring.core.clock import Clock
 from shoestring.core.errors import RunError, StorageError, UserError
 from shoestring.core.recipe_file import load
+from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.specs import CheckpointSpec
+from shoestring.data.read import corpora
+from shoestring.data.store import work_units
+from shoestring.data.stories import story
+from shoestring.data.tokenize.tokenizers import read_tokenizer
+from shoestring.planning import corpus
+from shoestring.runs.continued import steps_before
+from shoestring.runs.prepare import recipe_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
-from shoestring.runs.trained_model import steps_before
 from shoestring.training.checkpoint import Checkpoints, Opened
+from shoestring.training.stepper import Stepper
 
 Trained = Callable[..., RunFolder]
 COOLDOWN = {"train.schedule": "cooldown", "train.cooldown": 0.5}
@@ -29,11 +38,12 @@ def trained(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
     """Runs a recipe in folder NAME for some steps, over text that is all read."""
     monkeypatch.chdir(tiny.parent)
 
-    def train(name: str, steps: int, **sets: Any) -> RunFolder:
-        fields = {"run.name": name, "budget.steps": steps, "data.documents": 300, "train.lr": 1e-2} | sets
+    def train(name: str, steps: int, sampled: bool = False, **sets: Any) -> RunFolder:
+        fields = {"run.name": name, "budget.steps": steps, "train.lr": 1e-2} | sets
         settings = [f"{field}={_toml(value)}" for field, value in fields.items()]
-        write_profile(tiny, *settings)
-        recipe = load(tiny, settings)
+        profile, recipe = write_profile(tiny, *settings), load(tiny, settings)
+        if sampled:
+            replace(profile, density=recipe_density(recipe)).write(RunFolder.of(recipe).profile)
         run(recipe, Reporter(), Clock(0.0))
         return RunFolder.of(recipe)
 
@@ -110,7 +120,7 @@ def test_what_cannot_be_continued_is_named(trained: Trained, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"train\.continued = true: model\.init must name the run"):
         trained("nothing", 5, **{"train.continued": True})
     cosine = trained("cosine", 6)
-    with pytest.raises(RunError, match=r'no checkpoint "peak"; only a run with train\.schedule = "cooldown"'):
+    with pytest.raises(RunError, match=r'no checkpoint "peak"; only a run keeps one whose learning rate stays'):
         trained("a", 5, **{"model.init": str(cosine.path), "train.continued": True})
     with pytest.raises(UserError, match=r'train\.optimizer = "adamw" is continued with that one'):
         trained("b", 5, **{"model.init": f"{cosine.path}#last", "train.continued": True, "train.optimizer": "muon"})
@@ -120,11 +130,17 @@ def test_what_cannot_be_continued_is_named(trained: Trained, tmp_path: Path) -> 
         trained("c", 5, **{"model.init": str(tmp_path), "train.continued": True})
 
 
-def test_a_longer_budget_is_told_how_to_go_on(trained: Trained) -> None:
-    short = trained("short", 10, **COOLDOWN)
+@pytest.mark.parametrize(("cooldown", "checkpoint"), [(0.5, ""), (1.0, "#last")])
+def test_a_longer_budget_is_told_how_to_go_on(cooldown: float, checkpoint: str, trained: Trained) -> None:
+    """From the checkpoint before the cool-down, which a run does not have that cools down from the beginning."""
+    sets = COOLDOWN | {"train.cooldown": cooldown}
+    short = trained("short", 10, **sets)
     with pytest.raises(RunError) as refused:
-        trained("short", 20, **COOLDOWN)
-    assert f"--set model.init={short.path} --set train.continued=true" in str(refused.value)
+        trained("short", 20, **sets)
+    place = f"{short.path}{checkpoint}"
+    assert f"--set model.init={place} --set train.continued=true" in str(refused.value)
+    longer = trained("longer", 5, **sets, **{"model.init": place, "train.continued": True})
+    assert found(longer).state.task["before"] == (10 if checkpoint else found(short, "peak").state.step)
 
 
 @pytest.mark.parametrize("forged", ["x", -1, 1.5, 10**30, None])
@@ -133,3 +149,71 @@ def test_a_forged_number_of_steps_is_refused(forged: object) -> None:
         steps_before({"before": forged}, Path("here"))
     assert steps_before({"before": 7}, Path("here")) == 7
     assert steps_before({}, Path("here")) == 0
+
+
+class Read:
+    """The rows of the steps, in the order in which they are read: each with its epoch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.rows: list[tuple[int, int]] = []
+        take = Stepper.take_rows
+
+        def taken(stepper: Stepper, step: int) -> Any:
+            found = take(stepper, step)
+            self.rows += zip(*(part.tolist() for part in found[0]), strict=True)
+            return found
+
+        monkeypatch.setattr(Stepper, "take_rows", taken)
+
+    def taken(self) -> list[tuple[int, int]]:
+        rows, self.rows = self.rows, []
+        return rows
+
+
+@pytest.mark.parametrize("packing", ["concat", "pad"])
+@pytest.mark.parametrize("source", ["drawn", "stories"])
+def test_a_run_that_is_continued_reads_on_in_text_that_it_had_not_needed(
+    source: str, packing: str, tiny: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run prepares what it reads: the second one more, which it reads before anything again; and so does a third,
+    which is also interrupted."""
+    for name in ("WHOLE_SECONDS", "WHOLE_SHARE"):
+        monkeypatch.setattr(corpus, name, 0.0)
+    monkeypatch.setattr(work_units, "FIRST_BYTES", 1 << 12)
+    monkeypatch.setattr(corpora, "BLOCK_BYTES", 1 << 10)
+    text = tiny.with_name("text.txt")
+    text.write_text("".join(story(3, number).replace("\n", " ") + "\n" for number in range(800)))
+    tiny.write_text(tiny.read_text().replace("documents = 300\n", ""))
+    drawn = {"data.source": f"text:{text}"} if source == "drawn" else {}
+    sets = drawn | {"data.packing": packing, "train.schedule": "constant", "train.save_every": 4}
+    read, steps = Read(monkeypatch), 12
+    before, known = trained("first", steps, sampled=True, **sets), read.taken()
+    assert len(set(known)) == len(known), "it had enough rows"
+    for name in ("second", "third"):
+        on = {"model.init": f"{before.path}#last", "train.continued": True}
+        folder = trained(name, steps, sampled=True, **sets, **on)
+        rows, plans = read.taken(), [Plan.read(each.plan) for each in (before, folder)]
+        assert len({row for _, row in rows}) == len(rows) == 4 * steps and {epoch for epoch, _ in rows} == {0}
+        assert not {row for _, row in rows} & {row for _, row in known}, "none is read again"
+        assert (plans[1].entries or 0) > (plans[0].entries or 0), "more is prepared for it"
+        before, known = folder, known + rows
+    newest = max(before.checkpoints.glob("step-*"))
+    expected = tensors(before)
+    for kept in (newest, before.done, before.evaluation):
+        kept.unlink()
+    resumed = trained("third", steps, sampled=True, **sets, **on)
+    rows = read.taken()
+    assert 0 < len(rows) < 4 * steps and rows == known[-len(rows) :]
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors(resumed).items())
+
+
+def test_weights_of_a_run_whose_ids_mean_other_words_are_refused(tiny: Path, trained: Trained) -> None:
+    """Words are fitted to the text; with the tokenizer of that run another text has its ids."""
+    first = trained("first", 4)
+    text = tiny.with_name("text.txt")
+    text.write_text("".join(f"the sea number {number} is blue\n" for number in range(400)))
+    other = {"data.source": f"text:{text}", "model.init": str(first.path)}
+    with pytest.raises(UserError, match=f'another tokenizer.* take data.tokenizer = "file:{first.tokenizer}"'):
+        trained("other", 4, **other)
+    taken = trained("taken", 4, **other, **{"data.tokenizer": f"file:{first.tokenizer}"})
+    assert read_tokenizer(taken.tokenizer).to_dict() == read_tokenizer(first.tokenizer).to_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from shoestring.cli.root import root
 from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
+from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.sections import number
 from shoestring.runs import counted
@@ -99,6 +101,47 @@ def test_a_run_that_ended_before_its_time_is_not_continued(ran: list[Recipe]) ->
     train("best-a.toml", 100.0)
     assert "it ended after 1m40s of 5m" in best("10m")
     assert ran[-1].model.init is None and ran[-1].run.name == "best-a-10m" and ran[-1].budget.time == 600
+
+
+def test_what_is_left_of_the_epochs_is_read(ran: list[Recipe]) -> None:
+    """A limit of epochs is one for all runs together; where nothing is left of it, more time does not help."""
+    best("5m")
+    train("best-a.toml", 300.0)
+    first = RunFolder.of(load("best-a.toml"))
+    plan, most = Plan.read(first.plan), number(load("best-a.toml").budget.epochs)
+    read = 10 * 64 * plan.effective_batch * 2 / len(STORY * 5000)  # about: two bytes for each piece
+    best("10m")
+    left = number(ran[-1].budget.epochs)
+    assert most - 4 * read < left < most
+    train("best-a-10m.toml", 300.0, steps=8)
+    best("20m")
+    assert number(ran[-1].budget.epochs) < left
+    Path("best-a-20m.toml").unlink()
+    file = Path("best-a-10m.toml")
+    few = re.sub(r"epochs = [0-9.]+", f"epochs = {left - number(ran[-1].budget.epochs):.4f}", file.read_text())
+    file.write_text(few)
+    RunFolder.of(load(file)).recipe.unlink()
+    assert "it has read its text as often as helps" in best("20m") and ran[-1].model.init is None
+
+
+def test_a_run_whose_first_part_is_gone_is_not_continued(ran: list[Recipe]) -> None:
+    """How much time it had in all is not known any more."""
+    best("5m")
+    train("best-a.toml", 300.0)
+    best("10m")
+    train("best-a-10m.toml", 300.0, steps=8)
+    shutil.rmtree(RunFolder.of(load("best-a.toml")).path)
+    assert earlier_run("best-a", "text:a.txt", 20 * 60) is None
+    assert "no run of it with less than 20m has ended" in best("20m")
+
+
+def test_a_recipe_of_another_text_that_has_the_name_is_refused(ran: list[Recipe]) -> None:
+    """best-a-10m.toml is that of a-10m.txt, or of a.txt with 10 minutes."""
+    Path("a-10m.txt").write_text(STORY * 5000)
+    assert CliRunner().invoke(root, ["best", "a-10m.txt", "--time", "1h"]).exception is None
+    best("5m")
+    train("best-a.toml", 300.0)
+    assert "best-a-10m.toml is a recipe of another text" in best("10m")
 
 
 def test_another_text_is_refused(ran: list[Recipe]) -> None:

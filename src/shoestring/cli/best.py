@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shoestring.cli import options
+
+if TYPE_CHECKING:
+    from shoestring.core.recipe import Recipe
 
 
 @click.command()
@@ -39,22 +43,26 @@ def best(text: str, time: float, name: str | None, terminal: options.Terminal) -
     values = values_for(look_at(text), time, pick_device().type, name)
     recipe = recipe_of(values)
     words = ["shoestring", "best", text, "--time", str(recipe.budget.time), *([] if name is None else ["--name", name])]
-    file = Path(f"{recipe.run.name}.toml")
-    if file.exists():
-        first, kept = file, recipe_file.load(file)
+
+    def of_this_text(file: Path) -> Recipe:
+        kept = recipe_file.load(file)
         if kept.data.source != recipe.data.source:
             raise UserError(f"{file} is a recipe of another text; choose another name with --name")
-        if kept.budget.time != recipe.budget.time:
-            file = named(first.stem, time)
-            earlier = None if file.exists() else earlier_run(first.stem, recipe.data.source, time)
-            if earlier is None and not file.exists():
-                raise UserError(
-                    f"{first} is a recipe of another time, and no run of it with less than {recipe.budget.time} "
-                    f"has ended; choose another name with --name"
-                )
+        return kept
+
+    file = Path(f"{recipe.run.name}.toml")
+    if file.exists() and of_this_text(file).budget.time != recipe.budget.time:
+        first, file = file, named(file.stem, time)
+        earlier = None if file.exists() else earlier_run(first.stem, recipe.data.source, time)
+        if earlier is None and not file.exists():
+            raise UserError(
+                f"{first} is a recipe of another time, and no run of it with less than {recipe.budget.time} "
+                f"has ended; choose another name with --name"
+            )
     if file.exists():
+        kept = of_this_text(file)
         terminal.say(f"{file} is there already, and is followed as it is")
-        return run_in_terminal(recipe_file.load(file), terminal, clock=clock)
+        return run_in_terminal(kept, terminal, clock=clock)
     values["run"]["name"] = file.stem, "its folder in runs/"
     recipe = recipe_of(values)
     task = settled(recipe, RunFolder.of(recipe))

@@ -147,7 +147,8 @@ class RunFolder:
         """Raise RunError where a run of another recipe has begun."""
         if self.recipe.is_file() and self.has_begun and (changes := differences(self.written_recipe(), recipe)):
             longer = all(line.startswith("budget.") for line in changes) and recipe.train.cools
-            more = f" and continue it with --set model.init={self.path} --set train.continued=true" if longer else ""
+            place = f"{self.path}#last" if recipe.train.cooling == 1 else self.path  # it never was at its peak
+            more = f" and continue it with --set model.init={place} --set train.continued=true" if longer else ""
             raise RunError(
                 "\n  ".join([f"{self.path} holds a run of another recipe", *changes])
                 + f"\nchoose another name with --set run.name=…{more}, or remove the folder"

@@ -114,11 +114,22 @@ class StoreCorpus:
         """This corpus as a run had it that got rows at several positions, the last of them those of this share."""
         grown = self._extended(share)
         rows = grown.training_rows
-        if (len(self.training_rows), len(rows)) != (pools[0].rows, pools[-1].rows):
+        if len(rows) != pools[-1].rows:
             raise RunError(
                 f"the store {self._store.paths.folder} is not the one that this run has read: its rows differ"
             )
         rows.pools = pools
+        return grown
+
+    def after(self, share: float, pools: Sequence[Pool], position: int) -> StoreCorpus:
+        """This corpus as it is read on from a position of a run that had these pools, the last of this share."""
+        if share > self.share:
+            return self.with_pools(share, pools)
+        if len(self.training_rows) <= pools[-1].rows and len(pools) == 1:
+            return self
+        grown = self._extended(self.share)
+        more = len(grown.training_rows) - pools[-1].rows
+        grown.training_rows.pools = (*pools, *[Pool(position, len(grown.training_rows))] * (more > 0))
         return grown
 
     def _extended(self, share: float) -> StoreCorpus:

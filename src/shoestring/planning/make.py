@@ -76,12 +76,13 @@ def make_plan(
     devices: int = 1,
     correction: Correction = NO_HISTORY,
     prepared: Sequence[int] = (),
+    read: int = 0,
 ) -> Plan:
     """The plan of a recipe on the measured machine.
 
     `spent` seconds of the time budget are gone, and at most `free_disk` bytes may be written (None: unknown).
-    `correction` comes from past runs on this machine. Stores with `prepared` numbers of documents exist. Raises
-    PlanError with the reason when nothing fits.
+    `correction` comes from past runs on this machine. Stores with `prepared` numbers of documents exist. A run that
+    this one continues has `read` the rows of so many steps. Raises PlanError with the reason when nothing fits.
     """
     supply = ready or profile.density
     assert supply is not None, "a profile without a density needs rows that are ready"
@@ -90,13 +91,14 @@ def make_plan(
     tokens_per_step = recipe.batch * recipe.data.length
     interval, save, evaluations = saving(recipe, profile, split)
     fixed = _fixed_seconds(recipe, profile, spent, evaluations)
-    steps, binding, most = _steps(recipe, profile, supply, split, fixed)
+    steps, binding, most = _steps(recipe, profile, supply, split, fixed, read)
     kept = kept_checkpoints(recipe, most or steps)
     if isinstance(supply, Ready):
         corpus = corpus_that_is_ready(recipe, supply, kept, profile.checkpoint_bytes, free_disk)
         counted = float((supply.rows or 0) * recipe.data.length)
     else:
-        corpus = corpus_to_read(recipe, supply, store_bytes, kept, profile.checkpoint_bytes, steps, free_disk, prepared)
+        sizes = store_bytes, kept, profile.checkpoint_bytes
+        corpus = corpus_to_read(recipe, supply, *sizes, read + steps, free_disk, prepared)
         counted = (corpus.documents or 0) * _counted_per_document(recipe, supply)
     tokens = steps * tokens_per_step
     saves = steps * split.step_seconds / interval + evaluations
@@ -211,7 +213,7 @@ def _fixed_seconds(recipe: Recipe, profile: Profile, spent: float, evaluations: 
 
 
 def _steps(
-    recipe: Recipe, profile: Profile, supply: Density | Ready, split: Split, fixed: dict[str, float]
+    recipe: Recipe, profile: Profile, supply: Density | Ready, split: Split, fixed: dict[str, float], read: int
 ) -> tuple[int, str, int | None]:
     """The steps that every budget allows, the budget that binds, and, if that is the time, what the others allow."""
     budget, tokens_per_step = recipe.budget, recipe.batch * recipe.data.length
@@ -228,7 +230,7 @@ def _steps(
             raise PlanError("budget.epochs: the corpus has no end, so an epoch has no length; give data.documents too")
         allowed["epochs"] = round(number(budget.epochs) * rows / recipe.batch)
     if budget.time is not None:
-        allowed["time"] = _steps_in_time(recipe, profile, supply, split, fixed)
+        allowed["time"] = _steps_in_time(recipe, profile, supply, split, fixed, read)
     binding = min(allowed, key=lambda name: allowed[name])
     if (positions := allowed[binding] * tokens_per_step) > MOST_POSITIONS:
         product = f"{counted(allowed[binding], 'step')} × {recipe.batch:,} rows × data.length = {recipe.data.length}"
@@ -295,7 +297,7 @@ def _counting(recipe: Recipe, density: Density) -> list[tuple[float, float]]:
 
 
 def _steps_in_time(
-    recipe: Recipe, profile: Profile, density: Density | Ready, split: Split, fixed: dict[str, float]
+    recipe: Recipe, profile: Profile, density: Density | Ready, split: Split, fixed: dict[str, float], read: int
 ) -> int:
     """Steps that fit the time budget, each with its share of the checkpoints and of the text."""
     left, step = _time_for_steps(recipe, profile, split, fixed)
@@ -306,7 +308,7 @@ def _steps_in_time(
         every = available
 
         def cost(steps: int) -> float:
-            documents = drawn_documents(recipe, density, steps) or every
+            documents = drawn_documents(recipe, density, read + steps) or every
             reading = density.seconds_for(documents) + heldout_seconds(recipe, density, documents)
             return steps * step + reading + counting_seconds(documents * counted)
 

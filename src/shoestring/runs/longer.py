@@ -1,4 +1,4 @@
-"""A deadline that moves: `shoestring best` with more time takes an earlier run up where it ended."""
+"""A deadline that moves: `shoestring best` with more time goes on where an earlier run ended."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from shoestring.training.checkpoint import Checkpoints
 
 WHOLE = 0.7
 """Of its time, what a run takes at least that ends with its time; all of it but a reserve."""
+LEAST_EPOCHS = 0.1
+"""Of the epochs that a recipe allows, what must be left to go on."""
 AGAIN = 0.5
 """Of the learning rate that one run of all the time would have by then (results/log.md)."""
 
@@ -36,6 +38,8 @@ class Earlier(NamedTuple):
     """The highest learning rate of it and of the runs that it continues."""
     cooling: float
     """The share of a run's time in which its learning rate decays."""
+    epochs: float | None
+    """What is left of those that its recipe allows; None: it has no limit."""
     done: str | None
     """Why more time would not help it; None: it would."""
 
@@ -67,25 +71,32 @@ def _ended(file: Path) -> Earlier | None:
         if outcome is None or recipe.budget.time is None or not recipe.train.cools or not outcome.steps:
             return None
         train = settled(recipe, folder).recipe.train
-        binding = Plan.read(folder.plan).binding
+        plan = Plan.read(folder.plan)
         newest = Checkpoints(folder.checkpoints, keep=1).find(CheckpointSpec("last"), folder.path).state
         place = named_run(recipe.model.init or "", CheckpointSpec("last"))[0]
         before = _ended(Path(f"{place.name}.toml")) if train.continued else None
     except ShoestringError:
         return None
-    done = None
+    if train.continued and before is None:
+        return None
+    done, most = None, recipe.budget.epochs
+    read = (plan.epochs or 0.0) * (plan.share or 1.0) * outcome.steps / (plan.steps or 1)
+    left = None if most is None else number(most) - read
     if newest.turned is not None:
         done = f"its held-out loss rose after step {newest.turned:,}"
-    elif binding != "time" or outcome.seconds < WHOLE * recipe.budget.time:
+    elif left is not None and left < LEAST_EPOCHS * number(most):
+        done = f"it has read its text as often as helps, {number(most) - left:.1f} times"
+    elif plan.binding != "time" or outcome.seconds < WHOLE * recipe.budget.time:
         done = f"it ended after {Seconds(round(outcome.seconds))} of {recipe.budget.time}"
     if before is None:
-        return Earlier(file, recipe, recipe.budget.time, number(train.lr), number(train.cooling), done)
-    return Earlier(file, recipe, before.time + recipe.budget.time, before.peak, before.cooling, done)
+        return Earlier(file, recipe, recipe.budget.time, number(train.lr), number(train.cooling), left, done)
+    return Earlier(file, recipe, before.time + recipe.budget.time, before.peak, before.cooling, left, done)
 
 
 def longer_text(earlier: Earlier, name: str, time: float, command: str) -> str:
-    """The recipe of a run that takes an earlier one up where it ended, and itself ends after `time` in all."""
+    """The recipe of a run that goes on where an earlier one ended, and itself ends after `time` in all."""
     folder, (lr, cooldown) = str(RunFolder.of(earlier.recipe).path), earlier.rate(time)
+    epochs = [] if earlier.epochs is None else ["# what is left of them", f"epochs = {earlier.epochs:.4g}"]
     return "\n".join(
         [
             f"# Written by: {command}",
@@ -98,6 +109,7 @@ def longer_text(earlier: Earlier, name: str, time: float, command: str) -> str:
             "[budget]",
             f"# {Seconds(time)} in all",
             f'time = "{Seconds(round(time - earlier.time))}"',
+            *epochs,
             "",
             "[model]",
             f"init = {json.dumps(f'{folder}#last')}",

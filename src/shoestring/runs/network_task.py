@@ -91,7 +91,9 @@ class NetworkTask(Task):
     def make_plan(
         self, profile: Profile, spent: float = 0.0, devices: int = 1, correction: Correction = NO_HISTORY
     ) -> Plan:
-        plan = plan_network(self.recipe, ready_rows(self.recipe), profile, spent, devices, correction)
+        plan = plan_network(
+            self.recipe, ready_rows(self.recipe), profile, spent, devices, correction, _steps_read(self.recipe)
+        )
         return plan if self.choices is None else replace(plan, lines=(*plan.lines, *self.choices.lines()))
 
     def prepare(self, plan: Plan, reporter: Reporter) -> None:
@@ -126,10 +128,26 @@ class NetworkTask(Task):
 
 
 def plan_network(
-    recipe: Recipe, ready: Ready | None, profile: Profile, spent: float, devices: int, correction: Correction
+    recipe: Recipe,
+    ready: Ready | None,
+    profile: Profile,
+    spent: float,
+    devices: int,
+    correction: Correction,
+    read: int = 0,
 ) -> Plan:
-    """As `NetworkTask.make_plan`, for rows that are `ready`, or must be prepared."""
+    """As `NetworkTask.make_plan`, for rows that are `ready`, or must be prepared; those of `read` steps were read by a
+    run that this one continues."""
     store_bytes, free = partial(estimate_bytes, data=recipe.data), free_bytes(Path(recipe.run.folder))
     endless = ready is None and profile.density is not None and profile.density.total_documents is None
-    prepared = prepared_documents(recipe) if endless else ()
-    return make_plan(recipe, profile, store_bytes, spent, free, ready, devices, correction, prepared)
+    prepared = prepared_documents(recipe) if endless and not read else ()  # a run that goes on reads more
+    return make_plan(recipe, profile, store_bytes, spent, free, ready, devices, correction, prepared, read)
+
+
+def _steps_read(recipe: Recipe) -> int:
+    """The steps whose rows were read by a run that this one continues."""
+    if not recipe.train.continued:
+        return 0
+    from shoestring.runs.continued import steps_read  # imports torch
+
+    return steps_read(recipe)

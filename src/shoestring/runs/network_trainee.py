@@ -31,6 +31,7 @@ from shoestring.datasets.source import TokenSource
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE
 from shoestring.probe.machine import available_bytes
+from shoestring.runs.continued import Continued, steps_before
 from shoestring.runs.drift import AfterFirstStep, Drift
 from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.generate import NetworkWriter
@@ -38,7 +39,7 @@ from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.sample_texts import Sample, sample_network
-from shoestring.runs.trained_model import continue_run, steps_before
+from shoestring.runs.trained_model import check_tokenizer, continue_run
 from shoestring.runs.trainee import Trainee
 from shoestring.track import LineFile
 from shoestring.training import hooks
@@ -87,6 +88,7 @@ class NetworkTrainee(Trainee):
         self.tokens_per_step = plan.effective_batch * recipe.data.length
         self._saved: dict[str, Any] = {}
         self._before = 0
+        self._continued: Continued | None = None
         self._known = Known()
         self._best: tuple[int, Known] | None = None
 
@@ -102,7 +104,8 @@ class NetworkTrainee(Trainee):
         init = fresh and not continued
         self.learner = make_learner(recipe, group.device, group, init, say, self._compiles_beside())
         if fresh and continued:
-            self._before = continue_run(self.learner, recipe, say)
+            self._continued = continue_run(self.learner, recipe, say)
+            self._before = self._continued.steps(recipe)
         if fresh and recipe.evaluate.overlap is not None:
             self._drift = Drift.begin(self.learner, recipe, say)
 
@@ -135,6 +138,8 @@ class NetworkTrainee(Trainee):
         recipe, group = self.recipe, self.group
         self.corpus = group.on_all(open_corpus, recipe, self.plan)
         self.data, self.data_bytes = self.corpus.fingerprint, self.corpus.bytes
+        if not isinstance(self.corpus, StreamCorpus):
+            group.on_all(check_tokenizer, recipe, self.corpus.tokenizer)
         source, (batch, rows) = self.corpus.training(group.device), self._split
         self._reads = _store_corpus(self.corpus)
         if isinstance(self.corpus, StreamCorpus) and group.device.type == "cuda":
@@ -142,6 +147,17 @@ class NetworkTrainee(Trainee):
         self._stepper = self._make_stepper(source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
         self._stepper.before = self._before
         self._stepper.slowness, self._stepper.least_seconds = slowness(group.rank), step_seconds()
+        if self._continued is not None and self._reads is not None:
+            self._read_on(self._reads, group.on_all(self._continued.rows_read, recipe))
+
+    def _read_on(self, corpus: StoreCorpus, rows: tuple[float, tuple[Pool, ...]] | None) -> None:
+        """Read first what the run that this one continues has not read; `rows` are those that it had."""
+        if rows is None:
+            return
+        share, pools = rows
+        if share > corpus.share:
+            self.group.on_first(self._prepare, share)
+        self._read(self.group.on_all(corpus.after, share, pools, self._before * self._split[0]))
 
     def _make_stepper(self, source: TokenSource, train: Train, **rest: int) -> Stepper:
         if train.grow is None:
@@ -176,9 +192,9 @@ class NetworkTrainee(Trainee):
         before: dict[str, Any] = {"before": self._before} if self._before else {}
         if isinstance(self._stepper, GrowingStepper):
             before["growth"] = self._stepper.growth.saved()
-        pools = () if self._reads is None else self._reads.training_rows.pools
-        if self._reads is None or len(pools) < 2:
+        if self._reads is None or self._reads is _store_corpus(self.corpus):
             return before
+        pools = self._reads.training_rows.pools
         return before | {"pools": [list(pool) for pool in pools], "share": self._reads.share}
 
     def put_values(self, values: dict[str, Any]) -> None:
@@ -196,13 +212,15 @@ class NetworkTrainee(Trainee):
         self._read(self.group.on_all(self._reads.with_pools, share, pools))
 
     def _prepare(self, share: float) -> None:
-        prepare_recipe(self.recipe, replace(self.plan, share=share), Reporter())
+        """Where the plan has no share, all that there is was prepared."""
+        if self.plan.share is not None:
+            prepare_recipe(self.recipe, replace(self.plan, share=share), Reporter())
 
     def more_rows(self, steps: int) -> float | None:
         reads = self._reads
         if reads is None or self.plan.share is None or reads.share >= 1:
             return None
-        needed, there = steps * self._split[0], len(reads.training_rows)
+        needed, there = (self._before + steps) * self._split[0], len(reads.training_rows)
         if needed <= there:
             return None
         share = min(1.0, SPARE * needed / there * reads.share)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoestring.core.errors import RunError, StorageError, UserError
+from shoestring.core.errors import RunError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder, named_run
 from shoestring.core.sections import Model
-from shoestring.core.specs import MOST_STEPS, CheckpointSpec
-from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer
+from shoestring.core.specs import CheckpointSpec
+from shoestring.data.tokenize.tokenizers import Tokenizer, read_tokenizer, tokenizer_fingerprint
 from shoestring.datasets.corpus import vocabulary
 from shoestring.models.language_model import LanguageModel, build, differences, weights_of
 from shoestring.models.tuning import merge_lora, tune
 from shoestring.probe.machine import pick_device
+from shoestring.runs.continued import Continued, continued_run
 from shoestring.training.checkpoint import Checkpoints, State
 from shoestring.training.learner import Learner
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shoestring.hmm.parameters import Saved
 
 CPU = torch.device("cpu")
-BEST, PEAK = CheckpointSpec("best"), CheckpointSpec("peak")
-"""What a run delivers, and what another continues."""
+BEST = CheckpointSpec("best")
+"""What a run delivers."""
 Say = Callable[[str], object]
 """Takes a line for people, such as which damaged checkpoint is left out."""
 
@@ -86,24 +86,11 @@ def _merged_weights(folder: RunFolder, recipe: Recipe, checkpoint: CheckpointSpe
     return {name: value.detach() for name, value in weights_of(load_run(folder, checkpoint, CPU, say).model).items()}
 
 
-def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> int:
-    """Give a learner the weights and the optimizer of the run of `model.init`, as they were before its cool-down, or
-    at the checkpoint that RUN#CHECKPOINT names.
-
-    Returns the steps of this recipe that read as many rows as that run had; 0 where it read others.
-    """
-    where = f'model.init = "{recipe.model.init}"'
-    run, checkpoint = named_run(recipe.model.init or "", PEAK)
-    folder = RunFolder(run)
-    if not folder.recipe.is_file():
-        raise UserError(f"{where}: train.continued = true needs the folder of a run, and {run} has no recipe.toml")
-    folder.check_records(folder.recipe, folder.choices)
-    other = folder.read_recipe()
-    other.need_network(f"{where}: the run of an HMM, which has no weights")
+def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> Continued:
+    """Give a learner the weights and the optimizer of the run of `model.init`."""
+    found, where = continued_run(recipe, say), f'model.init = "{recipe.model.init}"'
+    other, opened = found.recipe, found.opened
     _refuse_others(where, recipe.model, other.model)
-    opened = Checkpoints(folder.checkpoints, keep=1).find(checkpoint, folder.path, say)
-    if opened.state.recipe != other.fingerprint:
-        raise RunError(f"{opened.path} belongs to another recipe than {folder.path}")
     wanted = learner.saved_tensors().keys()
     if recipe.train.optimizer != other.train.optimizer:
         raise UserError(f'{where}: a run with train.optimizer = "{other.train.optimizer}" is continued with that one')
@@ -113,20 +100,20 @@ def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> int:
             f"so must what Muon keeps: train.normalize_neurons and train.momentum_warmup"
         )
     learner.put_tensors(opened.read({name: learner.placement(name) for name in wanted}))
-    say(f"continues {folder.path} after step {opened.state.step:,}")
-    same = (
-        recipe.corpus == other.corpus and recipe.run.seed == other.run.seed and recipe.data.length == other.data.length
-    )
-    steps = steps_before(opened.state.task, opened.path) + opened.state.step
-    return math.ceil(steps * other.batch / recipe.batch) if same else 0
-
-
-def steps_before(values: dict[str, Any], where: Path) -> int:
-    """The steps of the run that the values of a checkpoint continue."""
-    found = values.get("before", 0)
-    if not isinstance(found, int) or not 0 <= found <= MOST_STEPS:
-        raise StorageError(f"{where}: not a checkpoint of shoestring: it continues {found!r} steps")
+    say(f"continues {found.folder.path} after step {opened.state.step:,}")
     return found
+
+
+def check_tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise an error if the ids of a text mean other words to the run whose weights are taken over."""
+    file = RunFolder(named_run(recipe.model.init or "", BEST)[0]).tokenizer
+    if recipe.model.init is None or not file.is_file():
+        return
+    if tokenizer_fingerprint(read_tokenizer(file)) != tokenizer_fingerprint(tokenizer):
+        raise UserError(
+            f'model.init = "{recipe.model.init}": that run has another tokenizer, so its ids mean other words; take '
+            f'data.tokenizer = "file:{file}"'
+        )
 
 
 def _refuse_others(where: str, spec: Model, stored: Model) -> None:

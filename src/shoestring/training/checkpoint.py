@@ -268,7 +268,9 @@ class Checkpoints:
         if which == "peak" and newest is not None and not newest.state.at_peak:
             named = newest.state.peak_step
             if named is None:
-                raise RunError(f'{run} has no checkpoint "peak"; only a run with train.schedule = "cooldown" keeps one')
+                raise RunError(
+                    f'{run} has no checkpoint "peak"; only a run keeps one whose learning rate stays before it decays'
+                )
         if named is not None and named in steps:
             return self.open(named)
         if newest is None:

@@ -106,7 +106,7 @@ class Stepper:
         """The rows of a step, those of this process, and their loss, whose gradient is added."""
         learner, group = self.learner, self.learner.group
         index = self.source.order(self._seed, self.before + step, self._batch)
-        _seed_everything(derive(self._seed, "torch", step, group.rank), learner.device)
+        _seed_everything(derive(self._seed, "torch", self.before + step, group.rank), learner.device)
         rows = self.source.batch(index.share(group.rank, group.world, self.even))
         begun = time.perf_counter()
         tally = learner.accumulate(rows, self.per_device)

@@ -195,6 +195,10 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
+_OWN = b'{\n "spec":'
+"""How the tokenizer.json of a run or a store begins."""
+
+
 def open_tokenizer(spec: str, end: str | None = None) -> Tokenizer:
     """A tokenizer that needs no fitting: bytes, or one made elsewhere."""
     known = tokenizer_spec(spec)
@@ -225,9 +229,22 @@ def _opened(spec: str, end: str | None, _files: tuple[tuple[str, int, int], ...]
         raise DataError(f'data.end = "{end}": bytes end a document with {ByteTokenizer.SPECIALS[ByteTokenizer.end]}')
     if spec == "bytes":
         return ByteTokenizer()
+    known = tokenizer_spec(spec)
+    if known.kind == "file" and _is_own(own := Path(known.place).expanduser()):
+        if end is not None:
+            raise DataError(f'data.end = "{end}": {own} has its own token for the end of a document')
+        return read_tokenizer(own)
     from shoestring.data.tokenize.subwords import load_subwords
 
     return load_subwords(spec, end)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is the tokenizer.json of a run or a store."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_OWN)) == _OWN
 
 
 def tokenizer_identity(spec: str, end: str | None) -> str:
