@@ -172,12 +172,12 @@ def main() -> None:
     size += f"{asked.steps} steps" if asked.seconds is None else f"{asked.seconds:g} s"
     results = record.earlier("ablation", asked.out)
     found: dict[str, Any] = results.setdefault(size, {})
+    for name in [name for name, variant in found.items() if variant.get("fields") != variants().get(name)]:
+        del found[name]  # of another choice
     with tempfile.TemporaryDirectory() as temporary:
         place, longest = Path(temporary), asked.seconds or 0.0
         for seed, name in ((seed, name) for seed in range(asked.seeds) for name in asked.only):
-            if found.get(name, {}).get("fields") != (fields := variants()[name]):
-                found[name] = {"fields": fields, "runs": []}  # another choice since
-            own = found[name]
+            own = found.setdefault(name, {"fields": variants()[name], "runs": []})
             for rate in rates_of(asked, name):
                 if any((run["rate"], run["seed"]) == (rate.name, seed) for run in own["runs"]):
                     continue
@@ -185,7 +185,8 @@ def main() -> None:
                 if started - begun + longest > asked.limit:
                     print(f"{name} is left: {asked.limit:g} s would not suffice")
                     return
-                own["runs"].append(measured(asked, name, rate, seed, place) | {"commit": record.commit()})
+                origin = {"commit": record.commit(), "command": record.command()}
+                own["runs"].append(measured(asked, name, rate, seed, place) | origin)
                 longest = max(longest, time.perf_counter() - started)
                 print(f"{name}: {own['runs'][-1]}", flush=True)
                 own |= summary(own["runs"])

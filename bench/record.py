@@ -39,7 +39,7 @@ def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path
         "schema": f"shoestring.bench.{name}/1",
         "machine": encode(machine),
         "commit": commit(),
-        "command": " ".join(["python", *_told(sys.argv)]),
+        "command": command(),
         "date": time.strftime("%Y-%m-%d"),
         **values,
     }
@@ -61,6 +61,10 @@ def earlier(name: str, folder: Path | None = None) -> dict[str, Any]:
                 results: dict[str, Any] = old["results"]
                 return results
     return {}
+
+
+def command() -> str:
+    return " ".join(["python", *_told(sys.argv)])
 
 
 def _told(arguments: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,14 @@ def ablation_table(records: Sequence[dict[str, Any]]) -> str:
             for name, variant in sorted(found.items(), key=lambda item: float(item[1]["loss"])):
                 runs = [run for run in variant["runs"] if run["lr"] == variant["lr"]]
                 error = "" if variant["error"] is None else f" ± {variant['error']:.3f}"
+                steps, seconds = (statistics.mean(run[key] for run in runs) for key in ("steps", "wall_step_seconds"))
                 lines.append(
                     f"| {name} | {variant['loss']:.3f}{error} | {variant['seeds']} | {variant['lr']:.3g} | "
-                    f"{runs[0]['steps']:,} | {1000 * runs[0]['wall_step_seconds']:.1f} |\n"
+                    f"{steps:,.0f} | {1000 * seconds:.1f} |\n"
                 )
-            lines.append("\n")
-        lines.append(f"By `{r['command']}` on {r['machine']['device_name']}, {_commits(r)}, {r['date']}.\n\n")
+            commands = {run["command"] for variant in found.values() for run in variant["runs"] if "command" in run}
+            lines.append("".join(f"\nBy `{command}`.\n" for command in sorted(commands)) + "\n")
+        lines.append(f"By `python bench/ablation.py` on {r['machine']['device_name']}, {_commits(r)}, {r['date']}.\n\n")
     return "".join(lines).removesuffix("\n") or NONE
 
 
@@ -33,8 +36,8 @@ def time_to_loss_table(records: Sequence[dict[str, Any]]) -> str:
     """The seconds to the Llama's loss, and losses beside the peer's."""
     lines = []
     for r in records:
-        lines.append("| task | Llama with AdamW | its rates | Swift has its loss after | share | ")
-        lines.append("five_minutes.py and Swift |\n|---|---|---|---|---|---|\n")
+        lines.append("| task | Llama with AdamW | its rates | parts of the Swift | it has that loss after | share | ")
+        lines.append("five_minutes.py and Swift |\n|---|---|---|---|---|---|---|\n")
         for task, found in r["results"].items():
             if "target" in found:
                 lines.append(f"| {task} | {_row(found)} | {_beside(found)} |\n")
@@ -46,7 +49,9 @@ def time_to_loss_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _row(found: dict[str, Any]) -> str:
-    loss = f"{found['target'] - found['least']:.3f} in {found['llama_seconds']:.0f} s | {found['llamas']}"
+    parts = {run["parts"] for name, run in found["rows"].items() if name.startswith("swift:") and "parts" in run}
+    loss = f"{found['target'] - found['least']:.3f} in {found['llama_seconds']:.0f} s | {found['llamas']} | "
+    loss += "; ".join(sorted(parts)) or "–"
     if "share" not in found:
         return f"{loss} | not yet | –"
     line = f" (on a line between two: {found['on_line']:.0f} s)" if "on_line" in found else ""

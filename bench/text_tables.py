@@ -98,7 +98,7 @@ def longer_table(records: Sequence[dict[str, Any]]) -> str:
     """A run that gets more time than it was planned for, beside a new run of all the time."""
     lines = []
     for r in records:
-        lines += ["| text, time | first run | taken up | a new run of all the time | difference | commit, date |\n"]
+        lines += ["| text, time | first run | continued | a new run of all the time | difference | commit, date |\n"]
         lines.append("|---|---|---|---|---|---|\n")
         for name, found in r["results"].items():
             for pair in found["pairs"]:

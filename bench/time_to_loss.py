@@ -224,6 +224,8 @@ def main() -> None:
     results = record.earlier("time_to_loss", asked.out)
     task = f"{asked.task}, {asked.minutes:g} min, {64 * asked.depth} × {asked.depth}"
     found = results.setdefault(task, {"rows": {}})
+    for row in [row for row, run in found["rows"].items() if run.get("parts", asked.parts) != asked.parts]:
+        del found["rows"][row]  # of another choice
     with tempfile.TemporaryDirectory() as scratch:
         folder, besides = (asked.work or Path(scratch)).resolve(), list[float]()
         folder.mkdir(parents=True, exist_ok=True)

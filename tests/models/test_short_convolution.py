@@ -99,19 +99,22 @@ for positions in (None, torch.arange(5).repeat(2, 1)):
 """
 
 AHEAD = """
+import itertools
 from ahead import compile_ahead
 from triton.compiler import ASTSource
 from shoestring.models.kernels import short_convolution as kernels
-for kernel in (kernels.short_convolution_kernel, kernels.short_convolution_backward_kernel):
+from shoestring.models.layers.short_convolution import BACKWARD, FORWARD
+both = ((kernels.short_convolution_kernel, FORWARD), (kernels.short_convolution_backward_kernel, BACKWARD))
+for (kernel, (rows, block, warps)), j in itertools.product(both, (3, 8)):
     for documents in (False, True):
-        constants = {"J": 3, "DOCUMENTS": documents, "ROWS": 16, "BLOCK": 128}
+        constants = {"J": j, "DOCUMENTS": documents, "ROWS": rows, "BLOCK": block}
         kinds = dict.fromkeys(("count", "length", "d", "first"), "i32") | {"factors": "*fp32", "sums": "*fp32"}
         kinds["positions"] = "*i64" if documents else "*bf16"
         signature = {n: "constexpr" if n in constants else kinds.get(n, "*bf16") for n in kernel.arg_names}
         aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind != "constexpr"}
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-        made = compile_ahead(source, 90, num_warps=4)
-        assert not made.stack and made.has("ld.global.*v4"), (kernel.__name__, documents, made)
+        made = compile_ahead(source, 90, num_warps=warps)
+        assert not made.stack and made.has("ld.global.*v4"), (kernel.__name__, j, documents, made)
 """
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 

@@ -62,7 +62,8 @@ class Train:
     ] = None
     continued: Annotated[
         bool | None,
-        "continue the run of model.init, with optimizer and place in the text, before its cool-down or at RUN#last",
+        "continue the run of model.init with its optimizer and its place in the text: from before its cool-down, or "
+        "from the checkpoint that RUN#CHECKPOINT names",
     ] = None
     final_lr: Annotated[float, Between(0, 1), "learning rate at the end, as a fraction of the peak"] = 0.0
     weight_decay: Annotated[

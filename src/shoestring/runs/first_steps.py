@@ -27,7 +27,7 @@ _ALIKE = 0.05
 _LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
 """Or after this share of the time budget; without one, after so many seconds."""
 CREEP_BYTES = 4_000_000
-"""By which memory on a CPU grows in the course of a run, 2 to 5 MB (results/log.md): the C library's heap comes to have
+"""By which memory on a CPU grows in the course of a run, 0 to 5 MB (results/log.md): the C library's heap comes to have
 gaps."""
 PAGE_SLACK, LEAST_PAGE = 3.0, 0.25
 """How much longer the page of a whole run may take than that of its first steps, and its seconds at least."""
