@@ -43,7 +43,8 @@ from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.datasets.corpus import StoreCorpus, StreamCorpus, open_corpus
 from shoestring.probe.machine import pick_device
-from shoestring.runs.best import Corpus, Values, look_at, recipe_of, values_for
+from shoestring.runs.best import Values, recipe_of, values_for
+from shoestring.runs.look_at import Corpus, look_at
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter
 

@@ -27,7 +27,8 @@ import record
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import Seconds
 from shoestring.probe.machine import pick_device
-from shoestring.runs.best import look_at, recipe_of, text_of, values_for, with_choices
+from shoestring.runs.best import recipe_of, text_of, values_for, with_choices
+from shoestring.runs.look_at import look_at
 from shoestring.runs.settle import settled
 
 

@@ -43,7 +43,8 @@ from shoestring.core.records import Plan
 from shoestring.core.run_folder import RunFolder
 from shoestring.datasets.corpus import open_corpus
 from shoestring.probe.machine import pick_device
-from shoestring.runs.best import SWIFT_PARTS, Corpus, Values, look_at, recipe_of, values_for
+from shoestring.runs.best import SWIFT_PARTS, Values, recipe_of, values_for
+from shoestring.runs.look_at import Corpus, look_at
 from shoestring.runs.plan import read_plan
 from shoestring.runs.prepare import prepare_recipe
 from shoestring.runs.reporter import Reporter

@@ -20,11 +20,11 @@ from shoestring.runs.best import (
     SWIFT_MEASURED,
     SWIFT_PARTS,
     best_tokenizer,
-    look_at,
     recipe_of,
     text_of,
     values_for,
 )
+from shoestring.runs.look_at import look_at
 
 STORY = "Tom had a red ball. He ran to the park with it.\n"
 
@@ -44,7 +44,9 @@ def test_a_text_is_known_by_its_name_and_what_is_in_it() -> None:
     Path("blank.txt").write_text((STORY + "\n") * 50)
     Path("ends.txt.gz").write_bytes(gzip.compress((STORY * 3 + "<|endoftext|>\n").encode() * 20))
     Path("a.jsonl").write_text('{"text": "a"}\n')
-    Path("notes").write_text(STORY)
+    Path("notes").write_text(STORY * 2)
+    Path("a.json").write_text('{"text": "a"}\n' * 2)
+    assert source_of("a.json") == {"source": "jsonl:a.json"}
     assert source_of("lines.txt") == {"source": "text:lines.txt"}
     assert source_of("blank.txt") == {"source": "paragraphs:blank.txt"}
     assert source_of("ends.txt.gz") == {"source": "text:ends.txt.gz", "end_line": "<|endoftext|>"}
@@ -64,6 +66,32 @@ def test_a_folder_is_read_in_the_format_of_most_files() -> None:
     Path("none").mkdir()
     with pytest.raises(UserError, match=r"no file in this folder ends in \.txt"):
         look_at("none")
+
+
+def test_a_folder_tells_what_is_left_out() -> None:
+    """The format of the most bytes is read, not that of the most files."""
+    Path("mix").mkdir()
+    Path("mix/a.txt").write_text(STORY * 100)
+    for number in range(3):
+        Path(f"mix/{number}.jsonl").write_text('{"text": "a"}\n')
+    Path("mix/picture.png").write_bytes(b"\x89PNG")
+    assert source_of("mix") == {"source": "text:mix"}
+    assert look_at("mix").said == ("mix: 1 file read, .txt; left out: 3 .jsonl, 1 .png",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("one.txt", "a " * 5000, r"one\.txt: it is one line, about 10 kB; .* break it into lines"),
+        ("a.json", '[{"text": "a"}, {"text": "b"}]', r"a\.json: write one record of JSON per line"),
+        ("a.json", '{\n "text": "a"\n}', r"a\.json: write one record of JSON per line"),
+        ("a.csv", f'"{STORY * 2}"\n"{STORY * 3}"\n', r"a\.csv: its first line is no header"),
+    ],
+)
+def test_a_text_that_could_not_be_trained_on_is_refused_at_once(name: str, content: str, line: str) -> None:
+    Path(name).write_text(content)
+    with pytest.raises(UserError, match=line):
+        look_at(name)
 
 
 def test_the_text_of_a_table_is_its_column_of_the_longest_texts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from shoestring.cli import running
 from shoestring.cli.root import root
 from shoestring.core.clock import Clock
+from shoestring.core.errors import Refusal
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.core.records import Plan
@@ -142,6 +144,48 @@ def test_a_recipe_of_another_text_that_has_the_name_is_refused(ran: list[Recipe]
     best("5m")
     train("best-a.toml", 300.0)
     assert "best-a-10m.toml is a recipe of another text" in best("10m")
+
+
+def test_a_time_that_is_too_short_says_the_least_and_leaves_no_recipe(
+    ran: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of this command: with the time of the run that it goes on from."""
+
+    def refuse(recipe: Recipe, *_: object, **__: object) -> None:
+        raise Refusal(
+            "too short. The nearest plan that fits: --set budget.time=14s (2 steps)", "time", "budget.time=14s"
+        )
+
+    with monkeypatch.context() as short:
+        short.setattr(running, "run_in_terminal", refuse)
+        assert best("1s") == "too short. The nearest plan that fits: --time 14s (2 steps)"
+        assert not Path("best-a.toml").exists()
+    best("5m")
+    train("best-a.toml", 300.0)
+    with monkeypatch.context() as short:
+        short.setattr(running, "run_in_terminal", refuse)
+        assert "--time 5m14s" in best("301s") and not Path("best-a-5m1s.toml").exists()
+    assert "goes on where runs/best-a ended" in best("10m")
+
+
+def test_what_is_given_is_in_the_recipe(ran: list[Recipe]) -> None:
+    def given(*words: str) -> str:
+        result = CliRunner().invoke(root, ["best", "a.txt", "--time", "5m", *words])
+        return str(result.exception) if result.exception else result.output
+
+    assert 'unknown field "lr2"' in given("--set", "train.lr2=1") or not ran
+    assert "recipe: best-a.toml" in given("--set", "data.on_error=skip", "--set", "train.lr=0.01")
+    assert (ran[-1].data.on_error, ran[-1].train.lr) == ("skip", 0.01) and ran[-1].model.width
+    assert "--set=train.lr=0.01" in Path("best-a.toml").read_text()
+    assert "is there already: edit it there" in given("--set", "train.lr=0.02")
+    assert "is there already, and is followed" in given()
+
+
+def test_a_text_that_is_newer_than_its_recipe_is_told(ran: list[Recipe]) -> None:
+    best("5m")
+    assert "is newer" not in best("5m")
+    os.utime("a.txt", (2e9, 2e9))
+    assert "a.txt is newer than best-a.toml: if it is another text now, choose another name" in best("5m")
 
 
 def test_another_text_is_refused(ran: list[Recipe]) -> None:

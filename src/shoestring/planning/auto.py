@@ -19,6 +19,7 @@ from shoestring.core.records import Cost
 from shoestring.core.sections import MOST_ROWS, Model, number
 from shoestring.core.train_section import COOLDOWN
 from shoestring.core.warmup import least_steps
+from shoestring.cost.seconds import update_seconds
 from shoestring.planning.earlier import Tried
 from shoestring.planning.make import REPORT_SECONDS, reserve_seconds
 from shoestring.planning.rates import (
@@ -59,8 +60,8 @@ ASPECT, CHANNELS = 64, 64
 LEAST_WIDTH, MOST_WIDTH = 32, 4096
 """With little text a network of 32 × 2 beats one of 64 × 2: 1.57 and 1.71 with 65,536 positions and 4e11 FLOPs, where
 with new text 64 × 2 has 1.52 and 32 × 2 1.54 (results/regret-cpu.json, results/log.md)."""
-STEP_OVERHEAD = {"cpu": 0.0, "cuda": 0.003}
-"""Seconds of a step that a larger batch does not lengthen: launches, the update."""
+STEP_OVERHEAD = 0.003
+"""Seconds of a step on a GPU that a larger batch does not lengthen: launches, the update."""
 SETUP_SECONDS = {("cpu", False): 4.0, ("cpu", True): 40.0, ("cuda", False): 6.0, ("cuda", True): 15.0}
 """From the command to steps at full speed, by device and whether layers are compiled."""
 TRAIN_SHARE = 0.85
@@ -164,14 +165,37 @@ def positions(recipe: Recipe, facts: Facts, cost: Cost) -> float:
             - reserve_seconds(time)
             - REPORT_SECONDS
         )
-        allowed.append(
-            TRAIN_SHARE * max(0.05 * time, left) * pass_speed(recipe.model, facts) / cost.train_flops_per_token
-        )
+        allowed.append(_in_seconds(recipe, facts, cost, TRAIN_SHARE * max(0.05 * time, left)))
     if not allowed:
         raise PlanError('"auto": the budget says nothing about the tokens of this run; give budget.tokens')
     return max(min(allowed), 1.0)
 
 
+def _in_seconds(recipe: Recipe, facts: Facts, cost: Cost, seconds: float) -> float:
+    """The positions of so many seconds of steps, each of which takes a time besides its passes."""
+    each, besides = _step_seconds(recipe, facts, cost)
+    d = seconds / each
+    for _ in range(_ROUNDS):
+        b = (
+            float(recipe.batch * recipe.data.length)
+            if isinstance(recipe.train.batch, int)
+            else _cpu_batch(d, besides / each)
+        )
+        d = seconds / (each + besides / max(b, recipe.data.length))
+    return d
+
+
+def _step_seconds(recipe: Recipe, facts: Facts, cost: Cost) -> tuple[float, float]:
+    """Seconds of a step on a CPU for each position, and besides; on a GPU the latter is hidden by the batch."""
+    speed = pass_speed(recipe.model, facts)
+    each = cost.train_flops_per_token / speed
+    if facts.device != "cpu":
+        return each, 0.0
+    return each, update_seconds(recipe, cost, cost.total_parameters, facts.device, speed)
+
+
+_ROUNDS = 4
+"""In which the batch and the positions of a run settle."""
 FULL_WIDTH, WIDTH_POWER = {"cpu": 256, "cuda": 1024}, {"cpu": 0.55, "cuda": 1.0}
 """The width from which on passes reach the speed of large products, and how it falls below: on one core 17.6, 43.9 and
 123 s per million positions of 32 × 2, 64 × 2 and 128 × 3, and on another 0.15, 0.24, 0.35, 0.42 and 0.52 of a large
@@ -206,11 +230,15 @@ def best_size(recipe: Recipe, facts: Facts) -> tuple[Model, str]:
     regularised = regularises(recipe)
     dropped = 0.0 if recipe.model.dropout == "auto" else recipe.model.dropout
     repeated: tuple[Model, float, float] | None = None
+    reads = 0.0
     for model in sizes(replace(recipe.model, dropout=dropped)):
         cost = _cost(replace(recipe, model=model), facts)
         n = without_embedding(cost)
         budget = recipe.budget if recipe.budget.epochs != "auto" else replace(recipe.budget, epochs=None)
         d = positions(replace(recipe, budget=budget, model=model), facts, cost)
+        reads = reads or d / (facts.unique or math.inf)  # of the smallest
+        if reads >= REPEATS and d < (facts.unique or 0.0):
+            continue  # the law knows no text that is so little
         if regularised and facts.unique is not None and is_repeated(n, d, facts.unique):
             repeated = model, n, d
         if recipe.budget.epochs == "auto" and facts.unique is not None:
@@ -282,17 +310,20 @@ def useful_epochs(n: float, unique: float, regularised: bool = False) -> Chosen:
 
 def best_batch(recipe: Recipe, facts: Facts, cost: Cost, d: float) -> Chosen:
     """Rows of a step: by a law of D, at least what fills the device, and such that they divide over the devices."""
-    length, law = recipe.data.length, law_batch(d)
+    length, law, fewest = recipe.data.length, law_batch(d), d / FEWEST_STEPS
     reason = f"{STEP_BATCH * BATCH_FACTOR:.3g} D^{STEP_BATCH_D} positions, D = {short(d)}: Step Law × {BATCH_FACTOR}"
     wanted = law
     if facts.speed is not None and recipe.budget.time is not None:
-        filling = STEP_OVERHEAD[facts.device] * pass_speed(recipe.model, facts) / cost.train_flops_per_token
-        if filling > law:
-            wanted = min(filling, 4 * law)
+        each, besides = _step_seconds(recipe, facts, cost)
+        if facts.device == "cpu":
+            wanted = fewest = _cpu_batch(d, besides / each)
+            reason = f"{reason}, but larger steps where one takes as long as {short(besides / each)} positions besides"
+        elif STEP_OVERHEAD / each > law:
+            wanted = min(STEP_OVERHEAD / each, 4 * law)
             reason = f"fills the device, at most 4 times the law of {short(law)}: {reason}"
     text = math.inf if facts.unique is None else facts.unique / FEWEST_PER_EPOCH
-    rows = min(wanted, d / FEWEST_STEPS, text) / length / facts.devices
-    if d / FEWEST_STEPS < wanted <= text:
+    rows = min(wanted, fewest, text) / length / facts.devices
+    if fewest < wanted <= text:
         reason += f", but about {FEWEST_STEPS:,} steps at least"
     elif text < wanted:
         reason += f", but about {FEWEST_PER_EPOCH} steps per epoch at least"
@@ -300,10 +331,22 @@ def best_batch(recipe: Recipe, facts: Facts, cost: Cost, d: float) -> Chosen:
     return Chosen(min(MOST_ROWS, per_device * facts.devices), f"{reason}; a power of 2 per device")
 
 
+def _cpu_batch(d: float, besides: float) -> float:
+    """Positions of a step that takes as long as so many positions before the first: as many as the law has or, for
+    `FEWEST_STEPS`, fewer; but of a short run rather larger steps, up to where time would be lost to them."""
+    law = law_batch(d)
+    filled = min(law, math.sqrt(law * besides), d / FEWEST_FILLED_STEPS)
+    return max(min(law, d / FEWEST_STEPS), filled)
+
+
 FEWEST_PER_EPOCH = 32
 FEWEST_STEPS = 1000
 """A run has about as many, whatever its batch should be: with 122 steps of 4,096 positions a network of 27 k parameters
 stayed at the loss of the unigram, 3.05, and with 488 steps of 1,024 it reached 2.04."""
+
+
+FEWEST_FILLED_STEPS = 250
+"""Of a run on a CPU whose steps take longer than their positions."""
 
 
 def best_warmup(least: int) -> Chosen:

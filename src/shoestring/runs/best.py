@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
-from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from shoestring.core import recipe_file
 from shoestring.core.choices import Choices
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Recipe
-from shoestring.core.registry import registry
-from shoestring.core.schema import show
-from shoestring.core.specs import LEAST_PIECES, SourceSpec
+from shoestring.core.specs import LEAST_PIECES
 from shoestring.core.units import Bytes, Seconds
-from shoestring.data.read.columns import text_fields
-from shoestring.data.read.lines import COMPRESSIONS, open_file
+from shoestring.runs.look_at import Corpus
 
 HELDOUT = 0.05
 FEWEST_SCORED = 8
@@ -47,13 +40,6 @@ SHORT = 600.0
 """Seconds: a shorter run on a CPU is evaluated five times, not ten."""
 SCORED_AT_ONCE = 16
 """Rows per scoring pass on a CPU, where a micro-batch may be too small to be fast."""
-PACKED = 3.5
-"""Bytes of text per byte of a compressed file, about."""
-END_LINE = "<|endoftext|>"
-PEEKED = 1 << 18
-"""Bytes of a text that are looked at."""
-PARAGRAPHS_SHARE = 0.02
-"""Blank lines of a text whose documents are paragraphs."""
 SWIFT_PARTS = {
     "cpu": "qk_norm, gains, zero_outputs, value_embeddings, scales",
     "cuda": "qk_norm, gains, zero_outputs",
@@ -65,85 +51,6 @@ SWIFT_MEASURED = {
     "cuda": "0.692, with three parts more, and 0.702 nats of 512 × 8 on 7 MB of stories as bytes",
 }
 """Held-out losses of a Swift and of a Llama, by device."""
-_HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What a text is, as fields of `[data]` with their reasons."""
-
-    name: str
-    fields: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    bytes: float | None = None
-    """Of text, about; None: unknown."""
-
-
-def look_at(text: str) -> Corpus:
-    """The corpus that a user names: a file, a folder, a hub name, or a source as in a recipe."""
-    spec = SourceSpec(text)
-    path = Path(text).expanduser()
-    if text and not os.path.exists(path) and ":" in text and spec.problem() is None:
-        name = re.sub(r"[^\w-]+", "-", spec.place.rpartition("/")[2] or spec).strip("-")
-        return Corpus(name or "best", {"source": (str(spec), "as given")})
-    if text and os.path.isfile(path):
-        kind, why = _kind_of([path])
-        fields, size = _fields(kind, str(path), [path], why), _text_bytes([path])
-        return Corpus(path.name.partition(".")[0] or "best", fields, size)
-    if text and os.path.isdir(path):
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in _suffixes())
-        if not files:
-            raise UserError(f"TEXT {text}: no file in this folder ends in {', '.join(_suffixes())}")
-        kind, why = _kind_of(files)
-        files = [file for file in files if _suffixes()[_suffix(file)] == _suffixes()[_suffix_of(files)]]
-        return Corpus(path.resolve().name or "best", _fields(kind, str(path), files, why), _text_bytes(files))
-    if re.fullmatch(_HUB_NAME, text):
-        return Corpus(text.rpartition("/")[2], {"source": (f"hf:{text}", "a hub data set: there is no such file")})
-    raise UserError(f"TEXT {show(text)}: there is no such file or folder; a hub data set is OWNER/NAME")
-
-
-def _suffixes() -> dict[str, str]:
-    """Format by suffix; paragraphs are told from lines by what is in a file."""
-    found: dict[str, str] = {}
-    for name, form in registry("format").items():
-        for suffix in form.suffixes:
-            found.setdefault(suffix, name)
-    return found
-
-
-def _suffix(file: Path) -> str:
-    name = Path(file.stem) if file.suffix.lower() in COMPRESSIONS else file
-    return name.suffix.lower()
-
-
-def _suffix_of(files: list[Path]) -> str:
-    return Counter(map(_suffix, files)).most_common(1)[0][0]
-
-
-def _kind_of(files: list[Path]) -> tuple[str, str]:
-    """The format of most files, and why."""
-    suffix = _suffix_of(files)
-    kind = _suffixes().get(suffix, "text")
-    return kind, f"by its name, {suffix or 'without a suffix'}"
-
-
-def _fields(kind: str, place: str, files: list[Path], why: str) -> dict[str, tuple[Any, str]]:
-    if kind != "text":
-        return {"source": (f"{kind}:{place}", why), **text_fields(kind, files[0])}
-    with open_file(files[0]) as file:
-        lines = file.read(PEEKED).decode("utf-8", "replace").splitlines()
-    if any(line.strip() == END_LINE for line in lines):
-        return {
-            "source": (f"text:{place}", "plain text"),
-            "end_line": (END_LINE, "this line ends a document there"),
-        }
-    blank = sum(not line.strip() for line in lines)
-    if lines and blank > PARAGRAPHS_SHARE * len(lines):
-        return {"source": (f"paragraphs:{place}", "plain text with blank lines between documents")}
-    return {"source": (f"text:{place}", "plain text, one document per line")}
-
-
-def _text_bytes(files: list[Path]) -> float:
-    return sum(file.stat().st_size * (PACKED if file.suffix.lower() in COMPRESSIONS else 1.0) for file in files)
 
 
 Values = dict[str, dict[str, tuple[Any, str]]]
@@ -225,6 +132,18 @@ def _scored(time: float) -> dict[str, tuple[Any, str]]:
         "every": (0.2 if time < SHORT else 0.1, "a fifth of a run below 10 minutes, else a tenth"),
         "per_device": (SCORED_AT_ONCE, "several rows at once are faster to score"),
     }
+
+
+def with_given(values: Values, overrides: Sequence[str]) -> Values:
+    """The fields, with those that a user gives as `section.field=value` in their place."""
+    found = {section: dict(fields) for section, fields in values.items()}
+    for text in overrides:
+        field, value = recipe_file.parse_override(text)
+        section, _, name = field.partition(".")
+        found.setdefault(section, {})[name] = value, "--set"
+    if "size" in found["model"] and {"width", "layers", "heads"} & found["model"].keys():
+        del found["model"]["size"]
+    return found
 
 
 def recipe_of(values: Values) -> Recipe:

@@ -20,7 +20,8 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Machine, Point, Profile
 from shoestring.core.units import Bytes
 from shoestring.cost.memory import CONTEXT_BYTES, HELD_SHARE, PROCESS_BYTES, estimate_memory
-from shoestring.cost.seconds import training_flops
+from shoestring.cost.seconds import training_flops, update_seconds
+from shoestring.planning.auto import width_share
 from shoestring.planning.split import divisors_of
 from shoestring.probe.machine import available_bytes, describe_machine
 from shoestring.runs.estimate import saved_bytes
@@ -41,10 +42,6 @@ PRODUCT = {"cpu": 512, "cuda": 4096}
 PRODUCT_SECONDS = 0.05
 SETUP_SECONDS = {("cpu", False): 2.0, ("cpu", True): 40.0, ("cuda", False): 4.0, ("cuda", True): 20.0}
 """From a plan to the first step at full speed, by device and whether it is compiled."""
-BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 1.5e12}
-"""That an update moves."""
-UPDATE_BYTES = 28
-"""Per parameter: weight, gradient and two moments read, three of them written."""
 WRITTEN_BYTES_PER_SECOND = 5e8
 WAITED_SHARE = {"cpu": 1.0, "cuda": 0.2}
 """Of a checkpoint's writing, what a run waits for."""
@@ -128,6 +125,8 @@ def counted_peaks(recipe: Recipe, vocabulary: int, device: torch.device, share: 
 def _profile(task: Task, here: Here, peaks: dict[int, int]) -> Profile:
     recipe, kind, cost = task.recipe, here.device.type, task.cost()
     speed = PASS_SHARE[kind] * here.flops(recipe)
+    if kind == "cpu":
+        speed *= width_share(recipe.model, kind)
     row = training_flops(recipe, vocabulary_of(recipe)) / speed
     vocabulary = vocabulary_of(recipe)
     saved, tuned = saved_bytes(recipe, cost, vocabulary), learned_of(recipe, vocabulary)
@@ -147,9 +146,9 @@ def _profile(task: Task, here: Here, peaks: dict[int, int]) -> Profile:
             for rows, peak in peaks.items()
         ),
         setup_seconds=SETUP_SECONDS[kind, is_compiled(recipe, kind)],
-        update_seconds=(cost.total_parameters if tuned is None else tuned.learned)
-        * UPDATE_BYTES
-        / BYTES_PER_SECOND[kind],
+        update_seconds=update_seconds(
+            recipe, cost, cost.total_parameters if tuned is None else tuned.learned, kind, speed
+        ),
         validate_seconds_per_row=row / 3,  # a forward pass alone
         checkpoint_seconds=WAITED_SHARE[kind] * written,
         checkpoint_bytes=saved,
