@@ -53,7 +53,7 @@ def _by(expected: Forecast) -> str:
 
 def progress_line(progress: TrainingProgress, curve: str = "", room: float = math.inf) -> str:
     """How far a run is, its loss, speed and time left; what matters least is left out where there is no room."""
-    budget, expected = progress.budget_left, progress.forecast
+    budget, expected, left = progress.budget_left, progress.forecast, progress.seconds_left
     losses = f"loss {progress.loss:.3f}"
     parts = {  # in the order in which they are shown
         "count": f"{progress.unit} {Count(progress.done).short()}/{Count(progress.total).short()}",
@@ -62,13 +62,13 @@ def progress_line(progress: TrainingProgress, curve: str = "", room: float = mat
         if expected is None
         else f"held out at the end about {expected.loss:.2f} ({expected.low:.2f}–{expected.high:.2f})" + _by(expected),
         "speed": rate(progress.tokens_per_second, "positions/s"),
-        "left": f"time left {Seconds(progress.seconds_left).short()}",
+        "left": "" if left is None else f"time left {Seconds(left).short()}",
         "budget": "" if budget is None else f"budget left {Seconds(max(0.0, budget)).short()}",
     }
     shorter = {  # in the order in which they give way
         "budget": "",
         "forecast": "" if expected is None else f"end {expected.loss:.2f}",
-        "left": f"{Seconds(progress.seconds_left).short()} left",
+        "left": "" if left is None else f"{Seconds(left).short()} left",
         "speed": "",
         "curve": losses,
     }

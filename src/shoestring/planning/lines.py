@@ -61,7 +61,7 @@ def plan_lines(
         ("positions", Count(plan.tokens).short(), f"{counted(plan.steps, 'step')} × {step_tokens}"),
         ("predictions", *_predictions(recipe, plan)),
         ("speed", rate(plan.tokens_per_second, "positions/s"), f"{profile.how}{corrected}; {slowest}"),
-        _overall_line(plan, recipe),
+        overall_line(plan, recipe),
         ("computation", Flops(plan.flops).short(), f"{Flops(profile.cost.train_flops_per_token).short()} per position"),
         *_corpus_lines(recipe, corpus, plan, profile.density),
         ("seconds", shown(plan, "seconds", plan.seconds), parts_reason(plan.parts)),
@@ -95,7 +95,7 @@ def warmup_line(recipe: Recipe, total: int) -> tuple[str, str, str]:
     return "warm-up", counted(round(steps), "step"), warmup_reason(recipe, total)
 
 
-def _overall_line(plan: Plan, recipe: Recipe) -> tuple[str, str, str]:
+def overall_line(plan: Plan, recipe: Recipe) -> tuple[str, str, str]:
     """The speed that counts evaluations and checkpoints, with their share of the time."""
     parts = {name: plan.parts[name] for name in ("train", "evaluations", "checkpoints")}
     share = 1 - parts["train"] / sum(parts.values())
@@ -107,6 +107,8 @@ def _overall_line(plan: Plan, recipe: Recipe) -> tuple[str, str, str]:
     return "overall speed", rate(plan.overall_tokens_per_second or 0.0, "positions/s"), reason
 
 
+REPETITION = "repetition"
+"""The quantity of the line on text that is read too often."""
 DOWNLOAD = "to download"
 """The quantity of the line on the text that a budget reads."""
 USEFUL_EPOCHS = 4.0
@@ -151,7 +153,7 @@ def repetition_lines(epochs: float | None, full: float = 1.0) -> list[Line]:
     )
     return [
         Line(
-            quantity="repetition",
+            quantity=REPETITION,
             value=f"{epochs:,.0f} epochs" if epochs >= 100 else with_name(f"{epochs:.3g}", "epochs"),
             reason=reason,
         )
@@ -238,7 +240,7 @@ def _corpus_lines(recipe: Recipe, corpus: Corpus, plan: Plan, density: Density |
             ("epochs", "less than 1", f"{read}, each read once"),
             ("stored rows", "none", f"a token store would take {stored}, at {_STORED_TOKEN} bytes per token"),
         ]
-    epochs = ("epochs", f"{plan.epochs or 0:.2f}", f"{read} read of {corpus.rows:,}{_latents(recipe)}")
+    epochs = ("epochs", *epochs_read(recipe, plan, corpus.rows))
     if corpus.documents is None or corpus.tokens_per_document is None:
         return [("rows", Count(corpus.rows).short(), corpus.reason), epochs]
     text_bytes = corpus.text_bytes or 0.0
@@ -259,6 +261,11 @@ def _counted_from(density: Density | None) -> str:
     if density is not None and density.tokens_per_gb_error is None:
         return f"from its first {counted(density.documents, 'entry', 'entries')}, unverified"
     return "from a sample"
+
+
+def epochs_read(recipe: Recipe, plan: Plan, rows: int) -> tuple[str, str]:
+    """How often a plan reads its rows, and how many these are."""
+    return f"{plan.epochs or 0:.2f}", f"{counted(plan.samples or 0, 'row')} read of {rows:,}{_latents(recipe)}"
 
 
 def _latents(recipe: Recipe) -> str:

@@ -23,6 +23,8 @@ from shoestring.track.curve import Curve, HeldoutLine, TrainingLine
 
 SIGMAS = 2.0
 """Standard errors that a difference must exceed."""
+LEAST_LOSS = 0.01
+"""Nats that count: a text that is known to the end has a loss of nearly 0, and so have predictions by counting."""
 UNKNOWN_ERROR = 0.005
 """Relative standard error of a held-out loss whose error was not recorded."""
 _STEADY = 3
@@ -100,21 +102,21 @@ def _counting(curve: Curve, evaluation: Evaluation) -> Verdict | None:
     counting = {name: loss for name, loss in evaluation.baselines.items() if name.startswith(_COUNTS)}
     best = min([evaluation.loss, *(line.loss for line in curve.heldout)])
     error = UNKNOWN_ERROR * abs(best) if evaluation.loss_error is None else evaluation.loss_error
-    beaten = [name for name, loss in counting.items() if best < loss - SIGMAS * error]
+    beaten = [name for name, loss in counting.items() if best < loss - SIGMAS * error or loss < LEAST_LOSS]
     if len(beaten) == len(counting):
         return None
     others = [name for name in counting if name not in beaten]
     if beaten:
         first, second = min(beaten, key=counting.__getitem__), min(others, key=counting.__getitem__)
         text = (
-            f"Little beyond counting: the held-out loss {best:.3f} is below that of the {_named(first)} "
-            f"({counting[first]:.3f}), and not below that of the {_named(second)} ({counting[second]:.3f})."
+            f"Little beyond counting: the held-out loss {best:.3f} ± {error:.3f} is below that of the {_named(first)} "
+            f"({counting[first]:.3f}), and not clearly below that of the {_named(second)} ({counting[second]:.3f})."
         )
         return Verdict(kind="only_counting", text=text)
     name = max(others, key=counting.__getitem__)
     text = (
-        f"Learned nothing beyond counting: the held-out loss is {best:.3f}, and the {_named(name)} reaches "
-        f"{counting[name]:.3f}. Try more steps, a longer warm-up, or another learning rate."
+        f"Learned nothing beyond counting: the held-out loss is {best:.3f} ± {error:.3f}, and the {_named(name)} "
+        f"reaches {counting[name]:.3f}. Try more time, a longer warm-up, or another learning rate."
     )
     return Verdict(kind="learned_nothing", text=text)
 
@@ -122,12 +124,12 @@ def _counting(curve: Curve, evaluation: Evaluation) -> Verdict | None:
 def _nothing_yet(curve: Curve, unit: str, counted: float | None) -> Verdict | None:
     """Whether a run that trains has not come below the frequencies of tokens."""
     best = curve.best
-    if counted is None or best is None or best.loss < counted - SIGMAS * error_of(best):
+    if counted is None or best is None or best.loss < counted - SIGMAS * error_of(best) or counted < LEAST_LOSS:
         return None
     text = (
-        f"Nothing learned beyond counting by {unit} {curve.heldout[-1].step:,}: the held-out loss is {best.loss:.3f}, "
-        f"and predictions by how often tokens occur reach {counted:.3f}. "
-        "Try more steps, a longer warm-up, or another learning rate."
+        f"Nothing learned beyond counting by {unit} {curve.heldout[-1].step:,}: the held-out loss is {best.loss:.3f} ± "
+        f"{error_of(best):.3f}, and predictions by how often tokens occur reach {counted:.3f}. "
+        "Try more time, a longer warm-up, or another learning rate."
     )
     return Verdict(kind="learned_nothing", text=text)
 
@@ -224,7 +226,7 @@ def _spikes(lines: Sequence[TrainingLine]) -> list[_Spike]:
         line, window = lines[index], lines[index - _WINDOW : index]
         level = statistics.median(each.loss for each in window)
         norms = [each.grad_norm for each in window if each.grad_norm is not None]
-        high = line.loss - level > max(_SPIKE_SIGMAS * _deviation(window), _SPIKE_SHARE * level)
+        high = line.loss - level > max(_SPIKE_SIGMAS * _deviation(window), _SPIKE_SHARE * level, LEAST_LOSS)
         steep = bool(norms) and (line.grad_norm or 0.0) > _NORM_FACTOR * statistics.median(norms)
         if high or steep:
             if index - last > _WINDOW // 2:
@@ -244,7 +246,7 @@ def _risen(lines: Sequence[TrainingLine]) -> tuple[_Spike, float | None]:
     at = min(range(len(means)), key=means.__getitem__)
     lowest, end = _Spike(lines[at + width - 1], means[at]), means[-1]
     spread = _deviation(lines[-width:]) * math.sqrt(2 / width)
-    clear = end - lowest.before > max(5 * spread, _SPIKE_SHARE * lowest.before)
+    clear = end - lowest.before > max(5 * spread, _SPIKE_SHARE * lowest.before, LEAST_LOSS)
     return lowest, end if clear else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -11,8 +12,16 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
-from shoestring.planning.corpus import scored_rows
-from shoestring.planning.lines import parts_reason, warmup_line
+from shoestring.planning.corpus import full_passes, scored_rows
+from shoestring.planning.lines import (
+    REPETITION,
+    download_lines,
+    epochs_read,
+    overall_line,
+    parts_reason,
+    repetition_lines,
+    warmup_line,
+)
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.meter import Meter
 from shoestring.runs.timeline import BEFORE
@@ -193,7 +202,9 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
         tokens=tokens,
         predictions=None if plan.predictions is None else round(plan.predictions * more),
         samples=steps * rows,
-        epochs=plan.epochs if plan.epochs is None or plan.share is not None else plan.epochs * more,
+        epochs=None if plan.epochs is None else _more_epochs(plan, more),
+        wanted_entries=None if plan.wanted_entries is None else math.ceil(plan.wanted_entries * more),
+        wanted_gigabytes=None if plan.wanted_gigabytes is None else plan.wanted_gigabytes * more,
         flops=None if plan.flops is None else plan.flops * more,
         seconds=seconds,
         parts=parts,
@@ -201,9 +212,19 @@ def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
         tokens_per_second=rows * length / took.step,
         overall_tokens_per_second=tokens / during,
         peak_bytes=plan.peak_bytes if took.peak is None else took.peak,
-        intervals={name: ends for name, ends in plan.intervals.items() if name != "seconds"},
+        intervals={
+            name: (low * more, high * more) if name.startswith("wanted") else (low, high)
+            for name, (low, high) in plan.intervals.items()
+            if name != "seconds"
+        },
     )
     return replace(final, lines=_lines(final, recipe, took.step, rows * length, time_binds))
+
+
+def _more_epochs(plan: Plan, more: float) -> float:
+    """The epochs of so many times the steps: of a part of a corpus, more rows are prepared when they are needed."""
+    assert plan.epochs is not None, "asked"
+    return plan.epochs * more if plan.share is None else min(plan.epochs * more, max(1.0, plan.epochs))
 
 
 def final_profile(profile: Profile, plan: Plan, recipe: Recipe) -> Profile:
@@ -237,20 +258,25 @@ def _lines(plan: Plan, recipe: Recipe, step_seconds: float, positions: int, time
     measured = f"measured in the first steps: {Seconds(step_seconds).short()} each"
     steps, tokens = plan.steps or 0, plan.tokens or 0
     warmup, steps_of_it, why = warmup_line(recipe, steps)
-    new = {
+    new: dict[str, tuple[str | None, str | None]] = {
         warmup: (steps_of_it, why),
         "steps": (Count(steps).short(), f"what fits {recipe.budget.time}" if time_binds else None),
         "positions": (Count(tokens).short(), f"{counted(steps, 'step')} × {positions:,} positions"),
         "predictions": (None if plan.predictions is None else Count(plan.predictions).short(), None),
         "speed": (rate(plan.tokens_per_second or 0.0, "positions/s"), measured),
-        "overall speed": (rate(plan.overall_tokens_per_second or 0.0, "positions/s"), None),
+        "overall speed": overall_line(plan, recipe)[1:],
         "computation": (None if plan.flops is None else Flops(plan.flops).short(), None),
-        "epochs": (None if plan.epochs is None else f"{plan.epochs:.2f}", None),
         "seconds": (Seconds(plan.seconds or 0.0).short(), parts_reason(plan.parts)),
         "memory": (None if plan.peak_bytes is None else Bytes(plan.peak_bytes).short(), "the peak of the first steps"),
     }
+    if plan.epochs:
+        new["epochs"] = epochs_read(recipe, plan, round((plan.samples or 0) / plan.epochs))
+    new |= {line.quantity: (line.value, line.reason) for line in download_lines(plan)}
     lines = []
     for line in plan.lines:
+        if line.quantity == REPETITION:
+            lines += repetition_lines(plan.epochs, full_passes(recipe))
+            continue
         value, reason = new.get(line.quantity, (None, None))
         lines.append(replace(line, value=value or line.value, reason=reason or line.reason))
     return tuple(lines)

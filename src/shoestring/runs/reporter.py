@@ -16,8 +16,8 @@ class TrainingProgress:
     total: int
     loss: float
     tokens_per_second: float
-    seconds_left: float
-    """Until the last step, at the current speed."""
+    seconds_left: float | None
+    """Until the last step, at the current speed; None: no speed is known yet."""
     budget_left: float | None
     """Until the time budget ends; None where time is not limited."""
     unit: str = "step"

@@ -374,13 +374,13 @@ def _progress(session: _Session, state: State, report: loop.Report, forecast: Fo
     """The state of the run, for a progress display."""
     trainee, budget = session.trainee, session.trainee.recipe.budget.time
     done, total = trainee.progress(state)
-    left = state.schedule.total - state.step
+    left, settled = state.schedule.total - state.step, session.deadline.settled or state.step == state.schedule.total
     return TrainingProgress(
         done=done,
         total=total,
         loss=report.loss.mean,
         tokens_per_second=trainee.tokens_per_step / (session.deadline.seconds_per_step or report.seconds),
-        seconds_left=session.deadline.seconds_left(left, state.schedule.progress(state.step)) or 0.0,
+        seconds_left=session.deadline.seconds_left(left, state.schedule.progress(state.step)) if settled else None,
         budget_left=None if budget is None else float(budget) - session.clock.elapsed(),
         unit=trainee.unit,
         forecast=forecast,
