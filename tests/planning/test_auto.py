@@ -310,6 +310,27 @@ def test_without_dropout_the_size_is_that_of_the_law() -> None:
     assert values["budget.epochs"] < auto.DROPPED_EPOCHS
 
 
+@pytest.mark.parametrize("time", ["20s", "1m", "30m", "4h"])
+@pytest.mark.parametrize("unique", [1e3, 2e3, 4e3, 8e3])
+@pytest.mark.parametrize(("device", "speed"), [("cpu", 3e10), ("cuda", 3e14)])
+def test_a_text_of_some_kilobytes_has_a_small_network(device: str, speed: float, unique: float, time: str) -> None:
+    """And not the one that is just too slow to read it once, to which the law of repeated text does not apply."""
+    facts = Facts(vocabulary=257, unique=unique, device=device, speed=speed)
+    assert values_of(choose(recipe(budget={"time": time}), facts))["model.width"] <= 64
+
+
+@pytest.mark.parametrize("time", ["30s", "1m", "5m"])
+def test_steps_of_a_short_run_on_a_cpu_are_not_so_small_that_they_take_their_time_for_nothing(time: str) -> None:
+    """A third of a step's time, at least, is for its positions."""
+    written = recipe(budget={"time": time}, model={"family": "swift", "parts": "qk_norm"}, train={"optimizer": "muon"})
+    facts = Facts(vocabulary=2048, unique=7e6, device="cpu", speed=6e10)
+    values = values_of(choose(written, facts))
+    fields = {"size": None, "dropout": 0.0} | {f: int(values[f"model.{f}"]) for f in ("width", "layers", "heads")}
+    made = replace(written, model=replace(written.model, **fields))
+    each, besides = auto._step_seconds(made, facts, auto._cost(made, facts))
+    assert values["train.batch"] * 128 * each > besides / 2
+
+
 def test_a_text_that_is_read_once_has_neither_dropout_nor_a_short_cooldown() -> None:
     large, endless = values_of(chosen_for(1e11)), values_of(chosen_for(1e11, time="1m"))
     for values in (large, endless):

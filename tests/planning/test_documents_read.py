@@ -99,7 +99,7 @@ def test_a_streamed_data_set_is_read_as_far_as_planned(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("kind", ["jsonl", "text"])
 def test_a_large_file_is_read_as_far_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """In whole blocks, drawn over all of it."""
-    monkeypatch.setattr(planning, "WHOLE_SECONDS", 0.0)
+    monkeypatch.setattr(planning, "WHOLE_BYTES", 0)
     monkeypatch.setattr(work_units, "FIRST_BYTES", 1 << 16)
     line = json.dumps({"text": TEXT}) if kind == "jsonl" else TEXT
     path = tmp_path / f"large.{kind}"

@@ -14,7 +14,17 @@ from test_make import PROFILE, make, recipe, store_bytes
 from shoestring.core.recipe_file import build
 from shoestring.core.records import Plan
 from shoestring.core.results import Forecast, Outcome
-from shoestring.planning.history import DRIFT, HISTORY_HEAD, NO_HISTORY, Correction, Past, errors, history_table, learn
+from shoestring.planning.history import (
+    DRIFT,
+    FEWEST_STEPS,
+    HISTORY_HEAD,
+    NO_HISTORY,
+    Correction,
+    Past,
+    errors,
+    history_table,
+    learn,
+)
 from shoestring.planning.hmm import plan_hmm
 from shoestring.planning.make import make_plan
 
@@ -51,6 +61,13 @@ def test_the_factor_is_the_geometric_mean_with_one_run_as_measured(ratios: list[
     found = learn([past(ratio) for ratio in ratios], "here", "llama")
     assert found.factor == pytest.approx(math.prod(ratios) ** (1 / (len(ratios) + 1)))
     assert found.runs == len(ratios)
+
+
+def test_a_run_of_few_steps_teaches_nothing() -> None:
+    """Its first steps are slow. Iterations of an HMM are alike."""
+    runs = [past(9.0, steps=1), past(4.0, steps=FEWEST_STEPS)]
+    assert learn(runs, "here", "llama").factor == pytest.approx(2.0)
+    assert learn([past(4.0, kind="hmm", steps=1)], "here", "hmm").factor == pytest.approx(2.0)
 
 
 def test_without_runs_nothing_is_corrected() -> None:

@@ -126,6 +126,8 @@ def test_what_cannot_be_continued_is_named(trained: Trained, tmp_path: Path) -> 
         trained("b", 5, **{"model.init": f"{cosine.path}#last", "train.continued": True, "train.optimizer": "muon"})
     with pytest.raises(UserError, match=r"has no ema.*; train\.ema and train\.precision must be those of that run"):
         trained("d", 5, **{"model.init": f"{cosine.path}#last", "train.continued": True, "train.ema": 0.9})
+    with pytest.raises(UserError, match=r"embedding.weight has another shape; the vocabulary must be that of"):
+        trained("e", 5, **{"model.init": f"{cosine.path}#last", "train.continued": True, "data.tokenizer": "bytes"})
     with pytest.raises(UserError, match=r"needs the folder of a run"):
         trained("c", 5, **{"model.init": str(tmp_path), "train.continued": True})
 
@@ -177,8 +179,7 @@ def test_a_run_that_is_continued_reads_on_in_text_that_it_had_not_needed(
 ) -> None:
     """Each run prepares what it reads: the second one more, which it reads before anything again; and so does a third,
     which is also interrupted."""
-    for name in ("WHOLE_SECONDS", "WHOLE_SHARE"):
-        monkeypatch.setattr(corpus, name, 0.0)
+    monkeypatch.setattr(corpus, "WHOLE_BYTES", 0)
     monkeypatch.setattr(work_units, "FIRST_BYTES", 1 << 12)
     monkeypatch.setattr(corpora, "BLOCK_BYTES", 1 << 10)
     text = tiny.with_name("text.txt")

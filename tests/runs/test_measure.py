@@ -667,7 +667,7 @@ def test_scoring_is_not_tried_beyond_what_a_run_scores_in_about_a_second(
     assert (scoring.fixed_bytes, scoring.row_bytes) == (60_000_000, 1_000_000)
     assert law.largest == 388, "training has no such bound: (2 GB - 60 MB) / 5 MB"
     plan = task.make_plan(replace(profile, density=SAMPLE))
-    scored = task.scored_rows(plan.per_device)
+    scored = task.scored_rows(plan.per_device, "cpu")
     assert scored <= verified and scored <= task.recipe.evaluate.rows
 
 

@@ -207,6 +207,36 @@ def test_a_slow_moment_does_not_end_the_run() -> None:
     assert done.end <= 33.5
 
 
+def test_a_slow_moment_does_not_spend_the_schedule() -> None:
+    """Steps that take thirty times as long for two seconds, early: few steps would fit at that speed, and a schedule
+    that is through cannot come back."""
+    clock = Turned()
+    deadline = Deadline(clock, 25.0, planned_step_seconds=0.05, finish_seconds=2.0, idle_seconds=1.0)
+
+    def seconds(step: int) -> float:
+        return 1.5 if 10 <= step < 13 else 0.05
+
+    shortest = 1.0
+
+    def noted(left: int, progress: float) -> int | None:
+        nonlocal shortest
+        found = deadline.steps_to_take(left, progress)
+        shortest = min(shortest, 1.0 if found is None else found / max(1, left))
+        return found
+
+    schedule, step = Schedule(total=400), 0
+    while step < schedule.total:
+        clock.now += seconds(step)
+        deadline.took_step(seconds(step))
+        step += 1
+        found = noted(schedule.total - step, schedule.progress(step))
+        if found is not None and found > 0:
+            schedule = schedule.ending(step, step + found)
+        if step == 40:
+            assert schedule.progress(step) < 0.5
+    assert shortest >= 0.2 and step > 250
+
+
 def test_a_finish_that_is_known_better_moves_the_deadline() -> None:
     deadline = Deadline(Turned(), 100.0, finish_seconds=4.0)
     deadline.finish_takes(1.5)

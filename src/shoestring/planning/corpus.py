@@ -21,6 +21,8 @@ _ENOUGH = 0.5
 """Of the documents that would be prepared of an endless corpus: so many that are prepared already will do."""
 WHOLE_SECONDS, WHOLE_SHARE = 5.0, 0.03
 """At least as much is read as is prepared in so many seconds, or in this share of the time budget."""
+WHOLE_BYTES = 1 << 24
+"""At least as much is read without a time budget: what a machine's speed at the moment says is no part of a run."""
 SPARE = 1.25
 """Documents that are read, over those that the steps need by the mean of a sample: lengths vary, and a stream is
 sampled at its start alone. Of the built-in stories, which are computed, no more are made than needed."""
@@ -125,6 +127,17 @@ def scored_rows(recipe: Recipe, density: Density | None) -> int:
     return max(1, len(data.scored)) * rows
 
 
+SCORED_POSITIONS = 2048
+"""Positions that are scored at once on a CPU, where a micro-batch of one or two rows takes its time for little."""
+
+
+def scored_at_once(recipe: Recipe, per_device: int, device: str) -> int:
+    """Rows of a pass that scores, of a run with so many in its micro-batches."""
+    if recipe.evaluate.per_device is not None:
+        return recipe.evaluate.per_device
+    return per_device if device != "cpu" else max(per_device, SCORED_POSITIONS // recipe.data.length)
+
+
 def documents_for(recipe: Recipe, density: Density, steps: int) -> float:
     """Documents that `steps` of one epoch need."""
     return steps * recipe.batch / _rows_per_document(recipe, density) / (1 - recipe.data.heldout)
@@ -149,8 +162,11 @@ def drawn_documents(recipe: Recipe, density: Density, steps: int) -> int | None:
     total = density.total_documents
     if total is None or recipe.data.documents is not None:
         return None
-    seconds = max(WHOLE_SECONDS, WHOLE_SHARE * float(recipe.budget.time or 0.0))
-    cheap = max(int((seconds - start) / each) for start, each in density.methods())
+    if recipe.budget.time is None:  # the same rows whenever it is planned
+        cheap = int(WHOLE_BYTES / density.text_bytes * density.documents)
+    else:
+        seconds = max(WHOLE_SECONDS, WHOLE_SHARE * float(recipe.budget.time))
+        cheap = max(int((seconds - start) / each) for start, each in density.methods())
     documents = max(cheap, math.ceil(SPARE * documents_for(recipe, density, steps)) + 1)
     return documents if documents < total else None
 

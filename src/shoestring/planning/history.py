@@ -13,6 +13,10 @@ DRIFT = 0.05
 """Relative standard deviation of a run's speed from its measurement, assumed without past runs."""
 
 
+FEWEST_STEPS = 20
+"""Of a network's run that later plans learn from."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Past:
     """A finished run beside its plan."""
@@ -72,9 +76,11 @@ def learn(past: Sequence[Past], machine: str, kind: str, left_out: Sequence[str]
     """The geometric mean of actual / measured seconds per step over the runs of one kind on this machine.
 
     One run that took as long as measured is added, so that a single odd run cannot double the next plan. Runs that were
-    measured on another machine do not count: they compare machines.
+    measured on another machine do not count: they compare machines. Nor do runs of few steps, as one that only shows
+    that a recipe works: their first steps are slow.
     """
-    ratios = [run.step_ratio for run in past if run.teaches == (machine, kind)]
+    long = [run for run in past if run.kind == "hmm" or (run.outcome.steps or FEWEST_STEPS) >= FEWEST_STEPS]
+    ratios = [run.step_ratio for run in long if run.teaches == (machine, kind)]
     logs = [math.log(ratio) for ratio in ratios if ratio is not None]
     mean = sum(logs) / (len(logs) + 1)
     spread = math.sqrt((DRIFT**2 + sum((log - mean) ** 2 for log in logs)) / (len(logs) + 1))

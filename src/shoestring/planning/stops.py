@@ -61,8 +61,14 @@ def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
     if recipe.budget.time is None:
         return count
     time = float(recipe.budget.time)
-    long = max(STOP_SECONDS, CPU_SHARE * time) if profile.machine.device == "cpu" else GPU_STOP_SECONDS
-    return count if each <= long else min(count, max(1, int(STOPS_SHARE * time / each)))
+    if each <= long_stop(time, profile.machine.device):
+        return count
+    return min(count, max(1, int(STOPS_SHARE * time / each)))
+
+
+def long_stop(time: float, device: str) -> float:
+    """Seconds from which on an evaluation takes long in a time budget."""
+    return max(STOP_SECONDS, CPU_SHARE * time) if device == "cpu" else GPU_STOP_SECONDS
 
 
 def saving(recipe: Recipe, profile: Profile, split: Split) -> tuple[float, float, int]:

@@ -168,7 +168,7 @@ def _serve(pipe: Connection, theirs: Connection, task: Task) -> None:
     with contextlib.suppress(OSError, AttributeError):  # only Linux has this call
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # while it waits, the end of the pipe ends it
             request, plan = pipe.recv()

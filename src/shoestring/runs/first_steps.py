@@ -12,7 +12,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
-from shoestring.planning.corpus import full_passes, scored_rows
+from shoestring.planning.corpus import full_passes, scored_at_once, scored_rows
 from shoestring.planning.lines import (
     REPETITION,
     download_lines,
@@ -159,9 +159,11 @@ class Took(NamedTuple):
 
 
 def evaluation_seconds(plan: Plan, recipe: Recipe, step: float) -> float:
-    """Of an evaluation, by those of a `step`: a forward pass alone over other rows."""
-    assert plan.effective_batch, "a network's plan has it"
-    return _scored(plan, recipe) * step / plan.effective_batch / 3
+    """Of an evaluation, by those of a `step`: a forward pass alone over other rows. Where more rows are scored at once
+    than a step has, each takes less; how much less, the first evaluation shows."""
+    assert plan.effective_batch and plan.per_device, "a network's plan has them"
+    more = scored_at_once(recipe, plan.per_device, "cpu") / plan.effective_batch
+    return _scored(plan, recipe) * step / plan.effective_batch / 3 / math.sqrt(max(1.0, more))
 
 
 def _scored(plan: Plan, recipe: Recipe) -> int:

@@ -69,7 +69,7 @@ class HmmTask(Task):
     def trial_rows(self, factor: int) -> list[int]:  # noqa: ARG002 (nothing is compiled)
         return sorted({self.most_rows, *(HMM_ROWS >> shift for shift in range(10, -1, -2))})
 
-    def scored_rows(self, per_device: int) -> int:  # noqa: ARG002
+    def scored_rows(self, per_device: int, device: str) -> int:  # noqa: ARG002
         return self.recipe.evaluate.rows
 
     def load(self) -> None:

@@ -315,7 +315,7 @@ def _measured(trials: RemoteTrials, task: Task, how: Measuring, tell: Callable[[
         fitted = True
         try:
             ready = trials.begin(best, passes)
-            around = trials.around(best, task.scored_rows(best), passes)
+            around = trials.around(best, task.scored_rows(best, compiles["machine"]["device"]), passes)
             setup = ready["setup_seconds"] + around.score_late_seconds if again else setup
             around = undisturbed(around, timings, best) if disturbed else around
         except OutOfTime:
@@ -390,5 +390,5 @@ def _search(trials: RemoteTrials, task: Task, facts: dict[str, Any], seconds: fl
     assert limit is not None, "without a limit there is nothing to search"
     longest, most = max(seconds, _SEARCH_SECONDS[device]), MOST_ROWS
     if scoring:  # a run scores no more rows in one pass
-        longest, most = _SCORING_SECONDS, task.scored_rows(task.recipe.evaluate.rows)
+        longest, most = _SCORING_SECONDS, task.scored_rows(task.recipe.evaluate.rows, device)
     return find_largest(trial, limit, margin, longest, task.first_rows, FRAGMENTATION[device], most)

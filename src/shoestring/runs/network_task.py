@@ -20,7 +20,7 @@ from shoestring.core.records import Cost, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.core.units import counted
 from shoestring.data.store.sizes import estimate_bytes
-from shoestring.planning.corpus import Ready
+from shoestring.planning.corpus import Ready, scored_at_once
 from shoestring.planning.history import NO_HISTORY, Correction
 from shoestring.planning.make import make_plan
 from shoestring.planning.room import check_host
@@ -73,8 +73,8 @@ class NetworkTask(Task):
         given = self.recipe.train.per_device
         return candidate_batches(self.batch, factor) if given is None else [given]
 
-    def scored_rows(self, per_device: int) -> int:
-        return min(self.recipe.evaluate.per_device or per_device, self.recipe.evaluate.rows)
+    def scored_rows(self, per_device: int, device: str) -> int:
+        return min(scored_at_once(self.recipe, per_device, device), self.recipe.evaluate.rows)
 
     def load(self) -> None:
         from shoestring.runs import network_workload  # noqa: F401

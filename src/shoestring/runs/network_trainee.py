@@ -29,7 +29,7 @@ from shoestring.datasets.corpus import Corpus, StoreCorpus, StreamCorpus, open_c
 from shoestring.datasets.other_text import OtherText
 from shoestring.datasets.source import TokenSource
 from shoestring.parallel.process_group import ProcessGroup
-from shoestring.planning.corpus import SPARE
+from shoestring.planning.corpus import SPARE, scored_at_once
 from shoestring.probe.machine import available_bytes
 from shoestring.runs.continued import Continued, steps_before
 from shoestring.runs.drift import AfterFirstStep, Drift
@@ -79,7 +79,7 @@ class NetworkTrainee(Trainee):
         assert plan.steps and plan.per_device and plan.effective_batch, "a network's plan has them"
         self.recipe, self.plan, self.group = recipe, plan, group
         self._split = plan.effective_batch, plan.per_device
-        self.scored_rows = recipe.evaluate.per_device or plan.per_device
+        self.scored_rows = scored_at_once(recipe, plan.per_device, group.device.type)
         self.planned_steps = plan.steps
         if plan.binding == "time":
             self.most_steps = math.inf if plan.most_steps is None else plan.most_steps

@@ -58,7 +58,7 @@ class Task(ABC):
         """Micro-batches to time; neighbours differ by about `factor` where each size must be compiled."""
 
     @abstractmethod
-    def scored_rows(self, per_device: int) -> int:
+    def scored_rows(self, per_device: int, device: str) -> int:
         """Rows per scoring pass, beside training with a micro-batch of `per_device`."""
 
     @abstractmethod

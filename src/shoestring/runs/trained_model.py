@@ -99,6 +99,11 @@ def continue_run(learner: Learner, recipe: Recipe, say: Say = silent) -> Continu
             f"{where}: {opened.path} has no {missing[0]}; train.ema and train.precision must be those of that run, and "
             f"so must what Muon keeps: train.normalize_neurons and train.momentum_warmup"
         )
+    if wrong := learner.misfits(opened.shapes):
+        raise UserError(
+            f"{where}: {opened.path} does not fit the recipe's model: {wrong[0]} has another shape; the vocabulary "
+            f"must be that of {found.folder.path}"
+        )
     learner.put_tensors(opened.read({name: learner.placement(name) for name in wanted}))
     say(f"continues {found.folder.path} after step {opened.state.step:,}")
     return found
