@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoestring.core import recipe_file
 from shoestring.core.choices import Choices
-from shoestring.core.errors import RunError, ShoestringError, StorageError, shown_path
+from shoestring.core.errors import RunError, ShoestringError, StorageError, UserError, shown_path
 from shoestring.core.files import HeldFolder, locked, make_folder, remove, sweep, write_whole
 from shoestring.core.lock_holder import Holder
 from shoestring.core.recipe import Recipe, differences
@@ -274,6 +274,10 @@ def named_run(place: str, default: CheckpointSpec) -> tuple[Path, CheckpointSpec
     """The folder of RUN or RUN#CHECKPOINT, and the checkpoint."""
     path, mark, name = place.rpartition("#")
     which = CheckpointSpec(name)
-    if not mark or which.problem() or RunFolder(Path(place).expanduser()).recipe.is_file():
+    if not mark or RunFolder(Path(place).expanduser()).recipe.is_file():
+        return Path(place).expanduser(), default
+    if (problem := which.problem()) is not None:
+        if RunFolder(Path(path).expanduser()).recipe.is_file():
+            raise UserError(f"{place}: {problem}")
         return Path(place).expanduser(), default
     return Path(path).expanduser(), which

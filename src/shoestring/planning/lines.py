@@ -99,7 +99,8 @@ def overall_line(plan: Plan, recipe: Recipe) -> tuple[str, str, str]:
     """The speed that counts evaluations and checkpoints, with their share of the time."""
     parts = {name: plan.parts[name] for name in ("train", "evaluations", "checkpoints")}
     share = 1 - parts["train"] / sum(parts.values())
-    reason = f"with evaluations and checkpoints, {share:.1%} of the time: {parts_reason(parts)}"
+    told = parts_reason(parts)
+    reason = f"with evaluations and checkpoints, {share:.1%} of the time" + (f": {told}" if told else "")
     wanted, planned = evaluation_count(recipe), plan.evaluations or 0
     if 0 < planned < wanted:
         each = Seconds(parts["evaluations"] / planned).short()

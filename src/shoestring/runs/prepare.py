@@ -212,7 +212,7 @@ def prepare_part(recipe: Recipe, plan: Plan | None, reporter: Reporter, part: tu
         recipe.data,
         recipe.run.seed,
         documents,
-        lambda count: reporter.preparing(count, entries),
+        lambda count: reporter.preparing(count, entries and max(entries, count)),  # a store may have more already
         part,
         share=None if plan is None else plan.share,
         heldout_tokens=scored_tokens(recipe),
