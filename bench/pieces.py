@@ -27,7 +27,8 @@ from shoestring.core import recipe_file
 from shoestring.core.recipe import Recipe
 from shoestring.core.run_folder import RunFolder
 from shoestring.probe.machine import pick_device
-from shoestring.runs.best import BYTES_PER_PIECE, look_at, recipe_of, values_for
+from shoestring.runs.best import BYTES_PER_PIECE, recipe_of, values_for
+from shoestring.runs.look_at import look_at
 
 ROW_BYTES = 1 << 18
 """Bytes of text that are scored, about."""

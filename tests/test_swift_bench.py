@@ -54,11 +54,11 @@ def test_the_longest_swift_in_time_stands_beside_the_peer(monkeypatch: pytest.Mo
 def test_tables_of_records_and_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
     time_to_loss, tables = (load(name, monkeypatch) for name in ("time_to_loss", "swift_tables"))
     assert tables.ablation_table([]) == tables.time_to_loss_table([]) == tables.NONE
-    rows = {name: run | {"commit": "abc"} for name, run in ROWS.items()}
+    rows = {name: run | {"commit": "abc", "parts": "qk_norm"} for name, run in ROWS.items()}
     found = {"rows": rows, "least": 1.0, "beside": time_to_loss.beside_peer(rows)} | time_to_loss.at_target(rows, 1.0)
     told = {"machine": {"device_name": "GPU"}, "commit": "c", "command": "python x", "date": "today"}
     text = tables.time_to_loss_table([told | {"results": {"stories": found}}])
-    assert "| stories | 0.200 in 100 s | 2 | 40 s (on a line between two: 20 s) | 40% |" in text
+    assert "| stories | 0.200 in 100 s | 2 | qk_norm | 40 s (on a line between two: 20 s) | 40% |" in text
     assert "5 s: 1.000 and –; 60 s: 0.150 and 0.100" in text
     run = {"lr": 0.01, "steps": 10, "wall_step_seconds": 0.002, "commit": "abc"}
     variant = {"runs": [run], "loss": 1.5, "error": None, "seeds": 1, "lr": 0.01}

@@ -218,7 +218,7 @@ def finish(
     ).write(folder.plan)  # fmt: skip
     machine.write(folder.machine)
     Outcome(
-        steps=10, tokens=1000, seconds=10.0 * slower, segments=1, tokens_per_second=100.0 / slower, disk_bytes=1,
+        steps=100, tokens=1000, seconds=10.0 * slower, segments=1, tokens_per_second=100.0 / slower, disk_bytes=1,
         peak_bytes=None, loss=1.0, shortened=None,
     ).write(folder.done)  # fmt: skip
 

@@ -1070,7 +1070,7 @@ def test_one_pool_of_all_processes_serves_every_pass(tmp_path: Path, monkeypatch
         return Inline()
 
     monkeypatch.setattr(units, "UNIT_STORIES", 16)
-    data = Data(source="stories", tokenizer="words:50", heldout=0.2, folder=str(tmp_path / "whole"))
+    data = Data(source="stories", tokenizer="bytes", unique=True, heldout=0.2, folder=str(tmp_path / "whole"))
     expected = make(data, 0, 48)
     data = replace(data, folder=str(tmp_path / "cut"))
     with monkeypatch.context() as patch:
@@ -1078,11 +1078,11 @@ def test_one_pool_of_all_processes_serves_every_pass(tmp_path: Path, monkeypatch
         with pytest.raises(ZeroDivisionError):
             make(data, 0, 48)
     folder = store_folder(data, 0, 48)
-    job = passes.Job(folder=folder, heldout=0.2, unique=False)
-    passes.run_pass("words", job, units.divide(preparing.open_source(data, 0), 48)[0])
+    job = passes.Job(folder=folder, heldout=0.2, unique=True)
+    passes.run_pass("hash", job, units.divide(preparing.open_source(data, 0), 48)[0])
     monkeypatch.setattr(maker, "start_pool", start)
     store = make(data, 0, 48, processes=4)
-    assert (sizes, ran) == ([4], ["words"] * 2 + ["tokens"] * 3)
+    assert (sizes, ran) == ([4], ["hash"] * 2 + ["tokens"] * 3)
     assert store.manifest == expected.manifest
 
 

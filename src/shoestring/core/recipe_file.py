@@ -168,6 +168,17 @@ def _override(values: dict[str, Any], text: str, problems: list[str]) -> None:
         _put(values, field, value, f"--set {text}", problems)
 
 
+def overridden(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The fields that `section.field=value` set, by section."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for text in overrides:
+        _override(values, text, problems)
+    if problems:
+        raise RecipeError("the command", problems)
+    return values
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """The field and the value of `section.field=value`."""
     path, equals, raw = text.partition("=")

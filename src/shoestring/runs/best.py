@@ -137,10 +137,13 @@ def _scored(time: float) -> dict[str, tuple[Any, str]]:
 def with_given(values: Values, overrides: Sequence[str]) -> Values:
     """The fields, with those that a user gives as `section.field=value` in their place."""
     found = {section: dict(fields) for section, fields in values.items()}
-    for text in overrides:
-        field, value = recipe_file.parse_override(text)
-        section, _, name = field.partition(".")
-        found.setdefault(section, {})[name] = value, "--set"
+    for section, fields in recipe_file.overridden(overrides).items():
+        kept = found.setdefault(section, {})
+        for name, value in fields.items():
+            if value is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = value, "--set"
     if "size" in found["model"] and {"width", "layers", "heads"} & found["model"].keys():
         del found["model"]["size"]
     return found
