@@ -11,11 +11,10 @@ from shoestring.planning.split import Split
 
 STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
 """Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
-longer than so many seconds. Then there are fewer."""
-GPU_STOP_SECONDS = 0.2
-"""The same for evaluations on a GPU, which may train for a few seconds only."""
-CPU_SHARE = 0.02
-"""On a CPU an evaluation takes long where it takes this share of the time, too: seconds there vary with other work."""
+long: a checkpoint so many seconds. Then there are fewer."""
+GPU_STOP_SECONDS, CPU_SHARE = 0.2, 0.02
+"""An evaluation takes long on a GPU, which may train for a few seconds only, where it takes so many; on a CPU, whose
+seconds vary with other work, where it takes this share of the time."""
 
 TEXTS_SHARE, TEXTS_SECONDS = 0.003, 0.5
 """Texts that a model writes after evaluations take at most this share of a run's time, and these seconds."""
@@ -68,7 +67,7 @@ def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
 
 def long_stop(time: float, device: str) -> float:
     """Seconds from which on an evaluation takes long in a time budget."""
-    return max(STOP_SECONDS, CPU_SHARE * time) if device == "cpu" else GPU_STOP_SECONDS
+    return CPU_SHARE * time if device == "cpu" else GPU_STOP_SECONDS
 
 
 def saving(recipe: Recipe, profile: Profile, split: Split) -> tuple[float, float, int]:
