@@ -475,7 +475,7 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     evaluations = math.ceil(1 / recipe.evaluate.every - 1e-9)  # 1,000 of 49,000 steps are one in 49, not in 49.000…01
     validation = scored(case) * profile.validate_seconds_per_row
     stop = validation + profile.checkpoint_seconds
-    if stop > (recipe.budget.time / 50 if profile.machine.device == "cpu" else 0.2):
+    if stop > (recipe.budget.time / 100 if profile.machine.device == "cpu" else 0.2):
         evaluations = min(evaluations, max(1, int(recipe.budget.time / 10 / stop)))
     training = steps * step_seconds
     saving = (training / interval + evaluations) * profile.checkpoint_seconds

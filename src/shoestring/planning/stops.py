@@ -12,7 +12,7 @@ from shoestring.planning.split import Split
 STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
 """Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
 long: a checkpoint so many seconds. Then there are fewer."""
-GPU_STOP_SECONDS, CPU_SHARE = 0.2, 0.02
+GPU_STOP_SECONDS, CPU_SHARE = 0.2, 0.01
 """An evaluation takes long on a GPU, which may train for a few seconds only, where it takes so many; on a CPU, whose
 seconds vary with other work, where it takes this share of the time."""
 
