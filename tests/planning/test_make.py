@@ -334,7 +334,8 @@ def test_evaluations_are_counted_with_the_last(every: float, count: int) -> None
     ("device", "seconds", "count"),
     [
         ("cpu", 0.2, 10),
-        ("cpu", 1.7, 10),  # with a checkpoint of 0.2 s: less than 2 % of 100 s
+        ("cpu", 0.7, 10),  # with a checkpoint of 0.2 s: less than 1 % of 100 s
+        ("cpu", 1.7, 5),
         ("cpu", 2.3, 4),  # 2.5 s each in 10 s
         ("cpu", 60.0, 1),
         ("cuda", 0.7, 10),
