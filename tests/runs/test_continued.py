@@ -22,7 +22,7 @@ from shoestring.data.store import work_units
 from shoestring.data.stories import story
 from shoestring.data.tokenize.tokenizers import read_tokenizer
 from shoestring.planning import corpus
-from shoestring.runs.continued import steps_before
+from shoestring.runs.continued import Continued, steps_before
 from shoestring.runs.prepare import recipe_density
 from shoestring.runs.reporter import Reporter
 from shoestring.runs.runner import run
@@ -218,3 +218,12 @@ def test_weights_of_a_run_whose_ids_mean_other_words_are_refused(tiny: Path, tra
         trained("other", 4, **other)
     taken = trained("taken", 4, **other, **{"data.tokenizer": f"file:{first.tokenizer}"})
     assert read_tokenizer(taken.tokenizer).to_dict() == read_tokenizer(first.tokenizer).to_dict()
+
+
+@pytest.mark.parametrize("forged", [{"pools": [["x"]], "share": 1.0}, {"pools": [[0, 9]]}, {"pools": 3, "share": 0.5}])
+def test_forged_rows_are_refused(forged: dict[str, Any], trained: Trained) -> None:
+    short = trained("short", 4)
+    opened = found(short)
+    other = Continued(short, short.read_recipe(), opened._replace(state=replace(opened.state, task=forged)))
+    with pytest.raises(StorageError, match=r"not a checkpoint of shoestring: it read"):
+        other.rows_read(short.read_recipe())

@@ -45,7 +45,10 @@ class Continued(NamedTuple):
             return None
         task = self.opened.state.task
         if "pools" in task:
-            return task["share"], tuple(Pool(*pool) for pool in task["pools"])
+            try:
+                return float(task["share"]), tuple(Pool(int(position), int(rows)) for position, rows in task["pools"])
+            except (KeyError, TypeError, ValueError) as cause:
+                raise StorageError(f"{self.opened.path}: not a checkpoint of shoestring: it read {task!r}") from cause
         try:
             read = training_corpus(self.recipe, Plan.read(self.folder.plan))
         except ShoestringError:

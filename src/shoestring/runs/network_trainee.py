@@ -147,8 +147,9 @@ class NetworkTrainee(Trainee):
         self._stepper = self._make_stepper(source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
         self._stepper.before = self._before
         self._stepper.slowness, self._stepper.least_seconds = slowness(group.rank), step_seconds()
-        if self._continued is not None and self._reads is not None:
-            self._read_on(self._reads, group.on_all(self._continued.rows_read, recipe))
+        continued, self._continued = self._continued, None  # with its tensors
+        if continued is not None and self._reads is not None:
+            self._read_on(self._reads, group.on_all(continued.rows_read, recipe))
 
     def _read_on(self, corpus: StoreCorpus, rows: tuple[float, tuple[Pool, ...]] | None) -> None:
         """Read first what the run that this one continues has not read; `rows` are those that it had."""
