@@ -172,8 +172,7 @@ class Read:
         return rows
 
 
-@pytest.mark.parametrize("packing", ["concat", "pad"])
-@pytest.mark.parametrize("source", ["drawn", "stories"])
+@pytest.mark.parametrize(("source", "packing"), [("drawn", "concat"), ("drawn", "pad"), ("stories", "concat")])
 def test_a_run_that_is_continued_reads_on_in_text_that_it_had_not_needed(
     source: str, packing: str, tiny: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
