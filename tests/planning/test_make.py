@@ -352,6 +352,12 @@ def test_evaluations_that_would_take_much_of_the_time_are_fewer(device: str, sec
     assert make({"steps": 20}, slow, evaluate={"every": 0.1}).evaluations == 10
 
 
+def test_many_short_evaluations_take_a_tenth_of_the_time_on_a_cpu() -> None:
+    """0.9 s each with a checkpoint: 50 of them would be 45 of 100 s."""
+    slow = replace(PROFILE, machine=replace(MACHINE, device="cpu"), validate_seconds_per_row=0.07)
+    assert make({"time": "100s"}, slow, evaluate={"every": 0.02}).evaluations == 11
+
+
 def test_short_runs_on_a_gpu_evaluate_less() -> None:
     quick = replace(PROFILE, machine=replace(MACHINE, device="cuda"), validate_seconds_per_row=0.07)
     assert make({"time": "30s"}, quick, evaluate={"every": 0.1}).evaluations == 3, "0.7 s each, and 0.2 to save"
@@ -476,8 +482,8 @@ def seconds_for(case: Case, steps: int, step_seconds: float) -> float:
     evaluations = math.ceil(1 / recipe.evaluate.every - 1e-9)  # 1,000 of 49,000 steps are one in 49, not in 49.000…01
     validation = scored(case) * profile.validate_seconds_per_row
     stop = validation + profile.checkpoint_seconds
-    if stop > (recipe.budget.time / 100 if profile.machine.device == "cpu" else 0.2):
-        evaluations = min(evaluations, max(1, int(recipe.budget.time / 10 / stop)))
+    if profile.machine.device == "cpu" or stop > 0.2:
+        evaluations = min(evaluations, max(1, int(recipe.budget.time / 10 / max(stop, 1e-9))))
     training = steps * step_seconds
     saving = (training / interval + evaluations) * profile.checkpoint_seconds
     around = case.spent + profile.setup_seconds + (evaluations + 1) * validation + REPORT_SECONDS

@@ -9,6 +9,9 @@ from clocks import Turned
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shoestring.core.recipe_file import build
+from shoestring.core.records import Plan
+from shoestring.runs.finish import deadline_of
 from shoestring.training.deadline import Deadline
 from shoestring.training.schedule import Schedule
 
@@ -389,3 +392,31 @@ def test_an_evaluation_right_after_compiling_is_not_taken_for_another() -> None:
         deadline.took_step(0.1)
     deadline.took_overhead(0.5, "evaluation")
     assert deadline.evaluation_seen(1.0) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("slow", [7, 12])
+def test_slow_first_steps_leave_a_part_of_the_schedule(slow: int) -> None:
+    """All means are of the same few steps then, and differ by nothing."""
+    clock = Turned()
+    done = driven(clock, Deadline(clock, 15.0), 600, lambda step: 0.5 if step < slow else 0.02, grow=True)
+    first = next(total for total in done.totals if total < 600)
+    assert first >= 600 // 4
+    assert done.end <= 15.5
+
+
+def test_evaluations_that_would_take_all_that_is_left_do_not_end_a_run() -> None:
+    clock = Turned(60.0)
+    deadline = Deadline(clock, 68.0, evaluations=50, evaluation_seconds=0.2)
+    for _ in range(100):
+        deadline.took_step(0.03)
+    found = deadline.steps_to_take(270, 0.1)
+    assert found is not None and found >= 270 // 4
+
+
+def test_the_clock_decides_on_evaluations_of_one_process_on_a_gpu_alone() -> None:
+    """Two runs of one plan on a CPU evaluate after the same steps, and so do several processes."""
+    recipe = build({"budget": {"time": "25s"}, "data": {"source": "stories"}}, "the recipe")
+    plan = Plan(binding="time", evaluations=10, parts={"evaluations": 20.0})
+    for sparing in (False, True):
+        deadline = deadline_of(recipe, plan, Turned(1.0), 1.0, 0.0, sparing)
+        assert deadline.too_soon(last=0.5) is sparing

@@ -10,11 +10,10 @@ from shoestring.planning.corpus import scored_rows
 from shoestring.planning.split import Split
 
 STOPS_SHARE, STOP_SECONDS = 0.1, 1.0
-"""Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time, where one takes
-long: a checkpoint so many seconds. Then there are fewer."""
-GPU_STOP_SECONDS, CPU_SHARE = 0.2, 0.01
-"""An evaluation takes long on a GPU, which may train for a few seconds only, where it takes so many; on a CPU, whose
-seconds vary with other work, where it takes this share of the time."""
+"""Evaluations with their checkpoints, and regular checkpoints, may each take this share of the time; checkpoints only
+where one takes so many seconds. Then there are fewer."""
+GPU_STOP_SECONDS = 0.2
+"""Evaluations on a GPU only where one takes so many."""
 
 TEXTS_SHARE, TEXTS_SECONDS = 0.003, 0.5
 """Texts that a model writes after evaluations take at most this share of a run's time, and these seconds."""
@@ -57,17 +56,11 @@ def _evaluations(recipe: Recipe, profile: Profile, save: float) -> int:
     seconds each. On a CPU, where two runs of one plan write the same lines, the plan's number is kept; on a GPU the
     clock decides when the next is due."""
     count, each = evaluation_count(recipe), validation_seconds(recipe, profile) + save
-    if recipe.budget.time is None:
+    short = profile.machine.device != "cpu" and each <= GPU_STOP_SECONDS
+    if recipe.budget.time is None or short:
         return count
-    time = float(recipe.budget.time)
-    if each <= long_stop(time, profile.machine.device):
-        return count
-    return min(count, max(1, int(STOPS_SHARE * time / each)))
-
-
-def long_stop(time: float, device: str) -> float:
-    """Seconds from which on an evaluation takes long in a time budget."""
-    return CPU_SHARE * time if device == "cpu" else GPU_STOP_SECONDS
+    most = STOPS_SHARE * float(recipe.budget.time)
+    return count if count * each <= most else min(count, max(1, int(most / each)))
 
 
 def saving(recipe: Recipe, profile: Profile, split: Split) -> tuple[float, float, int]:

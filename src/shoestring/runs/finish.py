@@ -9,7 +9,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.planning.make import RESERVE_SECONDS
-from shoestring.planning.stops import STOPS_SHARE, checkpoint_interval, long_stop, saved_interval
+from shoestring.planning.stops import GPU_STOP_SECONDS, STOPS_SHARE, checkpoint_interval, saved_interval
 from shoestring.training.deadline import Deadline
 
 IDLE_SHARE = 0.01
@@ -51,7 +51,7 @@ def deadline_of(
 ) -> Deadline:
     """The deadline of the last step, so that the `finish` seconds of evaluation, page and saving still fit.
 
-    A run that is `sparing`, as on a GPU, keeps less time free, and a shorter evaluation is a long one.
+    A run that is `sparing` evaluates less often if that takes long, and keeps less time free.
     """
     budget, parts = math.inf if recipe.budget.time is None else float(recipe.budget.time), plan.parts
     train, evaluations = parts.get("train", 0.0), plan.evaluations or 0
@@ -67,7 +67,7 @@ def deadline_of(
         checkpoint_every=every,
         most_saving=STOPS_SHARE if recipe.train.checkpoint_every is None else 0.9,
         most_evaluating=STOPS_SHARE,
-        long_evaluation=math.inf if math.isinf(budget) else long_stop(budget, "cuda" if sparing else "cpu"),
+        long_evaluation=GPU_STOP_SECONDS if sparing and recipe.budget.time is not None else math.inf,
         idle_seconds=max(IDLE_SHARE * budget, LEAST_IDLE),
         spent_before=spent_before,
         planned_start=sum(parts.get(name, 0.0) for name in ("spent so far", "set-up", "prepare")),
