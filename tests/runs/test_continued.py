@@ -207,6 +207,34 @@ def test_a_run_that_is_continued_reads_on_in_text_that_it_had_not_needed(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors(resumed).items())
 
 
+@pytest.mark.parametrize("change", ["other", "longer"])
+def test_a_text_that_has_changed_is_read_from_its_beginning(
+    change: str, tiny: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By bytes, whose ids are the same in any text."""
+    lines = [story(3, number).replace("\n", " ") + "\n" for number in range(400)]
+    text, others = tiny.with_name("text.txt"), lines[200:] if change == "other" else lines
+    text.write_text("".join(lines[:200]))
+    sets = {"data.source": f"text:{text}", "data.tokenizer": "bytes", "train.schedule": "constant"}
+    read, first = Read(monkeypatch), trained("first", 12, **sets)
+    read.taken()
+    text.write_text("".join(others))
+    on = {"model.init": f"{first.path}#last", "train.continued": True}
+    second = trained("second", 12, **sets, **on)
+    rows = read.taken()
+    trained("fresh", 12, **sets)
+    assert rows == read.taken() and "before" not in found(second).state.task
+
+
+def test_a_continued_run_of_fewer_documents_reads_those(tiny: Path, trained: Trained) -> None:
+    on, before = {}, None
+    for name, documents in (("first", 100), ("second", 200), ("third", 150), ("fourth", 50)):
+        if before is not None:
+            on = {"model.init": f"{before.path}#last", "train.continued": True}
+        before = trained(name, 6, **{"data.documents": documents, "train.schedule": "constant"}, **on)
+        assert before.done.is_file()
+
+
 def test_weights_of_a_run_whose_ids_mean_other_words_are_refused(tiny: Path, trained: Trained) -> None:
     """Words are fitted to the text; with the tokenizer of that run another text has its ids."""
     first = trained("first", 4)

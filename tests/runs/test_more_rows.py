@@ -173,6 +173,23 @@ def test_a_run_that_is_lengthened_reads_fresh_rows(grown: Grown, data: dict[str,
     assert store.manifest.splits["train"].extents[-1].share < 1, "no more than is needed"
 
 
+def test_a_continued_run_that_is_lengthened_reads_fresh_rows(grown: Grown) -> None:
+    """None that it has read, nor that the run had read which it continues."""
+    first = recipe_of(lines=3_000, name="first")
+    finished, before, _ = grown(first, most=100)
+    assert finished is not None and len(set(before)) == 400
+    on = replace(
+        recipe_of(name="second"),
+        model=replace(first.model, init=f"{finished.folder.path}#last"),
+        train=replace(first.train, continued=True),
+    )
+    again, rows, _ = grown(on, most=150)
+    assert again is not None and again.outcome.steps == 150
+    events = [line for line in read_lines(again.folder.metrics) if line.get("event") == "more rows"]
+    assert events, "it had more prepared"
+    assert len(rows) == 600 == len(set(rows)) and not set(rows) & set(before)
+
+
 def test_a_corpus_that_is_exhausted_is_repeated_as_a_whole(grown: Grown) -> None:
     recipe = recipe_of(lines=150)
     _, rows, lines = grown(recipe, most=125)

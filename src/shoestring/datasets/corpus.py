@@ -24,7 +24,7 @@ from shoestring.data.store.prepare import given_store, planned_documents, scored
 from shoestring.data.store.store import SplitEntry, Store, StoreRows
 from shoestring.data.tokenize.prompts import unmarked
 from shoestring.data.tokenize.special_tokens import special_tokens
-from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, spelled_bytes
+from shoestring.data.tokenize.tokenizers import SymbolTokenizer, Tokenizer, WordTokenizer, spelled_bytes
 from shoestring.data.tokenize.vocabulary import vocabulary_size
 from shoestring.datasets.labelled import LabelledCorpus
 from shoestring.datasets.other_text import OtherText
@@ -125,8 +125,8 @@ class StoreCorpus:
         """This corpus as it is read on from a position of a run that had these pools, the last of this share."""
         if share > self.share:
             return self.with_pools(share, pools)
-        if len(self.training_rows) <= pools[-1].rows and len(pools) == 1:
-            return self
+        if len(self.training_rows) < pools[-1].rows or (len(self.training_rows) == pools[-1].rows and len(pools) == 1):
+            return self  # data.documents are fewer, or all has been read
         grown = self._extended(self.share)
         more = len(grown.training_rows) - pools[-1].rows
         grown.training_rows.pools = (*pools, *[Pool(position, len(grown.training_rows))] * (more > 0))
@@ -178,7 +178,8 @@ class StoreCorpus:
     @property
     def keeps_bytes(self) -> bool:
         """Whether the tokens keep every byte of a text, and all are predicted."""
-        return self.masks is None and self._store.manifest.tokenizer.partition(":")[0] not in ("words", "symbols")
+        tokenizer = self._store.tokenizer  # a file may hold words, too
+        return self.masks is None and not isinstance(tokenizer, WordTokenizer | SymbolTokenizer)
 
     @cached_property
     def bytes_per_token(self) -> float | None:

@@ -114,7 +114,7 @@ class AsyncTrainee(NetworkTrainee):
                     self._share_host_memory(cause)
             for line in self._lines.values():
                 with suppress(OSError):  # one that has ended is noticed when it is listened to
-                    line.send(self._before)
+                    line.send((self._before, self.rows_read()))
             parallel = self.recipe.parallel or Parallel()
             most, strength = parallel.max_staleness, parallel.delay_compensation
             self._dealer = Dealer(

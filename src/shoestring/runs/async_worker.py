@@ -24,6 +24,7 @@ from shoestring.core.seeds import derive
 from shoestring.datasets.corpus import open_corpus
 from shoestring.parallel.shared_weights import CPU, Mapped, NotShared, SharedWeights
 from shoestring.probe.machine import pick_device
+from shoestring.runs.network_trainee import reading, store_corpus
 from shoestring.runs.network_workload import RandomRows, make_learner
 from shoestring.training.asynchronous import Share
 from shoestring.training.passes import half
@@ -42,6 +43,10 @@ class Order(NamedTuple):
     """Of the effective batch, and of a micro-batch."""
     device: str
     """The kind of device that workers have."""
+
+
+Read = tuple[int, dict[str, Any]]
+"""The steps of the run that this one continues, and the rows that are read (`NetworkTrainee.rows_read`)."""
 
 
 def work(line: Connection) -> None:
@@ -73,8 +78,8 @@ def work(line: Connection) -> None:
         return
     if mapped is not None:
         line.send(None)
-    before: int = line.recv()
-    compute = _computing(recipe, Plan.from_dict(order.plan, "the plan"), order, before, learner, shared)
+    read: Read = line.recv()
+    compute = _computing(recipe, Plan.from_dict(order.plan, "the plan"), order, read, learner, shared)
     while True:
         line.send(compute(Share(*line.recv())))
 
@@ -90,10 +95,12 @@ def _own_device(order: Order) -> torch.device:
 
 
 def _computing(
-    recipe: Recipe, plan: Plan, order: Order, before: int, learner: Any, shared: SharedWeights
+    recipe: Recipe, plan: Plan, order: Order, read: Read, learner: Any, shared: SharedWeights
 ) -> Callable[[Share], tuple[float, int]]:
     """What computes the gradient of a share into shared memory, and returns its loss and predictions."""
-    source, seed = open_corpus(recipe, plan).training(learner.device), recipe.run.seed
+    (before, rows), corpus, seed = read, open_corpus(recipe, plan), recipe.run.seed
+    store = store_corpus(corpus)
+    source = (reading(store, rows) if store and rows else corpus).training(learner.device)
     batch, per_device = order.rows
     slow = slowness(order.worker)
     least = step_seconds() / order.workers
@@ -104,7 +111,7 @@ def _computing(
         shared.copy_to(learner.optimizer.masters, order.worker)
         begun = time.perf_counter()
         while True:
-            torch.manual_seed(derive(seed, "torch", share.step, share.number))
+            torch.manual_seed(derive(seed, "torch", before + share.step, share.number))
             tally = learner.accumulate(source.batch(index), per_device)
             if tally.fitted:
                 break

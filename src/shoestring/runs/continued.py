@@ -20,6 +20,15 @@ PEAK = CheckpointSpec("peak")
 """What is continued, unless model.init names another checkpoint."""
 
 
+class RowsRead(NamedTuple):
+    """What a run had to read."""
+
+    share: float
+    """Of the corpus."""
+    pools: tuple[Pool, ...]
+    """None where the corpus is another by now."""
+
+
 class Continued(NamedTuple):
     """A run at a checkpoint."""
 
@@ -31,29 +40,38 @@ class Continued(NamedTuple):
         """Whether a recipe reads the same rows in the same order."""
         own, other = self.recipe, recipe
         same = (own.corpus, own.run.seed, own.data.length) == (other.corpus, other.run.seed, other.data.length)
-        return same and own.data.packing == other.data.packing
+        return same and (own.data.packing, own.data.heldout) == (other.data.packing, other.data.heldout)
 
     def steps(self, recipe: Recipe) -> int:
         """The steps of a recipe that read as many rows as this run has; 0 where it read others."""
         steps = steps_before(self.opened.state.task, self.opened.path) + self.opened.state.step
         return math.ceil(steps * self.recipe.batch / recipe.batch) if self.same_rows(recipe) else 0
 
-    def rows_read(self, recipe: Recipe) -> tuple[float, tuple[Pool, ...]] | None:
+    def rows_read(self, recipe: Recipe) -> RowsRead | None:
         """The share of the corpus that this run has for training, and since which positions so many rows. None: a
         recipe reads other rows, or the store of these is gone."""
         if not self.same_rows(recipe):
             return None
-        task = self.opened.state.task
-        if "pools" in task:
-            try:
-                return float(task["share"]), tuple(Pool(int(position), int(rows)) for position, rows in task["pools"])
-            except (KeyError, TypeError, ValueError) as cause:
-                raise StorageError(f"{self.opened.path}: not a checkpoint of shoestring: it read {task!r}") from cause
+        state, read = self.opened.state, None
         try:
             read = training_corpus(self.recipe, Plan.read(self.folder.plan))
         except ShoestringError:
+            if "pools" not in state.task:
+                return None
+        if read is not None and not isinstance(read, StoreCorpus):
             return None
-        return (read.share, (Pool(0, len(read.training_rows)),)) if isinstance(read, StoreCorpus) else None
+        if read is not None and read.fingerprint != state.data:
+            return RowsRead(0.0, ())
+        if "pools" in state.task:
+            try:
+                pools = tuple(Pool(int(position), int(rows)) for position, rows in state.task["pools"])
+                return RowsRead(float(state.task["share"]), pools)
+            except (KeyError, TypeError, ValueError) as cause:
+                raise StorageError(
+                    f"{self.opened.path}: not a checkpoint of shoestring: it read {state.task!r}"
+                ) from cause
+        assert read is not None, "its pools are kept otherwise"
+        return RowsRead(read.share, (Pool(0, len(read.training_rows)),))
 
 
 def continued_run(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Continued:

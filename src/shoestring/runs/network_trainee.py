@@ -31,7 +31,7 @@ from shoestring.datasets.source import TokenSource
 from shoestring.parallel.process_group import ProcessGroup
 from shoestring.planning.corpus import SPARE, scored_at_once
 from shoestring.probe.machine import available_bytes
-from shoestring.runs.continued import Continued, steps_before
+from shoestring.runs.continued import Continued, RowsRead, steps_before
 from shoestring.runs.drift import AfterFirstStep, Drift
 from shoestring.runs.evaluate import Known, Watch, evaluate_learner
 from shoestring.runs.generate import NetworkWriter
@@ -141,7 +141,7 @@ class NetworkTrainee(Trainee):
         if not isinstance(self.corpus, StreamCorpus):
             group.on_all(check_tokenizer, recipe, self.corpus.tokenizer)
         source, (batch, rows) = self.corpus.training(group.device), self._split
-        self._reads = _store_corpus(self.corpus)
+        self._reads = store_corpus(self.corpus)
         if isinstance(self.corpus, StreamCorpus) and group.device.type == "cuda":
             self._baselines = baselines_beside(self.corpus)
         self._stepper = self._make_stepper(source, recipe.train, batch=batch, per_device=rows, seed=recipe.run.seed)
@@ -151,11 +151,15 @@ class NetworkTrainee(Trainee):
         if continued is not None and self._reads is not None:
             self._read_on(self._reads, group.on_all(continued.rows_read, recipe))
 
-    def _read_on(self, corpus: StoreCorpus, rows: tuple[float, tuple[Pool, ...]] | None) -> None:
+    def _read_on(self, corpus: StoreCorpus, rows: RowsRead | None) -> None:
         """Read first what the run that this one continues has not read; `rows` are those that it had."""
         if rows is None:
             return
         share, pools = rows
+        if not pools:
+            self._stepper.before = self._before = 0
+            self._say("the text has changed since the run that this one continues, so it is read from its beginning")
+            return
         if share > corpus.share:
             self.group.on_first(self._prepare, share)
         self._read(self.group.on_all(corpus.after, share, pools, self._before * self._split[0]))
@@ -193,10 +197,14 @@ class NetworkTrainee(Trainee):
         before: dict[str, Any] = {"before": self._before} if self._before else {}
         if isinstance(self._stepper, GrowingStepper):
             before["growth"] = self._stepper.growth.saved()
-        if self._reads is None or self._reads is _store_corpus(self.corpus):
-            return before
+        return before | self.rows_read()
+
+    def rows_read(self) -> dict[str, Any]:
+        """Since which positions so many rows are read, and of which share of the corpus; empty: those of the plan."""
+        if self._reads is None or self._reads is store_corpus(self.corpus):
+            return {}
         pools = self._reads.training_rows.pools
-        return before | {"pools": [list(pool) for pool in pools], "share": self._reads.share}
+        return {"pools": [list(pool) for pool in pools], "share": self._reads.share}
 
     def put_values(self, values: dict[str, Any]) -> None:
         self._saved = values
@@ -208,9 +216,8 @@ class NetworkTrainee(Trainee):
     def continue_rows(self) -> None:
         if self._reads is None or "pools" not in self._saved:
             return
-        share, pools = self._saved["share"], tuple(Pool(*pool) for pool in self._saved["pools"])
-        self.group.on_first(self._prepare, share)
-        self._read(self.group.on_all(self._reads.with_pools, share, pools))
+        self.group.on_first(self._prepare, self._saved["share"])
+        self._read(self.group.on_all(reading, self._reads, self._saved))
 
     def _prepare(self, share: float) -> None:
         """Where the plan has no share, all that there is was prepared."""
@@ -233,7 +240,8 @@ class NetworkTrainee(Trainee):
 
     def get_rows(self, share: float, step: int) -> int:
         assert self._reads is not None, "only the rows of a store grow"
-        self._read(self.group.on_all(self._reads.with_more, share, step * self._split[0]))
+        position = (self._before + step) * self._split[0]
+        self._read(self.group.on_all(self._reads.with_more, share, position))
         return len(self._reads.training_rows)
 
     def _read(self, corpus: StoreCorpus) -> None:
@@ -311,6 +319,11 @@ def weight_bytes(weights: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in weights)
 
 
-def _store_corpus(corpus: Corpus) -> StoreCorpus | None:
+def reading(corpus: StoreCorpus, values: dict[str, Any]) -> StoreCorpus:
+    """A corpus with the rows that the values of a checkpoint name."""
+    return corpus.with_pools(values["share"], tuple(Pool(*pool) for pool in values["pools"]))
+
+
+def store_corpus(corpus: Corpus) -> StoreCorpus | None:
     read = corpus.base if isinstance(corpus, OtherText) else corpus
     return read if isinstance(read, StoreCorpus) else None
