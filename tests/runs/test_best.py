@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 
 from shoestring.cli import running
 from shoestring.cli.root import root
-from shoestring.core.errors import ShoestringError, UserError
+from shoestring.core.errors import DataError, ShoestringError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.runs import counted
@@ -44,7 +46,7 @@ def test_a_text_is_known_by_its_name_and_what_is_in_it() -> None:
     Path("blank.txt").write_text((STORY + "\n") * 50)
     Path("ends.txt.gz").write_bytes(gzip.compress((STORY * 3 + "<|endoftext|>\n").encode() * 20))
     Path("a.jsonl").write_text('{"text": "a"}\n')
-    Path("notes").write_text(STORY * 2)
+    Path("notes").write_text(STORY * 3)
     Path("a.json").write_text('{"text": "a"}\n' * 2)
     assert source_of("a.json") == {"source": "jsonl:a.json"}
     assert source_of("lines.txt") == {"source": "text:lines.txt"}
@@ -79,10 +81,69 @@ def test_a_folder_tells_what_is_left_out() -> None:
     assert look_at("mix").said == ("mix: 1 file read, .txt; left out: 3 .jsonl, 1 .png",)
 
 
+def test_hidden_files_are_no_part_of_a_folder() -> None:
+    """A folder of a version control, or what a Mac leaves beside a file."""
+    Path("folder/.git").mkdir(parents=True)
+    Path("folder/.git/a.txt").write_text(STORY * 9)
+    Path("folder/._b.txt").write_bytes(b"\0\5\x16\7" * 99)
+    Path("folder/b.txt").write_text((STORY + "\n") * 9)
+    assert source_of("folder") == {"source": "paragraphs:folder"}
+    assert look_at("folder").bytes == 9 * (len(STORY) + 1) and look_at("folder").said == ()
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.bz2", "a.txt.xz", "a.jsonl.gz", "a.csv.gz", "a.csv.xz"])
+@pytest.mark.parametrize("damage", ["plain", "cut", "turned"])
+def test_a_damaged_file_is_named(name: str, damage: str) -> None:
+    packs = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    packed = packs[Path(name).suffix]("".join(f"{number}, {STORY}" for number in range(999)).encode())
+    middle = len(packed) // 2
+    turned = packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 99]) + packed[middle + 99 :]
+    Path(name).write_bytes({"plain": STORY.encode() * 9, "cut": packed[:-40], "turned": turned}[damage])
+    result = CliRunner().invoke(root, ["best", name, "--time", "20s"])
+    assert isinstance(result.exception, UserError), result.exception
+    assert name in str(result.exception) and not list(Path().glob("*.toml"))
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0c", "\u2028"])
+def test_lines_end_as_they_do_for_whoever_reads_them(end: str) -> None:
+    Path("a.txt").write_bytes((STORY.strip() + end).encode() * 500)
+    with pytest.raises(UserError, match=r"a\.txt: it has 1 line"):
+        look_at("a.txt")
+    Path("a.txt").write_text(STORY.strip() * 9000 + "\n" + STORY * 5000)
+    assert source_of("a.txt") == {"source": "text:a.txt"}, "a line that is longer than what is looked at"
+
+
+def test_what_was_not_trained_leaves_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text with a mistake is mended, and the same command, or one with another time, begins anew."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise DataError("a.txt: line 3 is no text")
+
+    Path("a.txt").write_text(STORY * 5000)
+    monkeypatch.setattr(counted, "product_flops", lambda *_: 1e8)
+    monkeypatch.setattr(running, "run_in_terminal", fail)
+    result = CliRunner().invoke(root, ["best", "a.txt", "--time", "1m"])
+    assert "line 3" in str(result.exception) and not Path("best-a.toml").exists()
+    result = CliRunner().invoke(root, ["best", "a.txt", "--time", "1m", "--set", "budget.time=2m"])
+    assert str(result.exception) == "--set budget.time: give the time as --time"
+
+
+def test_a_recipe_whose_every_field_is_given_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Recipe] = []
+    Path("a.txt").write_text(STORY * 5000)
+    monkeypatch.setattr(running, "run_in_terminal", lambda recipe, *_, **__: found.append(recipe))
+    given = {"model.width": 32, "model.layers": 2, "model.heads": 1, "model.dropout": 0, "model.pairs": 0}
+    given |= {"budget.epochs": 2, "train.batch": 4, "train.lr": 0.01, "train.warmup": 0.05}
+    given |= {"train.weight_decay": 0.1, "train.beta2": 0.95, "train.cooldown": 0.5}
+    sets = [f"--set={field}={value}" for field, value in given.items()]
+    CliRunner().invoke(root, ["best", "a.txt", "--time", "1m", *sets], catch_exceptions=False)
+    assert found and not found[0].autos and load("best-a.toml") == found[0]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("one.txt", "a " * 5000, r"one\.txt: it is one line, about 10 kB; .* break it into lines"),
+        ("one.txt", "a " * 5000, r"one\.txt: it has 1 line, about 10 kB; .* break it into lines"),
         ("a.json", '[{"text": "a"}, {"text": "b"}]', r"a\.json: write one record of JSON per line"),
         ("a.json", '{\n "text": "a"\n}', r"a\.json: write one record of JSON per line"),
         ("a.csv", f'"{STORY * 2}"\n"{STORY * 3}"\n', r"a\.csv: its first line is no header"),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from shoestring.cli import running
 from shoestring.cli.root import root
 from shoestring.core.clock import Clock
-from shoestring.core.errors import Refusal
+from shoestring.core.errors import Refusal, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.core.records import Plan
@@ -60,7 +60,7 @@ def train(file: str, seconds: float, steps: int = 10) -> None:
 def test_more_time_takes_the_run_up_where_it_ended(ran: list[Recipe]) -> None:
     """A run of 10 minutes has 5/6 of its learning rate after 5, with a cool-down of 60 %. Half of that is taken."""
     best("5m")
-    assert "no run of it with less than 10m has ended" in best("10m")
+    assert "best-a.toml: its run has not ended; shoestring train best-a.toml resumes it" in best("10m")
     train("best-a.toml", 300.0)
     assert "goes on where runs/best-a ended" in best("10m")
     longer, first = ran[-1], load("best-a.toml")
@@ -69,7 +69,7 @@ def test_more_time_takes_the_run_up_where_it_ended(ran: list[Recipe]) -> None:
     assert longer.train.lr == pytest.approx(5 / 12 * number(first.train.lr), rel=0.01)
     assert (longer.model.width, longer.train.batch) == (first.model.width, first.train.batch)
     assert "is there already" in best("10m") and ran[-1] == longer
-    assert "no run of it with less than 4m has ended" in best("4m")
+    assert "until 4m in all, and --name begins a new one. best-a.toml: it has had 5m" in best("4m")
 
 
 def test_much_more_time_is_mostly_before_the_cooldown(ran: list[Recipe]) -> None:
@@ -89,10 +89,12 @@ def test_a_run_that_was_continued_is_continued_again(ran: list[Recipe]) -> None:
     best("10m")
     train("best-a-10m.toml", 300.0, steps=8)
     found, peak = earlier_run("best-a", "text:a.txt", 20 * 60), number(load("best-a.toml").train.lr)
-    assert found is not None and found.file == Path("best-a-10m.toml")
+    assert found.file == Path("best-a-10m.toml")
     assert (found.time, found.peak, found.cooling) == (600, peak, 0.6)
-    assert earlier_run("best-a", "text:other.txt", 20 * 60) is None, "a run of another text"
-    assert earlier_run("best", "text:a.txt", 20 * 60) == found and earlier_run("bes", "text:a.txt", 20 * 60) is None
+    for name, source in (("best-a", "text:other.txt"), ("bes", "text:a.txt")):
+        with pytest.raises(UserError, match="there is no run that can go on until 20m"):
+            earlier_run(name, source, 20 * 60)
+    assert earlier_run("best", "text:a.txt", 20 * 60) == found
     best("20m")
     assert ran[-1].model.init == "runs/best-a-10m#last" and ran[-1].budget.time == 10 * 60
     assert ran[-1].train.cooldown == 1 and ran[-1].train.lr == pytest.approx(5 / 12 * peak, rel=0.01)
@@ -133,8 +135,25 @@ def test_a_run_whose_first_part_is_gone_is_not_continued(ran: list[Recipe]) -> N
     best("10m")
     train("best-a-10m.toml", 300.0, steps=8)
     shutil.rmtree(RunFolder.of(load("best-a.toml")).path)
-    assert earlier_run("best-a", "text:a.txt", 20 * 60) is None
-    assert "no run of it with less than 20m has ended" in best("20m")
+    told = best("20m")
+    assert "best-a-10m.toml: it goes on from best-a.toml, and its run has not ended" in told
+
+
+def test_why_a_run_cannot_go_on_is_said(ran: list[Recipe]) -> None:
+    """Its checkpoints are gone, its schedule has another end, or there is hardly more time."""
+    best("5m")
+    train("best-a.toml", 300.0)
+    assert "--time 300.4s: the run of best-a.toml has had 5m; give more" in best("300.4s")
+    assert [file.name for file in Path().glob("*.toml")] == ["best-a.toml"]
+    file, folder = Path("best-a.toml"), RunFolder.of(load("best-a.toml"))
+    written, kept = file.read_text(), folder.checkpoints.with_name("elsewhere")
+    folder.checkpoints.rename(kept)
+    assert re.search(r"best-a\.toml: .*no intact checkpoint", best("10m"))
+    kept.rename(folder.checkpoints)
+    file.write_text(re.sub("\ncooldown = .*", "", written).replace('"cooldown"', '"cosine"'))
+    assert 'cannot go on from its end, with train.schedule = "cosine"' in best("10m")
+    file.write_text(written)
+    assert "goes on where runs/best-a ended" in best("10m")
 
 
 def test_a_recipe_of_another_text_that_has_the_name_is_refused(ran: list[Recipe]) -> None:

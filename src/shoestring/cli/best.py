@@ -49,6 +49,8 @@ def best(
     from shoestring.runs.settle import settled
 
     clock, earlier = Clock(), None
+    if any(override.partition("=")[0].strip() == "budget.time" for override in overrides):
+        raise UserError("--set budget.time: give the time as --time")
     corpus = look_at(text)
     values = with_given(values_for(corpus, time, pick_device().type, name), overrides)
     recipe = recipe_of(values)
@@ -67,11 +69,6 @@ def best(
     if file.exists() and of_this_text(file).budget.time != recipe.budget.time:
         first, file = file, named(file.stem, time)
         earlier = None if file.exists() else earlier_run(first.stem, recipe.data.source, time)
-        if earlier is None and not file.exists():
-            raise UserError(
-                f"{first} is a recipe of another time, and no run of it with less than {recipe.budget.time} "
-                f"has ended; choose another name with --name"
-            )
     if file.exists():
         kept = of_this_text(file)
         if overrides:
@@ -81,7 +78,6 @@ def best(
     values["run"]["name"] = file.stem, "its folder in runs/"
     recipe = recipe_of(values)
     task = settled(recipe, RunFolder.of(recipe))
-    assert task.choices is not None, "its size is chosen, at least"
     for line in corpus.said:
         terminal.say(line)
     if earlier is not None and earlier.done is None:
@@ -97,13 +93,17 @@ def best(
         if earlier is not None:
             terminal.say(f"more time does not help the run of {earlier.file}: {earlier.done}. All is chosen anew")
             earlier = None
-        write_whole(file, text_of(with_choices(values, task.choices), shlex.join(words)))
+        chosen = values if task.choices is None else with_choices(values, task.choices)
+        write_whole(file, text_of(chosen, shlex.join(words)))
         terminal.say(f"recipe: {file}")
     try:
         return run_in_terminal(recipe_file.load(file), terminal, clock=clock)
-    except Refusal as refusal:
-        file.unlink()  # nothing was trained, so that another time begins anew
-        raise _in_words_of_best(refusal, 0.0 if earlier is None else earlier.time) from None
+    except UserError as cause:
+        if not RunFolder.of(recipe).metrics.is_file():
+            file.unlink()  # nothing was trained, so that another time, or a text that was mended, begins anew
+        if isinstance(cause, Refusal):
+            raise _in_words_of_best(cause, 0.0 if earlier is None else earlier.time) from None
+        raise
 
 
 def _in_words_of_best(refusal: Refusal, before: float) -> Refusal:

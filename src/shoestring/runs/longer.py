@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoestring.core import recipe_file
-from shoestring.core.errors import ShoestringError
+from shoestring.core.errors import ShoestringError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.records import Plan
 from shoestring.core.results import Outcome
@@ -23,6 +23,8 @@ WHOLE = 0.7
 """Of its time, what a run takes at least that ends with its time; all of it but a reserve."""
 LEAST_EPOCHS = 0.1
 """Of the epochs that a recipe allows, what must be left to go on."""
+LEAST_MORE = 1.0
+"""Seconds by which a time must be longer."""
 AGAIN = 0.5
 """Of the learning rate that one run of all the time would have by then (results/log.md)."""
 
@@ -54,31 +56,48 @@ def named(name: str, time: float) -> Path:
     return Path(f"{name}-{Seconds(time)}.toml")
 
 
-def earlier_run(name: str, source: str, time: float) -> Earlier | None:
-    """The longest run of this name and text that has ended and had less time."""
+def earlier_run(name: str, source: str, time: float) -> Earlier:
+    """The longest run of this name and text that has ended and had less time; raises UserError without one."""
     files = [Path(f"{name}.toml"), *sorted(Path().glob(f"{glob.escape(name)}-*.toml"))]
-    found = [run for file in files if (run := _ended(file)) is not None]
-    shorter = [run for run in found if run.time < time and run.recipe.data.source == source]
-    return max(shorter, key=lambda run: run.time, default=None)
+    found, reasons = list[Earlier](), list[str]()
+    for file in files:
+        try:
+            if recipe_file.load(file).data.source != source:
+                continue
+            run = _ended(file)
+        except ShoestringError as cause:
+            reasons.append(f"{file}: {cause}")
+            continue
+        if run.time < time:
+            found.append(run)
+        else:
+            reasons.append(f"{file}: it has had {Seconds(run.time)}")
+    if not found:
+        raise UserError(
+            f"there is no run that can go on until {Seconds(time)} in all, and --name begins a new one. "
+            f"{'. '.join(reasons)}"
+        )
+    longest = max(found, key=lambda run: run.time)
+    if time - longest.time < LEAST_MORE:
+        raise UserError(f"--time {Seconds(time)}: the run of {longest.file} has had {Seconds(longest.time)}; give more")
+    return longest
 
 
-def _ended(file: Path) -> Earlier | None:
-    """The run of a recipe that `best` wrote; None if it has not ended, or cannot be continued."""
-    try:
-        recipe = recipe_file.load(file)
-        folder = RunFolder.of(recipe)
-        outcome = Outcome.read_if_there(folder.done)
-        if outcome is None or recipe.budget.time is None or not recipe.train.cools or not outcome.steps:
-            return None
-        train = settled(recipe, folder).recipe.train
-        plan = Plan.read(folder.plan)
-        newest = Checkpoints(folder.checkpoints, keep=1).find(CheckpointSpec("last"), folder.path).state
-        place = named_run(recipe.model.init or "", CheckpointSpec("last"))[0]
-        before = _ended(Path(f"{place.name}.toml")) if train.continued else None
-    except ShoestringError:
-        return None
-    if train.continued and before is None:
-        return None
+def _ended(file: Path) -> Earlier:
+    """The run of a recipe that `best` wrote; raises an error if it has not ended, or cannot be continued."""
+    recipe = recipe_file.load(file)
+    folder, time = RunFolder.of(recipe), recipe.budget.time
+    outcome = Outcome.read_if_there(folder.done)
+    if time is None:
+        raise UserError("it has no budget.time")
+    if outcome is None:
+        raise UserError(f"its run has not ended; shoestring train {file} resumes it")
+    if not recipe.train.cools or not outcome.steps:
+        raise UserError(f'its learning rate cannot go on from its end, with train.schedule = "{recipe.train.schedule}"')
+    train = settled(recipe, folder).recipe.train
+    plan = Plan.read(folder.plan)
+    newest = Checkpoints(folder.checkpoints, keep=1).find(CheckpointSpec("last"), folder.path).state
+    before = _continued(recipe) if train.continued else None
     done, most = None, recipe.budget.epochs
     read = (plan.epochs or 0.0) * (plan.share or 1.0) * outcome.steps / (plan.steps or 1)
     left = None if most is None else number(most) - read
@@ -86,11 +105,20 @@ def _ended(file: Path) -> Earlier | None:
         done = f"its held-out loss rose after step {newest.turned:,}"
     elif left is not None and left < LEAST_EPOCHS * number(most):
         done = f"it has read its text as often as helps, {number(most) - left:.1f} times"
-    elif plan.binding != "time" or outcome.seconds < WHOLE * recipe.budget.time:
-        done = f"it ended after {Seconds(round(outcome.seconds))} of {recipe.budget.time}"
+    elif plan.binding != "time" or outcome.seconds < WHOLE * time:
+        done = f"it ended after {Seconds(round(outcome.seconds))} of {time}"
     if before is None:
-        return Earlier(file, recipe, recipe.budget.time, number(train.lr), number(train.cooling), left, done)
-    return Earlier(file, recipe, before.time + recipe.budget.time, before.peak, before.cooling, left, done)
+        return Earlier(file, recipe, time, number(train.lr), number(train.cooling), left, done)
+    return Earlier(file, recipe, before.time + time, before.peak, before.cooling, left, done)
+
+
+def _continued(recipe: Recipe) -> Earlier:
+    """The run that a recipe goes on from."""
+    name = named_run(recipe.model.init or "", CheckpointSpec("last"))[0].name
+    try:
+        return _ended(Path(f"{name}.toml"))
+    except ShoestringError as cause:
+        raise UserError(f"it goes on from {name}.toml, and {cause}") from cause
 
 
 def longer_text(earlier: Earlier, name: str, time: float, command: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from shoestring.core.errors import UserError
+from shoestring.core.errors import UserError, storage_error
 from shoestring.core.registry import registry
 from shoestring.core.schema import show
 from shoestring.core.specs import SourceSpec
@@ -26,6 +27,8 @@ PEEKED = 1 << 18
 """Bytes of a text that are looked at."""
 PARAGRAPHS_SHARE = 0.02
 """Blank lines of a text whose documents are paragraphs."""
+FEWEST_LINES = 3
+"""Of a text whose documents are lines: of fewer none may be held out."""
 LONGEST_NAME = 64
 """Characters of a column's name."""
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
@@ -63,7 +66,8 @@ def look_at(text: str) -> Corpus:
 
 def _of_folder(text: str, path: Path) -> Corpus:
     """The files of the format that has the most bytes; the others are named."""
-    every = sorted(file for file in path.rglob("*") if file.is_file())
+    below = (file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    every = sorted(file for file in below if file.is_file())
     known = [file for file in every if _suffix(file) in _suffixes()]
     if not known:
         raise UserError(f"TEXT {text}: no file in this folder ends in {', '.join(_suffixes())}")
@@ -113,7 +117,7 @@ def _kind_of(file: Path) -> tuple[str, str]:
 def _kind_of_json(file: Path) -> tuple[str, str]:
     """Records of one line each; what goes over several lines is no text to learn."""
     try:
-        first = [json.loads(line) for line in _lines(file)[:2] if line.strip()]
+        first = [json.loads(line) for line in _begin(file).lines[:2] if line.strip()]
     except ValueError:
         first = []
     if first and all(isinstance(record, dict) for record in first):
@@ -121,10 +125,27 @@ def _kind_of_json(file: Path) -> tuple[str, str]:
     raise UserError(f"TEXT {file}: write one record of JSON per line, and name it .jsonl")
 
 
-def _lines(file: Path) -> list[str]:
-    """Those at its beginning."""
-    with open_file(file) as opened:
-        return opened.read(PEEKED).decode("utf-8-sig", "replace").splitlines()
+class _Begin(NamedTuple):
+    """How a file begins."""
+
+    lines: list[str]
+    whole: bool
+    """Whether there is no more of it."""
+
+
+def _begin(file: Path) -> _Begin:
+    """Its first lines, as those that read it know them: "\\n" ends one, and nothing else does."""
+    try:
+        with open_file(file) as opened:
+            raw = opened.read(PEEKED + 1)
+    except (OSError, EOFError, zlib.error) as cause:
+        if isinstance(cause, OSError) and file.suffix.lower() not in COMPRESSIONS:
+            raise storage_error("read", file, cause) from cause
+        raise UserError(
+            f"TEXT {file}: it cannot be decompressed ({cause}); it is damaged, or not what {file.suffix} says"
+        ) from cause
+    lines = raw[:PEEKED].decode("utf-8-sig", "replace").removesuffix("\n").split("\n")
+    return _Begin(lines, len(raw) <= PEEKED)
 
 
 def _fields(kind: str, place: str, files: Sequence[Path], why: str) -> dict[str, tuple[Any, str]]:
@@ -134,17 +155,17 @@ def _fields(kind: str, place: str, files: Sequence[Path], why: str) -> dict[str,
         if len(column) > LONGEST_NAME or "\n" in column:
             raise UserError(f"TEXT {files[0]}: its first line is no header; name the columns in it")
         return {"source": (f"{kind}:{place}", why), **found}
-    lines = _lines(files[0])
+    lines, whole = _begin(files[0])
     if any(line.strip() == END_LINE for line in lines):
         return {
             "source": (f"text:{place}", "plain text"),
             "end_line": (END_LINE, "this line ends a document there"),
         }
     blank = sum(not line.strip() for line in lines)
-    if len(files) == 1 and len(lines) - blank == 1:
-        size = Bytes(int(_text_bytes(files))).short()
+    if len(files) == 1 and whole and len(lines) - blank < FEWEST_LINES:
+        size, count = Bytes(int(_text_bytes(files))).short(), counted(len(lines) - blank, "line")
         raise UserError(
-            f"TEXT {files[0]}: it is one line, about {size}; every line is a document, and some are held out, so "
+            f"TEXT {files[0]}: it has {count}, about {size}; every line is a document, and some are held out, so "
             f"break it into lines"
         )
     if lines and blank > PARAGRAPHS_SHARE * len(lines):

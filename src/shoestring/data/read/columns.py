@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def text_fields(kind: str, file: Path) -> dict[str, tuple[str, str]]:
         if kind == "csv" and (delimiter := _delimiter(file)) != DELIMITERS[0]:
             found["delimiter"] = delimiter, "parts the header into the most columns"
         records = list(itertools.islice(_READERS[kind](file), LOOKED_AT))
-    except (ImportError, OSError, ValueError, csv.Error):
+    except (ImportError, OSError, EOFError, zlib.error, ValueError, csv.Error):
         return found
     characters = Counter[str]()
     for record in records:
