@@ -331,6 +331,23 @@ def test_steps_of_a_short_run_on_a_cpu_are_not_so_small_that_they_take_their_tim
     assert values["train.batch"] * 128 * each > besides / 2
 
 
+def test_a_batch_in_tokens_is_the_same_run_as_in_rows() -> None:
+    """Also where a step takes a time besides its positions."""
+    found = [
+        {choice.field: choice.value for choice in choose(recipe(budget={"time": "1m"}, train=train), FACTS).chosen}
+        for train in ({"batch": 2}, {"batch": None, "tokens": 256})
+    ]
+    assert found[0] == found[1] and "train.batch" not in found[0]
+
+
+@pytest.mark.parametrize(("time", "why"), [("30s", "at least 250 steps"), ("10m", "about 1,000 steps at least")])
+def test_the_reason_of_a_smaller_step_is_the_one_that_decided(time: str, why: str) -> None:
+    facts = replace(FACTS, unique=7e8)
+    chosen = {choice.field: choice for choice in choose(recipe(budget={"time": time}), facts).chosen}["train.batch"]
+    others = {"at least 250 steps", "about 1,000 steps at least"} - {why}
+    assert why in chosen.reason and not any(other in chosen.reason for other in others)
+
+
 def test_a_text_that_is_read_once_has_neither_dropout_nor_a_short_cooldown() -> None:
     large, endless = values_of(chosen_for(1e11)), values_of(chosen_for(1e11, time="1m"))
     for values in (large, endless):

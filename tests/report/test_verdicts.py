@@ -145,6 +145,11 @@ def test_what_overfitting_lost_was_learned() -> None:
         ({"unigram_in_context": 2.0, "bigram_in_context": 1.5, "oracle": 1.2}, 1.6, "only_counting"),
         ({"unigram_in_context": 2.0, "bigram_in_context": 1.5, "oracle": 1.2}, 1.4, None),
         ({}, 1.4, None),
+        ({"unigram": 0.693, "bigram": 0.0004}, 0.7, "learned_nothing"),
+        ({"unigram": 0.693, "bigram": 0.0004}, 0.3, "only_counting"),
+        ({"unigram": 0.693, "bigram": 0.0004}, 0.005, None),
+        ({"unigram": 0.004, "bigram": 0.003}, 1.5, "learned_nothing"),
+        ({"unigram": 0.004, "bigram": 0.003}, 0.0041, None),
     ],
 )
 def test_counting_of_classes_and_of_streams(baselines: dict[str, float], loss: float, expected: str | None) -> None:

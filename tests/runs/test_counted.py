@@ -14,7 +14,7 @@ from shoestring.core.clock import Clock
 from shoestring.core.errors import PlanError, Refusal
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import build
-from shoestring.core.records import Density, Machine, Plan, Profile
+from shoestring.core.records import Density, Line, Machine, Plan, Profile
 from shoestring.core.run_folder import RunFolder
 from shoestring.planning.make import REPORT_SECONDS
 from shoestring.probe.trials import Usage
@@ -199,7 +199,8 @@ def test_a_final_plan_has_the_memory_of_a_step_beside_a_checkpoint_that_is_writt
     meter: Any = SimpleNamespace(device=CPU, look=lambda: None, seen=100 * 10**6, usage=lambda: usage)
     clock, written, copied = Clock(), list[Plan](), 0
     deadline, trainee = Deadline(clock, 1e9), SimpleNamespace(recipe=recipe, settling=False)
-    parts: Any = plan, trainee, deadline, SimpleNamespace(), meter, clock
+    keep = SimpleNamespace(requests=SimpleNamespace(alone=True))
+    parts: Any = plan, trainee, deadline, keep, meter, clock
     first = FirstSteps(*parts, lambda plan, _: written.append(plan), None, lambda: copied)
     state, report = State(recipe="", data="", schedule=Schedule(total=50)), cast(Any, SimpleNamespace(finished=False))
     for step in range(1, 16):
@@ -221,6 +222,51 @@ def test_a_final_plan_of_fewer_steps_than_the_other_budgets_allow_is_limited_by_
         final = final_plan(plan, recipe, steps, Took(0.5, None, 12345, parts, 10))
         assert (final.binding, final.most_steps) == (binding, most) and final.is_final_of(plan)
         assert {line.quantity: line.reason for line in final.lines}["steps"] == reason
+
+
+def test_a_final_plan_says_so_where_its_text_is_read_often_by_now(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, budget={"steps": None, "time": "60s"})
+    task = task_of(recipe)
+    profile = counted_profile(task, CPU)
+    assert profile is not None
+    plan = replace(plan_task(task, replace(profile, density=DENSITY)), steps=100, epochs=3.0, share=None)
+    turn = Line(
+        quantity="overfitting", value="after about 10 epochs", reason="12 epochs over 3 MB with 1.2M parameters"
+    )
+    took = Took(0.5, None, 12345, {"train": 7.0}, 10)
+
+    def notes(steps: int, *lines: Line) -> list[tuple[str, str]]:
+        kept = tuple(line for line in plan.lines if line.quantity not in ("repetition", "overfitting"))
+        made = final_plan(replace(plan, lines=kept + lines), recipe, steps, took)
+        return [(line.quantity, line.reason) for line in made.lines if line.quantity in ("repetition", "overfitting")]
+
+    assert [name for name, _ in notes(500)] == ["repetition"] and notes(100) == []
+    assert notes(500, turn) == [("overfitting", "15 epochs over 3 MB with 1.2M parameters")]
+    assert [name for name, _ in notes(200, turn)] == ["repetition"], (
+        "6 epochs are fewer than those after which it turns"
+    )
+
+
+@pytest.mark.parametrize(("alone", "steps"), [(True, 1), (False, 3)])
+def test_a_plan_is_final_after_the_schedule_that_it_was_asked_for(tmp_path: Path, alone: bool, steps: int) -> None:
+    """Several processes have that some steps later."""
+    recipe = recipe_in(tmp_path, budget={"steps": None, "time": "60s"})
+    profile = counted_profile(task_of(recipe), CPU)
+    assert profile is not None
+    plan = plan_task(task_of(recipe), replace(profile, density=DENSITY))
+    meter: Any = SimpleNamespace(device=CPU, look=lambda: None, seen=0, usage=lambda: None)
+    clock, written, trainee = Clock(), list[int](), SimpleNamespace(recipe=recipe, settling=False)
+    deadline, keep = Deadline(clock, 1e9), SimpleNamespace(requests=SimpleNamespace(alone=alone))
+    parts: Any = plan, trainee, deadline, keep, meter, clock
+    first = FirstSteps(*parts, lambda plan, _: written.append(plan.steps or 0))
+    state, report = State(recipe="", data="", schedule=Schedule(total=50)), cast(Any, SimpleNamespace(finished=False))
+    taken = 0
+    while not written:
+        deadline.took_step(0.5)
+        taken += 1
+        known = deadline.settled
+        state = first(replace(state, step=taken, schedule=Schedule(total=50 + taken)), report)
+    assert known and written == [60 + steps]
 
 
 class Told(Reporter):

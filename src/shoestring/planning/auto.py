@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoestring.core.choices import SHAPE, Choice, Choices
 from shoestring.core.errors import PlanError
@@ -177,9 +177,9 @@ def _in_seconds(recipe: Recipe, facts: Facts, cost: Cost, seconds: float) -> flo
     d = seconds / each
     for _ in range(_ROUNDS):
         b = (
-            float(recipe.batch * recipe.data.length)
-            if isinstance(recipe.train.batch, int)
-            else _cpu_batch(d, besides / each)
+            _cpu_batch(d, besides / each).positions
+            if "train.batch" in recipe.autos
+            else float(recipe.batch * recipe.data.length)
         )
         d = seconds / (each + besides / max(b, recipe.data.length))
     return d
@@ -312,31 +312,43 @@ def best_batch(recipe: Recipe, facts: Facts, cost: Cost, d: float) -> Chosen:
     """Rows of a step: by a law of D, at least what fills the device, and such that they divide over the devices."""
     length, law, fewest = recipe.data.length, law_batch(d), d / FEWEST_STEPS
     reason = f"{STEP_BATCH * BATCH_FACTOR:.3g} D^{STEP_BATCH_D} positions, D = {short(d)}: Step Law × {BATCH_FACTOR}"
-    wanted = law
+    wanted, more = law, ""
     if facts.speed is not None and recipe.budget.time is not None:
         each, besides = _step_seconds(recipe, facts, cost)
         if facts.device == "cpu":
-            wanted = fewest = _cpu_batch(d, besides / each)
-            reason = f"{reason}, but larger steps where one takes as long as {short(besides / each)} positions besides"
+            filled = _cpu_batch(d, besides / each)
+            fewest, more = filled.positions, filled.reason
         elif STEP_OVERHEAD / each > law:
             wanted = min(STEP_OVERHEAD / each, 4 * law)
             reason = f"fills the device, at most 4 times the law of {short(law)}: {reason}"
     text = math.inf if facts.unique is None else facts.unique / FEWEST_PER_EPOCH
     rows = min(wanted, fewest, text) / length / facts.devices
-    if fewest < wanted <= text:
-        reason += f", but about {FEWEST_STEPS:,} steps at least"
+    if fewest < wanted and fewest <= text:
+        reason += more or _AT_LEAST
     elif text < wanted:
         reason += f", but about {FEWEST_PER_EPOCH} steps per epoch at least"
     per_device = 1 << max(0, round(math.log2(max(1.0, rows))))
     return Chosen(min(MOST_ROWS, per_device * facts.devices), f"{reason}; a power of 2 per device")
 
 
-def _cpu_batch(d: float, besides: float) -> float:
-    """Positions of a step that takes as long as so many positions before the first: as many as the law has or, for
-    `FEWEST_STEPS`, fewer; but of a short run rather larger steps, up to where time would be lost to them."""
+class _Step(NamedTuple):
+    positions: float
+    reason: str
+    """Why they are fewer than the law's."""
+
+
+def _cpu_batch(d: float, besides: float) -> _Step:
+    """The step that begins with as long as so many positions `besides` take: of as many positions as the law has or,
+    for `FEWEST_STEPS`, fewer; but of a short run rather larger, up to where time would be lost to it."""
     law = law_batch(d)
     filled = min(law, math.sqrt(law * besides), d / FEWEST_FILLED_STEPS)
-    return max(min(law, d / FEWEST_STEPS), filled)
+    if filled <= d / FEWEST_STEPS:
+        return _Step(min(law, d / FEWEST_STEPS), _AT_LEAST)
+    return _Step(
+        filled,
+        f", but at least {FEWEST_FILLED_STEPS} steps, and fewer than {FEWEST_STEPS:,} as each begins with as long as "
+        f"{short(besides)} positions take",
+    )
 
 
 FEWEST_PER_EPOCH = 32
@@ -344,6 +356,8 @@ FEWEST_STEPS = 1000
 """A run has about as many, whatever its batch should be: with 122 steps of 4,096 positions a network of 27 k parameters
 stayed at the loss of the unigram, 3.05, and with 488 steps of 1,024 it reached 2.04."""
 
+
+_AT_LEAST = f", but about {FEWEST_STEPS:,} steps at least"
 
 FEWEST_FILLED_STEPS = 250
 """Of a run on a CPU whose steps take longer than their positions."""

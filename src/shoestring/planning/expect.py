@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from shoestring.core.records import Line
@@ -80,19 +81,31 @@ def turn_epochs(parameters: float, unique: float) -> float | None:
     return TURN if parameters >= max(TURN_LEAST, TURN_SHARE * unique) else None
 
 
+OVERFITTING, _OVER = "overfitting", " epochs over "
+
+
 def turn_lines(epochs: float, parameters: float, unique: float, text: str) -> list[Line]:
     """A note where a run is expected to overfit; `text` is its corpus, for people."""
     turn = turn_epochs(parameters, unique)
     if turn is None or epochs <= turn:
         return []
-    shown = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
     low, high = (f"{turn * by:.2g}" for by in (1 / TURN_FACTOR, TURN_FACTOR))
     size = with_name(Count(round(parameters)).short(), "parameters")
     reason = (
-        f"{shown} epochs over {text} with {size}: the held-out loss is expected to turn after {low} to {high}; get "
+        f"{_shown(epochs)}{_OVER}{text} with {size}: the held-out loss is expected to turn after {low} to {high}; get "
         f"more text, or take a smaller model, model.dropout, more train.weight_decay, or budget.epochs = {turn:.2g}"
     )
-    return [Line(quantity="overfitting", value=f"after about {turn:.2g} epochs", reason=reason)]
+    return [Line(quantity=OVERFITTING, value=f"after about {turn:.2g} epochs", reason=reason)]
+
+
+def turn_again(line: Line, epochs: float) -> list[Line]:
+    """The line of `turn_lines` for another number of epochs of the same run."""
+    _, _, rest = line.reason.partition(_OVER)
+    return [replace(line, reason=f"{_shown(epochs)}{_OVER}{rest}")] if epochs > TURN else []
+
+
+def _shown(epochs: float) -> str:
+    return f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
 
 
 def loss_lines(found: ExpectedLoss | None, runs: int) -> list[Line]:

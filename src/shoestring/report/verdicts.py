@@ -102,7 +102,7 @@ def _counting(curve: Curve, evaluation: Evaluation) -> Verdict | None:
     counting = {name: loss for name, loss in evaluation.baselines.items() if name.startswith(_COUNTS)}
     best = min([evaluation.loss, *(line.loss for line in curve.heldout)])
     error = UNKNOWN_ERROR * abs(best) if evaluation.loss_error is None else evaluation.loss_error
-    beaten = [name for name, loss in counting.items() if best < loss - SIGMAS * error or loss < LEAST_LOSS]
+    beaten = [name for name, loss in counting.items() if _beaten(best, error, loss)]
     if len(beaten) == len(counting):
         return None
     others = [name for name in counting if name not in beaten]
@@ -124,7 +124,7 @@ def _counting(curve: Curve, evaluation: Evaluation) -> Verdict | None:
 def _nothing_yet(curve: Curve, unit: str, counted: float | None) -> Verdict | None:
     """Whether a run that trains has not come below the frequencies of tokens."""
     best = curve.best
-    if counted is None or best is None or best.loss < counted - SIGMAS * error_of(best) or counted < LEAST_LOSS:
+    if counted is None or best is None or _beaten(best.loss, error_of(best), counted):
         return None
     text = (
         f"Nothing learned beyond counting by {unit} {curve.heldout[-1].step:,}: the held-out loss is {best.loss:.3f} ± "
@@ -132,6 +132,11 @@ def _nothing_yet(curve: Curve, unit: str, counted: float | None) -> Verdict | No
         "Try more time, a longer warm-up, or another learning rate."
     )
     return Verdict(kind="learned_nothing", text=text)
+
+
+def _beaten(loss: float, error: float, counted: float) -> bool:
+    """Whether a loss is below one of counting, or both are as good as none."""
+    return loss < counted - SIGMAS * error or max(loss, counted) < LEAST_LOSS
 
 
 def _named(baseline: str) -> str:

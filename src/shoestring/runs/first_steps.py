@@ -13,6 +13,7 @@ from shoestring.core.recipe import Recipe
 from shoestring.core.records import Line, Plan, Point, Profile
 from shoestring.core.units import Bytes, Count, Flops, Seconds, counted, rate
 from shoestring.planning.corpus import full_passes, scored_at_once, scored_rows
+from shoestring.planning.expect import OVERFITTING, turn_again
 from shoestring.planning.lines import (
     REPETITION,
     download_lines,
@@ -35,6 +36,9 @@ _ALIKE = 0.05
 """Steps show their speed where the last ones, the later half and all differ by no more than this share."""
 _LONG_SHARE, _LONG_SECONDS = 0.05, 10.0
 """Or after this share of the time budget; without one, after so many seconds."""
+_CONSENSUS_STEPS = 3
+"""After which several processes have the schedule that the first one asks for: it is sent with the numbers of a step,
+and the step after that has begun."""
 CREEP_BYTES = 4_000_000
 """By which memory on a CPU grows in the course of a run, 0 to 5 MB (results/log.md): the C library's heap comes to have
 gaps."""
@@ -62,8 +66,8 @@ class FirstSteps:
     the copy is not in the memory of the device."""
     baseline_seconds: float | None = None
     """About how long the baselines take at the end; None: as planned."""
-    _asked: bool = field(default=False, init=False)
-    """Whether the schedule was changed once more, by the speed that is known now."""
+    _waited: int = field(default=0, init=False)
+    """Steps since the schedule was to change once more, by the speed that is known now."""
     _paced: bool = field(default=False, init=False)
     _done: bool = field(default=False, init=False)
     _alone: int = field(default=0, init=False)
@@ -80,9 +84,10 @@ class FirstSteps:
         evaluation = self.deadline.evaluation_seen(self._forward())
         if self._done or report.finished or not (self._known() if not self._paced else evaluation is not None):
             return state
-        if not self._asked:
-            self._asked = True
+        if self._waited == 0:
             self.deadline.reconsider()
+        if self._waited < (1 if self.keep.requests.alone else _CONSENSUS_STEPS):
+            self._waited += 1
             return state
         first, self._done = not self._paced, evaluation is not None
         self._paced, self.keep.quiet = True, False
@@ -97,7 +102,7 @@ class FirstSteps:
         saving = self._saving(state)
         took = Took(seconds, once, peak, self.clock.parts(), state.step, page, slow, saving, self.baseline_seconds)
         total = state.schedule.total if first else self.plan.steps or state.schedule.total
-        self.plan = final_plan(self.plan, self.trainee.recipe, total, took)
+        self.plan = final_plan(self.plan, self.trainee.recipe, total, took, self.meter.device.type)
         self.keep.planned = total
         self.deadline.replan(seconds, self.plan.parts["evaluations"] / max(1, self.plan.evaluations or 0))
         self.write(self.plan, first)
@@ -105,7 +110,8 @@ class FirstSteps:
 
     def _forward(self) -> float:
         """Seconds of an evaluation, by those of a step."""
-        return evaluation_seconds(self.plan, self.trainee.recipe, self.deadline.seconds_per_step or 0.0)
+        step, device = self.deadline.seconds_per_step or 0.0, self.meter.device.type
+        return evaluation_seconds(self.plan, self.trainee.recipe, step, device)
 
     def _fitting(self, state: State) -> float:
         """What the schedule is too long by at the mean speed; it was made to fit, at that of the faster steps."""
@@ -158,23 +164,24 @@ class Took(NamedTuple):
     """Seconds of the baselines; None: as planned."""
 
 
-def evaluation_seconds(plan: Plan, recipe: Recipe, step: float) -> float:
+def evaluation_seconds(plan: Plan, recipe: Recipe, step: float, device: str) -> float:
     """Of an evaluation, by those of a `step`: a forward pass alone over other rows. Where more rows are scored at once
     than a step has, each takes less; how much less, the first evaluation shows."""
     assert plan.effective_batch and plan.per_device, "a network's plan has them"
-    more = scored_at_once(recipe, plan.per_device, "cpu") / plan.effective_batch
-    return _scored(plan, recipe) * step / plan.effective_batch / 3 / math.sqrt(max(1.0, more))
+    scored = _scored(plan, recipe)
+    more = min(scored, scored_at_once(recipe, plan.per_device, device)) / plan.effective_batch
+    return scored * step / plan.effective_batch / 3 / math.sqrt(max(1.0, more))
 
 
 def _scored(plan: Plan, recipe: Recipe) -> int:
     return plan.scored or scored_rows(recipe, None)
 
 
-def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took) -> Plan:
+def final_plan(plan: Plan, recipe: Recipe, steps: int, took: Took, device: str = "cpu") -> Plan:
     """The plan with the measured seconds of a step, the steps that fit, the memory, and the parts that are over."""
     assert plan.steps and plan.effective_batch, "a network's plan has them"
     rows, length = plan.effective_batch, recipe.data.length
-    evaluation = evaluation_seconds(plan, recipe, took.step) if took.evaluation is None else took.evaluation
+    evaluation = evaluation_seconds(plan, recipe, took.step, device) if took.evaluation is None else took.evaluation
     more = steps / plan.steps
     parts = dict(plan.parts)
     if plan.estimated:
@@ -274,11 +281,11 @@ def _lines(plan: Plan, recipe: Recipe, step_seconds: float, positions: int, time
     if plan.epochs:
         new["epochs"] = epochs_read(recipe, plan, round((plan.samples or 0) / plan.epochs))
     new |= {line.quantity: (line.value, line.reason) for line in download_lines(plan)}
-    lines = []
+    lines, notes = list[Line](), list[Line]()
     for line in plan.lines:
-        if line.quantity == REPETITION:
-            lines += repetition_lines(plan.epochs, full_passes(recipe))
-            continue
-        value, reason = new.get(line.quantity, (None, None))
-        lines.append(replace(line, value=value or line.value, reason=reason or line.reason))
-    return tuple(lines)
+        if line.quantity == OVERFITTING and plan.epochs:
+            notes += turn_again(line, plan.epochs / full_passes(recipe))
+        elif line.quantity != REPETITION:
+            value, reason = new.get(line.quantity, (None, None))
+            lines.append(replace(line, value=value or line.value, reason=reason or line.reason))
+    return (*lines, *(notes or repetition_lines(plan.epochs, full_passes(recipe))))
