@@ -24,7 +24,7 @@ from shoestring.planning.auto import Facts, choose
 EVERYTHING: dict[str, dict[str, Any]] = {
     "budget": {"time": "10m", "epochs": "auto"},
     "data": {"source": "text:a.txt", "length": 128},
-    "model": {"size": "auto", "dropout": "auto"},
+    "model": {"size": "auto", **dict.fromkeys(("dropout", "output_dropout", "word_dropout"), "auto")},
     "train": {
         "schedule": "cooldown",
         **dict.fromkeys(("batch", "lr", "warmup", "weight_decay", "beta2", "cooldown"), "auto"),
@@ -346,6 +346,23 @@ def test_the_reason_of_a_smaller_step_is_the_one_that_decided(time: str, why: st
     chosen = {choice.field: choice for choice in choose(recipe(budget={"time": time}), facts).chosen}["train.batch"]
     others = {"at least 250 steps", "about 1,000 steps at least"} - {why}
     assert why in chosen.reason and not any(other in chosen.reason for other in others)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "unique", "rates"),
+    [(33_278, 2.1e6, (0.3, 0.1)), (1_500, 4e4, (0.3, 0.1)), (512, 4.8e4, (0.0, 0.0)), (33_278, 1e9, (0.0, 0.0))],
+)
+def test_words_of_little_text_are_dropped_and_so_is_what_the_output_reads(
+    vocabulary: int, unique: float, rates: tuple[float, float]
+) -> None:
+    """Where a table of all tokens has many parameters for each position of a text that is repeated."""
+    facts = Facts(vocabulary=vocabulary, unique=unique, device="cuda", speed=3e14)
+    muon = {"optimizer": "muon"}
+    values = values_of(choose(recipe(budget={"time": "15m"}, train=muon), facts))
+    assert (values["model.output_dropout"], values["model.word_dropout"]) == rates
+    for others in ({"train": muon, "model": {"dropout": 0.0}}, {}):  # AdamW has not learned it by heart by then
+        given = values_of(choose(recipe(budget={"time": "15m"}, **others), facts))
+        assert given["model.output_dropout"] == given["model.word_dropout"] == 0
 
 
 def test_a_text_that_is_read_once_has_neither_dropout_nor_a_short_cooldown() -> None:

@@ -156,6 +156,8 @@ AUTOS = (
     "train.beta2",
     "train.cooldown",
     "model.dropout",
+    "model.output_dropout",
+    "model.word_dropout",
     "model.pairs",
 )
 """Fields that may be "auto"."""

@@ -182,13 +182,15 @@ class Model:
         float | None, _RATE, "llama, swift, gpt2: share of the attention weights dropped in training; default: dropout"
     ] = None
     output_dropout: Annotated[
-        float | None, _RATE, "llama, swift, gpt2: of the channels that the output product reads; default: 0"
+        float | Auto | None,
+        _RATE,
+        "llama, swift, gpt2: of the channels that the output product reads; default: 0; best has auto",
     ] = None
     word_dropout: Annotated[
-        float | None,
+        float | Auto | None,
         _RATE,
         "llama, swift, gpt2: share of the vocabulary that is not seen in a pass of training: one vector stands for all "
-        "of it, in all rows of the micro-batch; default: 0",
+        "of it, in all rows of the micro-batch; default: 0; best has auto",
     ] = None
     rotary_base: Annotated[float, Between(1, 1e12), "llama, swift: base of the rotary frequencies"] = 10000.0
     rotary_scaling: Annotated[
@@ -234,5 +236,7 @@ class Model:
         return any((self.dropout, self.attention_rate, self.output_dropout, self.word_dropout))
 
 
-OF_DROPOUT = ("attention_dropout", "output_dropout", "word_dropout")
-"""Fields of `[model]` with a rate beside `dropout`."""
+OF_VOCABULARY = ("output_dropout", "word_dropout")
+OF_DROPOUT = ("attention_dropout", *OF_VOCABULARY)
+"""Fields of `[model]` with a rate beside `dropout`; those `OF_VOCABULARY` are of what is read from and given to the
+tables of all tokens."""

@@ -11,6 +11,7 @@ from shoestring.core import recipe_file
 from shoestring.core.choices import Choices
 from shoestring.core.errors import UserError
 from shoestring.core.recipe import Recipe
+from shoestring.core.sections import OF_VOCABULARY
 from shoestring.core.specs import LEAST_PIECES
 from shoestring.core.units import Bytes, Seconds
 from shoestring.runs.look_at import Corpus
@@ -98,7 +99,7 @@ def values_for(corpus: Corpus, time: float, device: str, name: str | None, token
             "length": (length, why),
             "heldout": (HELDOUT, "for the held-out loss"),
         },
-        "model": {**_network(device), "size": auto, "dropout": auto},
+        "model": {**_network(device), "size": auto, "dropout": auto, **dict.fromkeys(OF_VOCABULARY, auto)},
         "train": {
             "optimizer": (
                 "muon",

@@ -43,7 +43,8 @@ class GPT2(LanguageModel):
         if model.tied:
             self.head.weight = self.embedding.weight
         self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
-        self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
+        rates = model.output_dropout or 0.0, model.word_dropout or 0.0
+        self.output_dropout, self.word_dropout = map(number, rates)
         self.heads = Heads(model.heads, model.heads, model.width // model.heads)
         blocks.draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
 

@@ -86,7 +86,8 @@ class Llama(LanguageModel):
         if model.tied:
             self.head.weight = self.embedding.weight
         self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
-        self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
+        rates = model.output_dropout or 0.0, model.word_dropout or 0.0
+        self.output_dropout, self.word_dropout = map(number, rates)
         self.heads = Heads(model.heads, model.kv_heads or model.heads, model.width // model.heads)
         turning = frequencies(model.width // model.heads, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)

@@ -181,7 +181,8 @@ class Swift(LanguageModel):
             self.head.weight = self.embedding.weight
         self.cap, self.scaled = parts.cap, parts.has("scales")
         self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
-        self.output_dropout, self.word_dropout = model.output_dropout or 0.0, model.word_dropout or 0.0
+        rates = model.output_dropout or 0.0, model.word_dropout or 0.0
+        self.output_dropout, self.word_dropout = map(number, rates)
         self.heads = Heads(model.heads, model.kv_heads or model.heads, channels)
         self.windows = [FAMILY.window(model, layer) for layer in range(model.layers)]
         self._positions_before = parts.positions_before
