@@ -3,12 +3,14 @@
 import math
 from collections import Counter
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoestring.baselines import ngram
 from shoestring.baselines.ngram import PRIORS, Counts, baseline_losses, best_prior, count, unigram
 
 SMALL, LARGE = 7, 3000
@@ -68,6 +70,17 @@ def test_a_table_and_sorting_count_alike(streams: list[list[int]], dtype: str) -
         assert len(counts.tokens) == vocab_size
         assert counts.tokens[:SMALL].tolist() == [sum(s.count(i) for s in streams) for i in range(SMALL)]
         assert counts.tokens.sum() == sum(map(len, streams))
+
+
+@checked
+@given(streams_of_ids, st.integers(1, 7), st.sampled_from([1, 8, 10**6]))
+def test_a_table_takes_over_from_sorting_wherever_it_does(streams: list[list[int]], part: int, filled: int) -> None:
+    """From parts of some tokens on; or from the first, or never."""
+    with patch.multiple(ngram, _LEAST_TOKENS=part, _FILLED=filled):
+        found = count(arrays(streams), SMALL)
+    expected = Counter(first * SMALL + second for stream in streams for first, second in pairwise(stream))
+    assert dict(zip(found.pair_keys.tolist(), found.pair_counts.tolist(), strict=True)) == expected
+    assert (np.diff(found.pair_keys) > 0).all() and found.pair_counts.dtype == np.int64
 
 
 def test_large_ids_are_counted_too() -> None:
