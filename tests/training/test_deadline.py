@@ -394,16 +394,6 @@ def test_an_evaluation_right_after_compiling_is_not_taken_for_another() -> None:
     assert deadline.evaluation_seen(1.0) == (0.5, 0.0)
 
 
-@pytest.mark.parametrize("slow", [7, 12])
-def test_slow_first_steps_leave_a_part_of_the_schedule(slow: int) -> None:
-    """All means are of the same few steps then, and differ by nothing."""
-    clock = Turned()
-    done = driven(clock, Deadline(clock, 15.0), 600, lambda step: 0.5 if step < slow else 0.02, grow=True)
-    first = next(total for total in done.totals if total < 600)
-    assert first >= 600 // 4
-    assert done.end <= 15.5
-
-
 def test_evaluations_that_would_take_all_that_is_left_do_not_end_a_run() -> None:
     clock = Turned(60.0)
     deadline = Deadline(clock, 68.0, evaluations=50, evaluation_seconds=0.2)
