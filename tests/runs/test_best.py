@@ -143,7 +143,7 @@ def test_a_recipe_whose_every_field_is_given_is_written(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("one.txt", "a " * 5000, r"one\.txt: it has 1 line, about 10 kB; .* break it into lines"),
+        ("one.txt", "a " * 5000, r"one\.txt: it has 1 line, about 10 kB; .* break it into more lines"),
         ("a.json", '[{"text": "a"}, {"text": "b"}]', r"a\.json: write one record of JSON per line"),
         ("a.json", '{\n "text": "a"\n}', r"a\.json: write one record of JSON per line"),
         ("a.csv", f'"{STORY * 2}"\n"{STORY * 3}"\n', r"a\.csv: its first line is no header"),

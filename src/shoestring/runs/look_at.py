@@ -166,7 +166,7 @@ def _fields(kind: str, place: str, files: Sequence[Path], why: str) -> dict[str,
         size, count = Bytes(int(_text_bytes(files))).short(), counted(len(lines) - blank, "line")
         raise UserError(
             f"TEXT {files[0]}: it has {count}, about {size}; every line is a document, and some are held out, so "
-            f"break it into lines"
+            f"break it into more lines"
         )
     if lines and blank > PARAGRAPHS_SHARE * len(lines):
         return {"source": (f"paragraphs:{place}", "plain text with blank lines between documents")}
