@@ -21,7 +21,7 @@ _PART_TOKENS, _LEAST_TOKENS = 1 << 22, 1 << 18
 _TIMED_TOKENS = 1 << 20
 """Tokens that tell how fast pairs are sorted, and how often each occurs."""
 _DENSE_VOCABULARY, _FILLED = 2048, 8
-"""Ids, and cells of a table for each pair that was counted, with which it takes less time and memory than sorting."""
+"""A table of pairs pays up to so many ids, and once there is a pair for every so many of its cells."""
 PRIORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 

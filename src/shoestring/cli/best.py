@@ -49,7 +49,7 @@ def best(
     from shoestring.runs.settle import settled
 
     clock, earlier = Clock(), None
-    if any(override.partition("=")[0].strip() == "budget.time" for override in overrides):
+    if "time" in recipe_file.overridden(overrides).get("budget", {}):
         raise UserError("--set budget.time: give the time as --time")
     corpus = look_at(text)
     values = with_given(values_for(corpus, time, pick_device().type, name), overrides)

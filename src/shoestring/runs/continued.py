@@ -26,7 +26,7 @@ class RowsRead(NamedTuple):
     share: float
     """Of the corpus."""
     pools: tuple[Pool, ...]
-    """None where the corpus is another by now."""
+    """Empty where the text has changed since."""
 
 
 class Continued(NamedTuple):
@@ -52,14 +52,7 @@ class Continued(NamedTuple):
         recipe reads other rows, or the store of these is gone."""
         if not self.same_rows(recipe):
             return None
-        state, read = self.opened.state, None
-        try:
-            read = training_corpus(self.recipe, Plan.read(self.folder.plan))
-        except ShoestringError:
-            if "pools" not in state.task:
-                return None
-        if read is not None and not isinstance(read, StoreCorpus):
-            return None
+        state, read = self.opened.state, self._store()
         if read is not None and read.fingerprint != state.data:
             return RowsRead(0.0, ())
         if "pools" in state.task:
@@ -70,8 +63,15 @@ class Continued(NamedTuple):
                 raise StorageError(
                     f"{self.opened.path}: not a checkpoint of shoestring: it read {state.task!r}"
                 ) from cause
-        assert read is not None, "its pools are kept otherwise"
-        return RowsRead(read.share, (Pool(0, len(read.training_rows)),))
+        return None if read is None else RowsRead(read.share, (Pool(0, len(read.training_rows)),))
+
+    def _store(self) -> StoreCorpus | None:
+        """What this run read, as its text is by now; None: that is gone, or it read no text."""
+        try:
+            read = training_corpus(self.recipe, Plan.read(self.folder.plan))
+        except ShoestringError:
+            return None
+        return read if isinstance(read, StoreCorpus) else None
 
 
 def continued_run(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Continued:

@@ -62,9 +62,10 @@ def earlier_run(name: str, source: str, time: float) -> Earlier:
     found, reasons = list[Earlier](), list[str]()
     for file in files:
         try:
-            if recipe_file.load(file).data.source != source:
+            recipe = recipe_file.load(file)
+            if recipe.data.source != source:
                 continue
-            run = _ended(file)
+            run = _ended(file, recipe)
         except ShoestringError as cause:
             reasons.append(f"{file}: {cause}")
             continue
@@ -83,9 +84,8 @@ def earlier_run(name: str, source: str, time: float) -> Earlier:
     return longest
 
 
-def _ended(file: Path) -> Earlier:
+def _ended(file: Path, recipe: Recipe) -> Earlier:
     """The run of a recipe that `best` wrote; raises an error if it has not ended, or cannot be continued."""
-    recipe = recipe_file.load(file)
     folder, time = RunFolder.of(recipe), recipe.budget.time
     outcome = Outcome.read_if_there(folder.done)
     if time is None:
@@ -114,11 +114,11 @@ def _ended(file: Path) -> Earlier:
 
 def _continued(recipe: Recipe) -> Earlier:
     """The run that a recipe goes on from."""
-    name = named_run(recipe.model.init or "", CheckpointSpec("last"))[0].name
+    file = Path(f"{named_run(recipe.model.init or '', CheckpointSpec('last'))[0].name}.toml")
     try:
-        return _ended(Path(f"{name}.toml"))
+        return _ended(file, recipe_file.load(file))
     except ShoestringError as cause:
-        raise UserError(f"it goes on from {name}.toml, and {cause}") from cause
+        raise UserError(f"it goes on from {file}, and {cause}") from cause
 
 
 def longer_text(earlier: Earlier, name: str, time: float, command: str) -> str:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoestring.core.errors import UserError, storage_error
+from shoestring.core.errors import UserError
 from shoestring.core.registry import registry
 from shoestring.core.schema import show
 from shoestring.core.specs import SourceSpec
 from shoestring.core.units import Bytes, counted
 from shoestring.data.read.columns import text_fields
-from shoestring.data.read.lines import COMPRESSIONS, open_file
+from shoestring.data.read.corpora import files_below
+from shoestring.data.read.lines import COMPRESSIONS, read_start
 
 PACKED = 3.5
 """Bytes of text per byte of a compressed file, about."""
@@ -66,8 +66,7 @@ def look_at(text: str) -> Corpus:
 
 def _of_folder(text: str, path: Path) -> Corpus:
     """The files of the format that has the most bytes; the others are named."""
-    below = (file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts))
-    every = sorted(file for file in below if file.is_file())
+    every = sorted(file for file in files_below(path) if file.is_file())
     known = [file for file in every if _suffix(file) in _suffixes()]
     if not known:
         raise UserError(f"TEXT {text}: no file in this folder ends in {', '.join(_suffixes())}")
@@ -135,15 +134,7 @@ class _Begin(NamedTuple):
 
 def _begin(file: Path) -> _Begin:
     """Its first lines, as those that read it know them: "\\n" ends one, and nothing else does."""
-    try:
-        with open_file(file) as opened:
-            raw = opened.read(PEEKED + 1)
-    except (OSError, EOFError, zlib.error) as cause:
-        if isinstance(cause, OSError) and file.suffix.lower() not in COMPRESSIONS:
-            raise storage_error("read", file, cause) from cause
-        raise UserError(
-            f"TEXT {file}: it cannot be decompressed ({cause}); it is damaged, or not what {file.suffix} says"
-        ) from cause
+    raw = read_start(file, PEEKED + 1)
     lines = raw[:PEEKED].decode("utf-8-sig", "replace").removesuffix("\n").split("\n")
     return _Begin(lines, len(raw) <= PEEKED)
 

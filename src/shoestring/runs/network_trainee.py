@@ -200,7 +200,8 @@ class NetworkTrainee(Trainee):
         return before | self.rows_read()
 
     def rows_read(self) -> dict[str, Any]:
-        """Since which positions so many rows are read, and of which share of the corpus; empty: those of the plan."""
+        """The rows that this run reads, as a checkpoint keeps them: from each of some positions on, how many there are,
+        and the share of the corpus that they are of. Empty if they are the plan's."""
         if self._reads is None or self._reads is store_corpus(self.corpus):
             return {}
         pools = self._reads.training_rows.pools

@@ -29,9 +29,9 @@ _SLACK, _EARLY_SLACK = 0.01, 0.05
 _UNCERTAIN = 0.02
 """The share of the remaining time that a lengthened schedule leaves, lest a slow moment shorten it again."""
 _MOST_SHORTER, _STEADY = 4, 0.1
-"""Where the means of the steps differ by more than such a share, or the evaluations that are due would take all that is
-left, a schedule is shortened to this part at the most, and again where that is still too long: its learning rate falls
-with it, and does not come back after a slow moment."""
+"""A schedule is shortened to this part at the most where the speed is not sure: the means of the steps differ by more
+than such a share, or the standard error of one is more. So it is where the evaluations that are due would take all that
+is left. It may be shortened again. Its learning rate falls with it, and does not come back after a slow moment."""
 _IDLE_STEPS = 2
 """A schedule is not lengthened by this many steps or fewer: the time of a step is not known that well."""
 _PAUSE_SHARE, _PAUSE_PROGRESS = 0.1, 0.05
@@ -343,7 +343,7 @@ class Deadline:
         slack = self._early_slack() if progress < _EARLY else _SLACK
         if left <= fits * (1 + slack) or not (self.settled or enough):
             return None
-        steady = self.differing < _STEADY and fits >= 1
+        steady = max(self.differing, self._half.error) < _STEADY and fits >= 1
         least = 0 if steady else left // _MOST_SHORTER
         return min(left - 1, max(int(fits * (1 - _SLACK)), least))
 

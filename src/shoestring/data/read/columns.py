@@ -6,13 +6,12 @@ import csv
 import io
 import itertools
 import json
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shoestring.data.read.lines import open_file
+from shoestring.data.read.lines import read_start
 
 LOOKED_AT, MOST_BYTES = 200, 1 << 20
 """Records, and bytes of a file of lines, that are looked at."""
@@ -25,7 +24,7 @@ Record = dict[str, Any]
 def text_fields(kind: str, file: Path) -> dict[str, tuple[str, str]]:
     """The column and the delimiter of a table, with reasons, where they are not the usual ones.
 
-    A file that cannot be read is left to whoever reads it, and says why.
+    A file of another format is left to its reader, which says what is wrong; one that is damaged is an error.
     """
     if kind not in _READERS:
         return {}
@@ -34,7 +33,7 @@ def text_fields(kind: str, file: Path) -> dict[str, tuple[str, str]]:
         if kind == "csv" and (delimiter := _delimiter(file)) != DELIMITERS[0]:
             found["delimiter"] = delimiter, "parts the header into the most columns"
         records = list(itertools.islice(_READERS[kind](file), LOOKED_AT))
-    except (ImportError, OSError, EOFError, zlib.error, ValueError, csv.Error):
+    except (ImportError, OSError, ValueError, csv.Error):
         return found
     characters = Counter[str]()
     for record in records:
@@ -48,8 +47,7 @@ def text_fields(kind: str, file: Path) -> dict[str, tuple[str, str]]:
 
 def _head(file: Path) -> io.StringIO:
     """The first lines of a file, whole ones."""
-    with open_file(file) as opened:
-        raw = opened.read(MOST_BYTES)
+    raw = read_start(file, MOST_BYTES)
     whole = raw if len(raw) < MOST_BYTES else raw[: raw.rfind(b"\n") + 1]
     return io.StringIO(whole.decode("utf-8-sig", "replace"), newline="")
 

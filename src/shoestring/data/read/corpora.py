@@ -166,7 +166,7 @@ def find_files(kind: str, path: str) -> list[Path]:
     """The file `path`; or all files of the format in that folder and below, or that match that pattern, sorted."""
     here, suffixes = Path(path), FORMATS[kind].suffixes
     if os.path.isdir(path):
-        files = [file for file in _below(here) if _fits(file.relative_to(here), suffixes) and _usable(file)]
+        files = [file for file in files_below(here) if _fits(file, suffixes) and _usable(file)]
         missing = f"no file in the folder {path} ends in {' or '.join(suffixes)}; name others by a pattern: {path}/*"
     elif os.path.exists(path):
         check_readable(here)
@@ -183,15 +183,15 @@ def find_files(kind: str, path: str) -> list[Path]:
     return sorted(files, key=lambda file: file.parts)
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """The files in a folder and below it, except in hidden folders; a folder that cannot be read is an error."""
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below it, except hidden ones; a folder that cannot be read is an error."""
 
     def refuse(cause: OSError) -> None:
         raise storage_error("read the folder", cause.filename or folder, cause) from cause
 
     for path, below, names in os.walk(folder, onerror=refuse):
         below[:] = [name for name in below if not name.startswith(".")]
-        yield from (Path(path, name) for name in names)
+        yield from (Path(path, name) for name in names if not name.startswith("."))
 
 
 def _check_folders(pattern: str) -> None:
@@ -230,9 +230,9 @@ def _usable(file: Path) -> bool:
 
 
 def _fits(file: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file, by its path within the folder, is of the format and not hidden."""
+    """Whether a file is of the format, by its name."""
     name = Path(file.stem if file.suffix.lower() in COMPRESSIONS else file.name)
-    return name.suffix.lower() in suffixes and not any(part.startswith(".") for part in file.parts)
+    return name.suffix.lower() in suffixes
 
 
 @dataclass(frozen=True)

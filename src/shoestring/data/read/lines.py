@@ -181,9 +181,15 @@ def read_lines(file: io.BufferedIOBase, name: str) -> Iterator[Lines]:
         yield _decode(rest, number)
 
 
-def _read(file: io.BufferedIOBase, name: str, lines: int) -> bytes:
+def read_start(path: Path, size: int) -> bytes:
+    """The first bytes of a file, decompressed."""
+    with open_file(path) as file:
+        return _read(file, str(path), 0, size)
+
+
+def _read(file: io.BufferedIOBase, name: str, lines: int, size: int = BLOCK) -> bytes:
     try:
-        return file.read(BLOCK)
+        return file.read(size)
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as cause:
         if not of_content(cause):
             raise
