@@ -18,8 +18,9 @@ from shoestring.core.family import family_of
 from shoestring.core.recipe import AUTOS, Recipe
 from shoestring.core.recipe_file import build, dump
 from shoestring.core.sections import Model
-from shoestring.planning import auto, rates
+from shoestring.planning import auto, rates, regularisation
 from shoestring.planning.auto import Facts, choose
+from shoestring.planning.regularisation import best_decay, best_dropout, useful_epochs
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "budget": {"time": "10m", "epochs": "auto"},
@@ -126,9 +127,9 @@ def test_the_squared_gradient_forgets_by_tokens_not_by_steps() -> None:
 
 
 def test_fewer_epochs_for_more_parameters() -> None:
-    epochs = [auto.useful_epochs(n, 1e7).value for n in (1e5, 1e6, 1e7, 1e8, 1e9)]
+    epochs = [useful_epochs(n, 1e7).value for n in (1e5, 1e6, 1e7, 1e8, 1e9)]
     assert epochs == sorted(epochs, reverse=True)
-    assert auto.LEAST_EPOCHS == epochs[-1] < epochs[0] == auto.MOST_EPOCHS
+    assert regularisation.LEAST_EPOCHS == epochs[-1] < epochs[0] == regularisation.MOST_EPOCHS
 
 
 def test_every_field_is_chosen_and_the_recipe_then_has_only_numbers() -> None:
@@ -194,9 +195,9 @@ def test_more_time_buys_a_larger_model_until_the_text_ends() -> None:
 
 
 def test_regularisation_is_for_a_text_that_is_read_often_by_more_parameters_than_it_has() -> None:
-    assert auto.best_dropout(1e7, 1e6, 10.0).value > 0
-    assert auto.best_dropout(1e5, 1e6, 10.0).value == auto.best_dropout(1e7, 1e6, 1.0).value == 0
-    assert auto.best_dropout(1e7, None, None).value == 0
+    assert best_dropout(1e7, 1e6, 10.0).value > 0
+    assert best_dropout(1e5, 1e6, 10.0).value == best_dropout(1e7, 1e6, 1.0).value == 0
+    assert best_dropout(1e7, None, None).value == 0
 
 
 def test_a_network_with_norms_after_its_parts_gets_a_smaller_learning_rate() -> None:
@@ -222,10 +223,10 @@ def test_a_config_alone_has_random_weights(tmp_path: Path) -> None:
 
 def test_more_decay_for_many_parameters_that_read_a_text_often() -> None:
     n, d = 1e6, 1e7
-    usual, few, many, most = (auto.best_decay(n, d, 5000, 3e-3, unique).value for unique in (None, 3e6, 1e6, 1e4))
-    assert auto.best_decay(n, d, 5000, 3e-3, 2e7).value == usual, "nothing is repeated"
-    assert usual < few < many < most <= auto.MOST_DECAY
-    assert most == pytest.approx(usual * auto.MOST_MORE, rel=0.1)
+    usual, few, many, most = (best_decay(n, d, 5000, 3e-3, unique).value for unique in (None, 3e6, 1e6, 1e4))
+    assert best_decay(n, d, 5000, 3e-3, 2e7).value == usual, "nothing is repeated"
+    assert usual < few < many < most <= regularisation.MOST_DECAY
+    assert most == pytest.approx(usual * regularisation.MOST_MORE, rel=0.1)
 
 
 def test_weights_that_are_trained_already_get_a_tenth() -> None:
@@ -297,9 +298,9 @@ def test_a_text_that_is_read_often_has_a_larger_network_with_dropout() -> None:
     values = values_of(found)
     n = 12 * values["model.width"] ** 2 * values["model.layers"]
     assert 0.5 * auto.PER_POSITION * 2e6 < n < 1.2 * auto.PER_POSITION * 2e6
-    assert 0.3 <= values["model.dropout"] <= auto.MOST_DROPOUT
-    assert values["budget.epochs"] == auto.DROPPED_EPOCHS
-    assert values["train.cooldown"] == auto.SHORT_COOLDOWN
+    assert 0.3 <= values["model.dropout"] <= regularisation.MOST_DROPOUT
+    assert values["budget.epochs"] == regularisation.DROPPED_EPOCHS
+    assert values["train.cooldown"] == regularisation.SHORT_COOLDOWN
     (reason,) = (choice.reason for choice in found.chosen if choice.field == "model.width")
     assert "dropout so that it is not learned by heart" in reason
 
@@ -307,7 +308,7 @@ def test_a_text_that_is_read_often_has_a_larger_network_with_dropout() -> None:
 def test_without_dropout_the_size_is_that_of_the_law() -> None:
     values = values_of(chosen_for(2e6, model={"dropout": 0.0}))
     assert 12 * values["model.width"] ** 2 * values["model.layers"] < 2e6
-    assert values["budget.epochs"] < auto.DROPPED_EPOCHS
+    assert values["budget.epochs"] < regularisation.DROPPED_EPOCHS
 
 
 @pytest.mark.parametrize("time", ["20s", "1m", "30m", "4h"])
@@ -368,13 +369,13 @@ def test_words_of_little_text_are_dropped_and_so_is_what_the_output_reads(
 def test_a_text_that_is_read_once_has_neither_dropout_nor_a_short_cooldown() -> None:
     large, endless = values_of(chosen_for(1e11)), values_of(chosen_for(1e11, time="1m"))
     for values in (large, endless):
-        assert (values["model.dropout"], values["train.cooldown"]) == (0.0, auto.COOLDOWN)
+        assert (values["model.dropout"], values["train.cooldown"]) == (0.0, regularisation.COOLDOWN)
 
 
 def test_dropout_grows_with_the_parameters_for_each_position() -> None:
-    found = [auto.best_dropout(ratio * 1e6, 1e6, 20.0).value for ratio in (0.5, 1, 3, 5, 12, 100)]
-    assert found == [0.0, 0.1, 0.19, 0.26, 0.4, auto.MOST_DROPOUT]
-    assert auto.best_dropout(1e8, 1e6, 2.0).value == 0 and auto.best_dropout(1e8, None, None).value == 0
+    found = [best_dropout(ratio * 1e6, 1e6, 20.0).value for ratio in (0.5, 1, 3, 5, 12, 100)]
+    assert found == [0.0, 0.1, 0.19, 0.26, 0.4, regularisation.MOST_DROPOUT]
+    assert best_dropout(1e8, 1e6, 2.0).value == 0 and best_dropout(1e8, None, None).value == 0
 
 
 def test_a_network_never_has_more_parameters_than_its_time_can_pass_over() -> None:
