@@ -1,8 +1,8 @@
 """The values of fields that are "auto": from published laws and our own, each with its rule, source and constants.
 
-All functions are pure. N is parameters without embeddings, D positions of training, B positions of a step, U positions
-of the training text that are not repeated. `rates` chooses learning rates, and `regularisation` what depends on how often
-a text is read.
+All functions are pure. `rates` chooses learning rates, and `regularisation` what depends on how often a text is read.
+N is parameters without embeddings, D positions of training, B positions of a step, U positions of the training text
+that are not repeated.
 """
 
 from __future__ import annotations
