@@ -36,7 +36,7 @@ from shoestring.core.specs import PartsSpec, PermutationSpec, SourceSpec, Stream
 from shoestring.core.train_section import Train
 from shoestring.core.units import Count
 from shoestring.models.language_model import build
-from shoestring.planning.auto import LEAST_PAIRS
+from shoestring.planning.regularisation import LEAST_PAIRS
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner

@@ -23,7 +23,8 @@ import torch
 from small_runs import Setting, parameters, train
 
 from shoestring.core.warmup import warmup_share
-from shoestring.planning.auto import best_beta2, best_decay
+from shoestring.planning.auto import best_beta2
+from shoestring.planning.regularisation import best_decay
 
 FIRST = (0.005, 0.01)
 """Learning rates of the first runs."""

@@ -23,8 +23,9 @@ from auto_law import Runs
 from small_runs import Setting, parameters
 
 from shoestring.core.warmup import warmup_share
-from shoestring.planning.auto import best_beta2, best_decay
+from shoestring.planning.auto import best_beta2
 from shoestring.planning.rates import best_lr
+from shoestring.planning.regularisation import best_decay
 
 SHARE = 0.08
 """Of the steps, what all probes may take together."""

@@ -21,8 +21,9 @@ from small_runs import Setting, parameters, train
 from torch import Tensor
 
 from shoestring.core.warmup import warmup_share
-from shoestring.planning.auto import best_beta2, best_decay, best_dropout
+from shoestring.planning.auto import best_beta2
 from shoestring.planning.rates import best_lr
+from shoestring.planning.regularisation import best_decay, best_dropout
 from shoestring.training.learner import Learner
 
 SHARES = (0.02, 0.05, 0.1, 0.2)
