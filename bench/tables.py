@@ -18,7 +18,15 @@ from icll_tables import draw_updates, icll_table
 from strategy_gpu_table import strategies_gpu_table
 from strategy_tables import draw_strategies, starts_line, stragglers_table, strategies_table
 from swift_tables import ablation_table, time_to_loss_table
-from text_tables import crowded_table, floor_table, generate_table, longer_table, pieces_table, wikitext_table
+from text_tables import (
+    crowded_table,
+    floor_table,
+    generate_table,
+    longer_table,
+    pieces_table,
+    vocabulary_table,
+    wikitext_table,
+)
 from tuning_tables import finetune_table, overlap_figure, overlap_table
 
 from shoestring.core.units import counted
@@ -769,6 +777,7 @@ PARTS = {
     "regret-table": regret_table,
     "probes-table": probes_table,
     "means-table": means_table,
+    "vocabulary-table": lambda: vocabulary_table(results("vocabulary_dropout")),
     "strategies-table": lambda: strategies_table(_on("cpu", results("strategies"))),
     "strategies-gpu-table": lambda: strategies_gpu_table(_on("cuda", results("strategies"))),
     "stragglers-table": lambda: stragglers_table(results("stragglers")),

@@ -1,7 +1,8 @@
-"""The generated tables of tokenizers, of WikiText-2 by words, of a deadline that moves, and of the speed of writing."""
+"""The generated tables of tokenizers, of dropout of tokens, of WikiText-2 by words, of a deadline that moves, and of the speed of writing."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,23 @@ def _told(changes: Sequence[str]) -> str:
     shown += [f"{field} {given[f'train.{field}']}" for field in OF_TRAIN if f"train.{field}" in given]
     shown += [f"rows of {given['data.length']}"] if "data.length" in given else []
     return ", ".join(shown) or "all by “auto”"
+
+
+def vocabulary_table(records: Sequence[dict[str, Any]]) -> str:
+    """What dropout of what the output reads and of words gains, by how large a table of all tokens is for the text."""
+    lines = []
+    for r in records:
+        lines.append("| text | parameters for each position | steps | epochs | seeds | without | with | change |\n")
+        lines.append("|---|---|---|---|---|---|---|---|\n")
+        for found in r["texts"]:
+            without, dropped = (statistics.mean(found["losses"][way]) for way in ("without", "with"))
+            lines.append(
+                f"| {found['bytes'] // 1000} kB of {found['text']} | {found['ratio']:.1f} | {found['steps']:,} | "
+                f"{found['epochs']:.0f} | {len(found['losses']['with'])} | {without:.3f} | {dropped:.3f} | "
+                f"{dropped / without - 1:+.1%} |\n"
+            )
+        lines.append(f"\nBy `{r['command']}` on {r['machine']['device_name']}, {r['commit']}, {r['date']}.\n\n")
+    return "".join(lines).removesuffix("\n") or NONE
 
 
 def pieces_table(records: Sequence[dict[str, Any]]) -> str:

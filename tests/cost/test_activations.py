@@ -27,6 +27,8 @@ MODELS: list[dict[str, Any]] = [
     {"family": "swift", "kv_heads": 2, "hidden": 40},
     {"family": "swift", "dropout": 0.1},
     {"family": "swift", "parts": "qk_norm, gains, convolutions"},
+    {"family": "swift", "parts": "qk_norm, gains, pointer"},
+    {"family": "swift", "parts": "gains, pointer, soft_cap", "output_dropout": 0.1, "dropout": 0.1},
     {"family": "swift", "pairs": 9},
     {"family": "swift", "pairs": 9, "word_dropout": 0.1},
     {"family": "swift", "parts": "relu2, scales, convolutions:1", "dropout": 0.1},
@@ -94,13 +96,18 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "swift", "swift with a window", "swift with convolutions", "swift with pairs", "gpt2"]
-)
+    "family",
+    [
+        "llama", "swift", "swift with a window", "swift with convolutions", "swift with pairs", "swift with pointer",
+        "gpt2",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(("dropout", "of_attention"), [(0.0, None), (0.1, None), (0.1, 0.0), (0.0, 0.1)])
 def test_a_row_of_documents_keeps_its_mask_and_positions(
     family: Any, dropout: float, of_attention: float | None
 ) -> None:
-    parts, pairs = "convolutions" if "convolutions" in family else None, 9 if "pairs" in family else None
+    parts = next((part for part in ("convolutions", "pointer") if part in family), None)
+    pairs = 9 if "pairs" in family else None
     family, window = family.split()[0], 5 if "window" in family else None
     rates: dict[str, Any] = {"dropout": dropout, "attention_dropout": of_attention}
     model = Model(family=family, width=32, layers=3, heads=4, window=window, parts=parts, pairs=pairs, **rates)  # type: ignore[arg-type]

@@ -238,7 +238,7 @@ class Alive(TorchDispatchMode):
         return found
 
 
-PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales, convolutions"
+PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales, convolutions, pointer"
 
 
 @pytest.mark.parametrize(

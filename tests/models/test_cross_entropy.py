@@ -377,6 +377,18 @@ for whole, piece in ((kernel.WHOLE, kernel.PIECE), (16, 64), (0, 16)):
         assert torch.allclose(losses.double(), expected, rtol=1e-5, atol=1e-5), (n, v, losses, expected)
         assert torch.allclose(found[:, :v].double(), exact.grad / 2, rtol=1e-5, atol=1e-6), (n, v)
         assert (found[:, v:] == 0).all()
+        exact.grad, odds = None, (torch.randn(n) * 20).double().requires_grad_()
+        with torch.no_grad():
+            odds[0] = -torch.inf
+        plainly = F.cross_entropy(exact, targets, reduction="none", ignore_index=IGNORED)
+        expected = (-torch.logaddexp(-plainly, odds)).masked_fill(targets == IGNORED, 0.0)
+        expected.sum().backward()
+        for gradient in (False, True):
+            found, losses, given = logits.clone(), torch.full((n,), 7.0), odds.detach().float()
+            kernel.fused(found, v, targets.to(kind), losses, gradient, LogitScales(torch.tensor(0.5), odds=given))
+            assert torch.allclose(losses.double(), expected, rtol=1e-4, atol=1e-5), (n, v, losses, expected)
+        assert torch.allclose(found[:, :v].double(), exact.grad / 2, rtol=1e-4, atol=1e-6), (n, v)
+        assert torch.allclose(given.double(), odds.grad / 2, rtol=1e-4, atol=1e-6), (n, v)
     scaled, plain = (torch.linspace(-9, 9, 32).half().repeat(2, 1) for _ in range(2))  # the least share is 2e-8
     targets, losses = torch.tensor([3, IGNORED]), torch.zeros(2)
     kernel.fused(plain, 30, targets, losses, True, PLAIN)

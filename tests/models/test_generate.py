@@ -56,6 +56,7 @@ FIELDS: dict[str, dict[str, object]] = {
     "some parts of swift": {"family": "swift", "parts": "value_embeddings, soft_cap", "window": 4, "tied": True},
     "pairs": {"family": "swift", "parts": "gains", "pairs": 40},
     "convolutions": {"family": "swift", "parts": "gains, convolutions:1"},
+    "pointer": {"family": "swift", "parts": "gains, pointer"},
 }
 
 

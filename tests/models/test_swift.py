@@ -122,8 +122,19 @@ def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Ten
                 inner = gate / (1 + torch.exp(-gate)) * up
             stream[place] = x + w["down.weight"] @ inner
     head = weights["embedding.weight"] if model.tied else weights["head.weight"]
-    logits = torch.stack([head @ rms(x, weights.get("norm.weight")) for x in stream])
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    hidden = [rms(x, weights.get("norm.weight")) for x in stream]
+    logits = torch.stack([head @ x for x in hidden])
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    if has("pointer"):
+        *rows, gate = weights["pointer.weight"]
+        queries, keys = torch.stack(rows).chunk(2)
+        for place, x in enumerate(hidden):
+            weight = torch.exp(gate @ x + weights["pointer.bias"][0])
+            shares = weight * logits[place].softmax(0)
+            for j in range(place):  # what followed position j is known
+                shares[ids[j + 1]] += torch.exp((queries @ x) @ (keys @ hidden[j]) / len(keys) ** 0.5)
+            logits[place] = torch.log(shares / shares.sum())
+    return logits
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "-".join(str(x) for x in fields.values())[-40:])

@@ -17,7 +17,7 @@ from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.layers.adapter import NAME as ADAPTER
 from shoestring.models.layers.blocks import scoring_mode
-from shoestring.models.layers.cross_entropy import linear_cross_entropy, soft_cap, token_cross_entropy
+from shoestring.models.layers.cross_entropy import Copies, linear_cross_entropy, soft_cap, token_cross_entropy
 from shoestring.models.layers.next_token import Parts, Unsupported
 
 Rows = Int[Tensor, "rows tokens"]
@@ -40,15 +40,19 @@ class Output(NamedTuple):
         hidden: Float[Tensor, "places width"],
         targets: Int[Tensor, " places"],
         scale: Float[Tensor, ""] | None = None,
+        copies: Copies | None = None,
     ) -> Float[Tensor, ""]:
         """As `linear_cross_entropy`."""
-        return linear_cross_entropy(hidden, self.weight, self.bias, targets, scale, self.cap)
+        return linear_cross_entropy(hidden, self.weight, self.bias, targets, scale, self.cap, copies)
 
     def token_losses(
-        self, hidden: Float[Tensor, "places width"], targets: Int[Tensor, " places"]
+        self,
+        hidden: Float[Tensor, "places width"],
+        targets: Int[Tensor, " places"],
+        copies: Copies | None = None,
     ) -> Float[Tensor, " places"]:
         """As `token_cross_entropy`."""
-        return token_cross_entropy(hidden, self.weight, self.bias, targets, self.cap)
+        return token_cross_entropy(hidden, self.weight, self.bias, targets, self.cap, copies)
 
 
 NAMED = 3
@@ -58,7 +62,7 @@ _PARTS = {
     "attention": ("qkv", "out", "value_gate", "convolution1"),
     "mlp": ("up", "gate_up", "down", "convolution2"),
     "norm": ("norm", "norm1", "norm2", "prefix_norm", "embedding_norm", "transform_norm", "q_norm", "k_norm", "scales"),
-    "head": ("head", "transform", "pooler", "classifier"),
+    "head": ("head", "transform", "pooler", "classifier", "pointer"),
 }
 """The modules of our families by group."""
 
@@ -89,15 +93,15 @@ class LanguageModel(nn.Module, ABC):
 
         The gradient is that of the loss times `scale`, which keeps small numbers in fp16.
         """
-        hidden, targets = self._hidden_and_targets(Batch.of(batch))
-        return self.output().loss(hidden.flatten(0, 1), targets.flatten(), scale)
+        hidden, targets, copies = self._predicted(Batch.of(batch))
+        return self.output().loss(hidden.flatten(0, 1), targets.flatten(), scale, copies)
 
     def token_losses(self, batch: Batch | Rows) -> Float[Tensor, "rows predictions"]:
         """The loss of every prediction, in nats and float32; 0 where there is none."""
         batch = Batch.of(batch)
         with scoring_mode():
-            hidden, targets = self._hidden_and_targets(batch)
-        losses = self.output().token_losses(hidden.flatten(0, 1), targets.flatten()).view(targets.shape)
+            hidden, targets, copies = self._predicted(batch)
+        losses = self.output().token_losses(hidden.flatten(0, 1), targets.flatten(), copies).view(targets.shape)
         return F.pad(losses, (batch.targets().shape[1] - targets.shape[1], 0))
 
     def logits(self, inputs: Batch | Rows) -> Float[Tensor, "rows positions vocabulary"]:
@@ -120,9 +124,21 @@ class LanguageModel(nn.Module, ABC):
         """The tensors for the kernels of `next_token`; raises Unsupported for a network that they cannot compute."""
         raise Unsupported(f"no kernels for a {type(self).__name__}")
 
-    def _hidden_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        hidden = self.hidden(batch.inputs())
-        return hidden, batch.targets()[:, -hidden.shape[1] :]
+    def copies(
+        self,
+        inputs: Batch,  # noqa: ARG002
+        hidden: Float[Tensor, "rows positions width"],  # noqa: ARG002
+        targets: Int[Tensor, "rows positions"],  # noqa: ARG002
+    ) -> Copies | None:
+        """What a pointer gives to the targets of all positions, flattened; None: this model has none."""
+        return None
+
+    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Copies | None]:
+        """What predicts, and what is predicted."""
+        inputs = batch.inputs()
+        hidden = self.hidden(inputs)
+        targets = batch.targets()[:, -hidden.shape[1] :]
+        return hidden, targets, self.copies(inputs, hidden, targets)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Every parameter in exactly one group, such as "embedding" or "attention": by the name of its module."""

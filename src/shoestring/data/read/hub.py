@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import DataError, MissingExtra
+from shoestring.core.hub import spare_the_wait
 from shoestring.core.specs import SourceSpec
 from shoestring.data.read.documents import COLUMNS, Document, Part, Reading, Records, Skipped, Values, documents
 from shoestring.data.read.formats.parquet import arrow_records, check_columns, check_label
@@ -149,6 +150,8 @@ def _load(name: str, config: str | None, reading: Reading) -> tuple[Any, str]:
         if reading.split not in splits:
             raise ValueError(f"the folder has no such split; it has: {', '.join(splits)}")
         return splits[reading.split], splits[reading.split]._fingerprint
+    if not Path(name).exists():
+        spare_the_wait()
     version = load_dataset_builder(name, config).hash
     return load_dataset(name, config, split=reading.split, streaming=reading.streaming), str(version)
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.core.errors import DataError, MissingExtra
+from shoestring.core.hub import spare_the_wait
 from shoestring.core.reading import read_packed, reading
 from shoestring.data.tokenize.vocabulary import in_batches, tokenizer_spec
 
@@ -245,6 +246,7 @@ def _fetch(name: str, spec: str) -> Path:
     """The folder of a tokenizer's files, from the hub or its cache."""
     from huggingface_hub import snapshot_download  # comes with tokenizers
 
+    spare_the_wait()
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as cause:

@@ -49,11 +49,11 @@ def read(here, at, columns, ids, KEEP: tl.constexpr, CAP: tl.constexpr):
 
 @triton.jit
 def losses_kernel(
-    logits, targets, losses, scale, columns, ids, GRADIENT: tl.constexpr, SCALED: tl.constexpr, HELD: tl.constexpr,
-    CAP: tl.constexpr, BLOCK: tl.constexpr,
+    logits, targets, losses, scale, odds, columns, ids, GRADIENT: tl.constexpr, SCALED: tl.constexpr,
+    COPIED: tl.constexpr, HELD: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `columns` logits; only the first `ids` count. SCALED: gradients are multiplied by `scale`. HELD: a block
-    is a whole row. CAP: as `capped`."""
+    """Rows of `columns` logits; only the first `ids` count. SCALED: gradients are multiplied by `scale`. COPIED: there
+    are `odds`, as in `LogitScales`. HELD: a block is a whole row. CAP: as `capped`."""
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * columns
     block = tl.arange(0, BLOCK)
@@ -61,6 +61,8 @@ def losses_kernel(
     if target == _IGNORED:
         tl.store(losses + row, 0.0)
         if GRADIENT:
+            if COPIED:
+                tl.store(odds + row, 0.0)
             for first in range(0, columns, BLOCK):
                 nothing = tl.zeros([BLOCK], logits.dtype.element_ty)
                 tl.store(here + first + block, nothing, mask=first + block < columns)
@@ -81,10 +83,19 @@ def losses_kernel(
             higher = tl.maximum(top, tl.max(x, 0))
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
             top = higher
-    tl.store(losses + row, tl.log(total) + top - chosen)
+    loss = tl.log(total) + top - chosen
+    of_logits = 1.0  # their share of the target's probability
+    if COPIED:
+        both = loss + tl.load(odds + row)
+        of_logits = tl.sigmoid(-both)
+        loss -= tl.maximum(both, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(both)))
+    tl.store(losses + row, loss)
     if GRADIENT:
         tl.debug_barrier()  # every thread has read the chosen logit
         one = tl.load(scale) if SCALED else 1.0
+        if COPIED:
+            tl.store(odds + row, one * (of_logits - 1.0))
+            one *= of_logits
         share = one / total
         if HELD:
             gradient = sloped(e * share - tl.where(block == target, one, 0.0), x, block, ids, CAP)
@@ -107,11 +118,11 @@ def columns(ids: int) -> int:
 def fused(logits: Tensor, ids: int, targets: Tensor, losses: Tensor, gradient: bool, scales: LogitScales) -> None:
     """As `cross_entropy.plain`; the gradient of columns from `ids` on is 0, and all tensors are contiguous."""
     rows, width = logits.shape
-    held, scale = width <= WHOLE, scales.gradient
+    held, scale, odds = width <= WHOLE, scales.gradient, scales.odds
     block = triton.next_power_of_2(width) if held else PIECE
     with torch.cuda.device_of(logits):
         losses_kernel[(rows,)](
-            logits, targets, losses, losses if scale is None else scale, width, ids,
-            GRADIENT=gradient, SCALED=scale is not None, HELD=held, CAP=scales.cap or 0.0, BLOCK=block,
-            num_warps=min(16, max(1, block // 512)),
+            logits, targets, losses, losses if scale is None else scale, losses if odds is None else odds, width, ids,
+            GRADIENT=gradient, SCALED=scale is not None, COPIED=odds is not None, HELD=held, CAP=scales.cap or 0.0,
+            BLOCK=block, num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip

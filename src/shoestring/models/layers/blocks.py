@@ -107,9 +107,12 @@ class _NoChange(torch.autograd.Function):
         return None
 
 
+FIRST_DEVIATION = 0.02
+
+
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int, residual_scale: float = 1.0) -> None:
-    """Draw first weights from `seed`, on the CPU: matrices and tables normal with deviation 0.02, biases 0, gains kept.
+    """Draw first weights from `seed`, on the CPU: matrices and tables normal with `FIRST_DEVIATION`, biases 0, gains kept.
 
     The deviation of `out` and `down`, whose output is added to the stream, is multiplied by `residual_scale`.
     """
@@ -117,7 +120,7 @@ def draw_weights(model: nn.Module, seed: int, residual_scale: float = 1.0) -> No
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             scale = residual_scale if name.endswith(("out.weight", "down.weight")) else 1.0
-            parameter.normal_(0.0, 0.02 * scale, generator=generator)
+            parameter.normal_(0.0, FIRST_DEVIATION * scale, generator=generator)
         elif name.endswith("bias"):
             parameter.zero_()
 

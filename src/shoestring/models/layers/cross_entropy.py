@@ -4,6 +4,8 @@ Rows are processed in chunks. A chunk of logits is replaced by its own gradient,
 gradients of the inputs follow at once; the backward pass only scales these. So logits are neither kept nor computed
 twice, and the memory is that of one chunk and of the gradients.
 
+Beside the logits a token may be predicted by a pointer (`models.layers.pointer`), of which two numbers are given.
+
 Shapes: N positions, D channels, V ids, C columns of a chunk: V, padded to whole tiles on a GPU.
 """
 
@@ -21,6 +23,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shoestring.models.layers.operators import HAS_TRITON
+
+
+class Copies(NamedTuple):
+    """What a pointer gives to targets: logarithms of weights, beside the weight of the logits, which is 1."""
+
+    odds: Float[Tensor, " N"]
+    """Of the right tokens that are pointed at."""
+    total: Float[Tensor, " N"]
+    """Of all weights."""
+
 
 IGNORED = -100
 """The target where nothing is predicted; torch's cross entropy ignores it."""
@@ -60,6 +72,7 @@ def linear_cross_entropy(
     targets: Int[Tensor, " N"],
     scale: Float[Tensor, ""] | None = None,
     cap: float | None = None,
+    copies: Copies | None = None,
 ) -> Float[Tensor, ""]:
     """The summed loss in nats, float32 (float64 for inputs of that type), with its gradient.
 
@@ -69,8 +82,8 @@ def linear_cross_entropy(
     """
     needed = any(x is not None and x.requires_grad for x in (hidden, weight, bias))
     if not (needed and torch.is_grad_enabled()):
-        return token_cross_entropy(hidden, weight, bias, targets, cap).sum()
-    loss: Tensor = _Summed.apply(hidden, weight, bias, targets, scale, cap)
+        return token_cross_entropy(hidden, weight, bias, targets, cap, copies).sum()
+    loss: Tensor = _Summed.apply(hidden, weight, bias, targets, scale, cap, *(copies or (None, None)))
     return loss
 
 
@@ -82,9 +95,12 @@ def token_cross_entropy(
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, " N"],
     cap: float | None = None,
+    copies: Copies | None = None,
 ) -> Float[Tensor, " N"]:
     """The loss of every position in nats, float32 (float64 as above); 0 where nothing is predicted."""
-    return _compute(hidden, weight, bias, targets, (False, False, False), LogitScales(cap=cap)).losses
+    scales = LogitScales(cap=cap, odds=None if copies is None else copies.odds)
+    losses = _compute(hidden, weight, bias, targets, (False, False, False), scales).losses
+    return losses if copies is None else losses + copies.total.masked_fill(targets == IGNORED, 0.0)
 
 
 def soft_cap(logits: Float[Tensor, "*N V"], cap: float | None) -> Float[Tensor, "*N V"]:
@@ -99,6 +115,9 @@ class LogitScales(NamedTuple):
     """Factor of the gradients; None: 1."""
     cap: float | None = None
     """C of C tanh(z / C), which a logit z is replaced by; None: it is not."""
+    odds: Float[Tensor, " N"] | None = None
+    """m: with a loss l of the logits, l − log(1 + e^(l + m)) is the loss of both, but for the total. `Form.apply`
+    replaces m by its gradient where gradients are made."""
 
 
 class Computed(NamedTuple):
@@ -108,6 +127,7 @@ class Computed(NamedTuple):
     hidden: Float[Tensor, "N D"] | None
     weight: Float[Tensor, "V D"] | None
     bias: Float[Tensor, " V"] | None
+    odds: Float[Tensor, " N"] | None = None
 
 
 class _Summed(torch.autograd.Function):
@@ -120,16 +140,24 @@ class _Summed(torch.autograd.Function):
         targets: Tensor,
         scale: Tensor | None,
         cap: float | None,
+        odds: Tensor | None,
+        total: Tensor | None,
     ) -> Tensor:
-        needed, scales = ctx.needs_input_grad[:3], LogitScales(scale, cap)
+        needed, scales = ctx.needs_input_grad[:3], LogitScales(scale, cap, odds)
         losses, *gradients = _compute(hidden, weight, bias, targets, needed, scales)
-        ctx.save_for_backward(*gradients)
+        of_total = None
+        if total is not None:
+            of_total = (targets != IGNORED).to(total.dtype)
+            losses = losses + total * of_total
+            of_total = of_total if scale is None else of_total * scale
+        ctx.save_for_backward(*gradients, of_total)
         return losses.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if own is None else own * outer for own in ctx.saved_tensors), None, None, None
+        *inputs, odds, total = (None if own is None else own * outer for own in ctx.saved_tensors)
+        return *inputs, None, None, None, odds, total
 
 
 def _compute(
@@ -145,10 +173,12 @@ def _compute(
     form = _form(hidden.device.type, dtype)
     if form.skips_ignored and bool((ignored := targets == IGNORED).any()):
         kept = (~ignored).nonzero().squeeze(1)
-        found = _compute(hidden[kept], weight, bias, targets[kept], needed, scales)
+        odds = None if scales.odds is None else scales.odds[kept]
+        found = _compute(hidden[kept], weight, bias, targets[kept], needed, scales._replace(odds=odds))
         losses = found.losses.new_zeros(len(targets)).index_copy_(0, kept, found.losses)
         own = None if found.hidden is None else torch.zeros_like(hidden).index_copy_(0, kept, found.hidden)
-        return found._replace(losses=losses, hidden=own)
+        odds = None if found.odds is None else torch.zeros_like(losses).index_copy_(0, kept, found.odds)
+        return found._replace(losses=losses, hidden=own, odds=odds)
     with torch.autocast(hidden.device.type, enabled=False):
         return _compute_chunks(hidden, weight, bias, targets.contiguous(), needed, scales, dtype, form)
 
@@ -173,6 +203,7 @@ def _compute_chunks(
     of_hidden = x.new_empty(n, d) if needed[0] else None
     of_weight = x.new_zeros(c, d, dtype=sums) if needed[1] else None
     of_bias = x.new_zeros(c, dtype=sums) if needed[2] else None
+    odds = None if scales.odds is None else scales.odds.detach().to(sums, copy=True).contiguous()
     rows = _chunk_rows(n, c, x)
     buffer = x.new_empty(min(rows, n), c)
     for first in range(0, n, rows):
@@ -182,7 +213,8 @@ def _compute_chunks(
             torch.mm(part, w.T, out=logits)
         else:
             torch.addmm(b, part, w.T, out=logits)
-        form.apply(logits, v, targets[first : first + rows], losses[first : first + rows], any(needed), scales)
+        own = scales._replace(odds=None if odds is None else odds[first : first + rows])
+        form.apply(logits, v, targets[first : first + rows], losses[first : first + rows], any(needed), own)
         if of_hidden is not None:
             torch.mm(logits, w, out=of_hidden[first : first + rows])
         if of_weight is not None:
@@ -194,6 +226,7 @@ def _compute_chunks(
         None if of_hidden is None else of_hidden.to(hidden.dtype),
         None if of_weight is None else of_weight[:v].to(weight.dtype),
         None if of_bias is None or bias is None else of_bias[:v].to(bias.dtype),
+        odds,
     )
 
 
@@ -277,6 +310,8 @@ def plain(
     if not gradient:
         torch.log_softmax(wide, 1, out=wide)  # in its place: what F.cross_entropy would allocate is as large
         losses.copy_(F.nll_loss(wide, targets.long(), reduction="none", ignore_index=IGNORED))
+        if scales.odds is not None:
+            losses -= F.softplus(losses + scales.odds).masked_fill_(targets == IGNORED, 0.0)
         return
     ignored = (targets == IGNORED)[:, None]
     at = targets[:, None].long().masked_fill(ignored, 0)
@@ -286,7 +321,14 @@ def plain(
     losses.copy_((total.log() - chosen).masked_fill_(ignored, 0)[:, 0])
     wide /= total.masked_fill_(ignored, math.inf)
     wide.scatter_add_(1, at, ignored.to(wide.dtype) - 1)
-    for factor in (slope, scales.gradient):
+    share = None
+    if scales.odds is not None:
+        both = losses + scales.odds
+        losses -= F.softplus(both).masked_fill_(ignored[:, 0], 0.0)
+        share = both.neg().sigmoid_()[:, None]  # of the logits in the probability of the target
+        to_odds = (share - 1).masked_fill_(ignored, 0)[:, 0]
+        scales.odds.copy_(to_odds if scales.gradient is None else to_odds * scales.gradient)
+    for factor in (slope, share, scales.gradient):
         if factor is not None:
             wide *= factor
     if wide is not logits:

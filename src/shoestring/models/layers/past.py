@@ -40,14 +40,44 @@ class Inputs:
         return self._kept
 
 
+class Read:
+    """The tokens of rows, at most `length`, and a pointer's key of each."""
+
+    def __init__(self, length: int):
+        self._length, self.count = length, 0
+        self._keys: Tensor | None = None
+        self._ids: Tensor | None = None
+
+    def add(self, keys: Float[Tensor, "R T C"], ids: Int[Tensor, "R T"]) -> None:
+        """Add further tokens."""
+        if self._keys is None or self._ids is None:
+            self._keys = keys.new_empty(len(keys), self._length, keys.shape[2])
+            self._ids = ids.new_empty(len(ids), self._length)
+        begin, self.count = self.count, self.count + ids.shape[1]
+        self._keys[:, begin : self.count] = keys
+        self._ids[:, begin : self.count] = ids
+
+    def all(self) -> tuple[Float[Tensor, "R all C"], Int[Tensor, "R all"]]:
+        """The keys and the tokens so far, once there are any."""
+        assert self._keys is not None and self._ids is not None, "there are none yet"
+        return self._keys[:, : self.count], self._ids[:, : self.count]
+
+
 class Kept:
     """The keys and values of a layer, in tensors for rows of at most `length` tokens; a query sees `window` of them.
 
-    Also the inputs of its convolutions, where it has some; the first layer keeps the newest token.
+    Also the inputs of its convolutions, where it has some; the first layer keeps the newest token, and what a pointer
+    has read.
     """
 
-    def __init__(self, length: int, window: int | None = None, inputs: tuple[Inputs, Inputs] | None = None):
-        self.length, self.window, self.count, self.inputs = length, window, 0, inputs
+    def __init__(
+        self,
+        length: int,
+        window: int | None = None,
+        inputs: tuple[Inputs, Inputs] | None = None,
+        read: Read | None = None,
+    ):
+        self.length, self.window, self.count, self.inputs, self.read = length, window, 0, inputs, read
         self.newest: Int[Tensor, "R 1"] | None = None
         self._keys: Tensor | None = None
         self._values: Tensor | None = None

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import MissingExtra, UserError
 from shoestring.core.files import check_readable
+from shoestring.core.hub import spare_the_wait
 from shoestring.core.sections import Model
 from shoestring.models.batch import Batch
 from shoestring.models.families.masked_lm.network import seen_keys
@@ -210,6 +211,8 @@ def read_config(place: str) -> Any:
         check_readable(path)
     elif not (path / "config.json").is_file():
         raise UserError(f"{place}: not a model of transformers: it has no config.json")
+    if not path.exists():
+        spare_the_wait()
     try:
         with quiet():
             config = transformers.AutoConfig.from_pretrained(

@@ -15,6 +15,8 @@ DEFAULT = PartsSpec("qk_norm, gains")
 FULL_EVERY = 4
 GATE = 32
 """Channels of the stream that the gate of value embeddings reads, at most."""
+POINTER = 64
+"""Channels of a pointer's queries and keys, at most."""
 
 
 def full_every(model: Model) -> int:
@@ -63,6 +65,10 @@ class SwiftFamily(LlamaFamily):
         """G: channels that a gate of value embeddings reads."""
         return min(GATE, model.width)
 
+    def pointer_channels(self, model: Model) -> int:
+        """Channels of a pointer's queries and keys; 0 without one."""
+        return min(POINTER, model.width) if parts_of(model).has("pointer") else 0
+
     def window(self, model: Model, layer: int) -> int | None:
         """Positions that a query of a layer sees; None: all before it."""
         return None if (model.layers - 1 - layer) % full_every(model) == 0 else model.window
@@ -85,18 +91,25 @@ class SwiftFamily(LlamaFamily):
         gains = found["norm"] + parts.has("qk_norm") * 2 * model.layers * (d // model.heads)
         gains += parts.has("embedding_norm") * d
         tables = vocabulary * self.key_channels(model) * len(self.value_layers(model)) + self.pairs(model) * d
-        factors = model.layers * parts.positions_before
-        return found | {
-            "attention": found["attention"] + factors * 2 * self.key_channels(model),
-            "mlp": found["mlp"] + factors * d,
-            "embedding": found["embedding"] + tables,
-            "norm": gains * parts.has("gains") + 2 * model.layers * parts.has("scales"),
-        }
+        factors, channels = model.layers * parts.positions_before, self.pointer_channels(model)
+        pointer = {"head": found.get("head", 0) + (2 * channels + 1) * d + 1} if channels else {}
+        return (
+            found
+            | pointer
+            | {
+                "attention": found["attention"] + factors * 2 * self.key_channels(model),
+                "mlp": found["mlp"] + factors * d,
+                "embedding": found["embedding"] + tables,
+                "norm": gains * parts.has("gains") + 2 * model.layers * parts.has("scales"),
+            }
+        )
 
     def work(self, model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Work:
         """A query of a local layer counts with the positions of its window, those before the row too."""
         seen = [min(self.window(model, layer) or length, length) for layer in range(model.layers)]
-        return replace(super().work(model, vocabulary, length, predicted), pairs=length * sum(seen))
+        found = super().work(model, vocabulary, length, predicted)
+        pointer = self.pointer_channels(model) * (2 * model.width + length)  # queries, keys and their products
+        return replace(found, pairs=length * sum(seen), before_output=pointer)
 
     def decisive(self, model: Model) -> dict[str, object]:
         every = None if model.window is None else full_every(model)
@@ -195,6 +208,9 @@ class SwiftFamily(LlamaFamily):
         if model.pairs:
             found["embedding"] += n * INDEX
             found["dropout"] += n * setting.number * bool(model.word_dropout)  # factors of the tokens before
+        if parts.has("pointer"):  # its input, what followed each position, odds, totals and their gradients
+            found["output"] += n * (setting.number * d + INDEX + 4 * 4)
+            found["output"] += INDEX * (2 * n + 1) * setting.document_mask  # targets and documents
         if parts.has("scales") and setting.recompute != "full":  # "full" saves it as the input of the first block
             found["embedding"] += n * setting.number * d
         return found

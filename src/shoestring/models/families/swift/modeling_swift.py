@@ -94,6 +94,34 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.zeros(shape))
 
 
+class Pointer(nn.Module):
+    """Tokens may be taken from those that followed earlier positions like the one before."""
+
+    def __init__(self, config):
+        super().__init__()
+        d = config.hidden_size
+        self.weight, self.bias = nn.Parameter(torch.zeros(2 * min(64, d) + 1, d)), nn.Parameter(torch.zeros(1))
+
+    def keys(self, x):
+        return F.linear(x, self.weight[:-1]).float().chunk(2, dim=-1)[1]
+
+    def forward(self, logits, x, keys, read, known):
+        """Logarithms of probabilities, R N V, of the last N positions: by logits, or what followed a key."""
+        r, n, s = len(x), logits.shape[1], keys.shape[1]
+        query = F.linear(x[:, -n:], self.weight[:-1]).float().chunk(2, dim=-1)[0]
+        rest = x[:, -n:].float() @ self.weight[-1].float() + self.bias.float()
+        scores = query @ keys.transpose(1, 2) / keys.shape[2] ** 0.5
+        seen = torch.ones(n, s, dtype=torch.bool, device=x.device).tril(s - n - 1)
+        if known is not None:
+            seen = seen & known[:, None].bool()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        total = torch.logaddexp(scores.logsumexp(2), rest)[..., None]
+        followed = F.pad(read[:, 1:], (0, 1))[:, None].expand(scores.shape)
+        copied = scores.new_zeros(logits.shape).scatter_add_(2, followed, (scores - total).exp())
+        plain = logits.float().log_softmax(2) + rest[..., None] - total
+        return torch.logaddexp(plain, copied.clamp_min(torch.finfo(copied.dtype).tiny).log()).to(logits.dtype)
+
+
 class Block(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
@@ -189,6 +217,7 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = Norm(config, d)
         self.head = None if config.tied else nn.Linear(d, config.vocab_size, bias=False)
+        self.pointer = Pointer(config) if "pointer" in config.part_names else None
         self.post_init()
 
     def get_input_embeddings(self):
@@ -254,11 +283,20 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
             own = values[valued.index(layer)] if layer in valued else None
             last = (len(self.blocks) - 1 - layer) % self.config.full_every == 0
             x = block(x, first, own, angles.cos(), angles.sin(), full if last else local, past_key_values, known)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
+        asked = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = F.linear(self.norm(x)[:, kept], weight)
+        x = self.norm(x)
+        logits = F.linear(x[:, asked], weight)
         if self.config.cap is not None:
             logits = self.config.cap * torch.tanh(logits / self.config.cap)
+        if self.pointer is not None:
+            keys, read = self.pointer.keys(x), input_ids
+            if past_key_values is not None:
+                index = self.config.num_hidden_layers * (3 if self.config.positions_before else 1)
+                index += self.pair_embedding is not None
+                read = kept(past_key_values, index, input_ids[..., None])[..., 0]
+                keys = kept(past_key_values, index + 1, keys)
+            logits = self.pointer(logits, x, keys, read, known)
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())

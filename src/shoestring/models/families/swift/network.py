@@ -17,16 +17,27 @@ from shoestring.core.sections import Model, number
 from shoestring.models.batch import Batch
 from shoestring.models.families.llama import norm_eps
 from shoestring.models.families.swift import FAMILY, parts_of
-from shoestring.models.language_model import LanguageModel, Output
+from shoestring.models.language_model import LanguageModel, Output, Rows
 from shoestring.models.layers.add_norm import add_norm
 from shoestring.models.layers.attention import Documents, Heads, Seen, attend
-from shoestring.models.layers.blocks import Block, PlainNorm, RMSNorm, draw_weights, no_change, run, stream_type
+from shoestring.models.layers.blocks import (
+    FIRST_DEVIATION,
+    Block,
+    PlainNorm,
+    RMSNorm,
+    draw_weights,
+    no_change,
+    run,
+    stream_type,
+)
+from shoestring.models.layers.cross_entropy import Copies
 from shoestring.models.layers.embedding_lookup import embedding_lookup, hide_words, seen_words
 from shoestring.models.layers.linear import linear, swiglu_layer
-from shoestring.models.layers.next_token import Layer, Parts, Product, norm_of, product_of
+from shoestring.models.layers.next_token import Layer, Parts, Product, Unsupported, norm_of, product_of
 from shoestring.models.layers.normed_heads import add_values, normed_heads
 from shoestring.models.layers.pairs import ids_before, pair_ids
-from shoestring.models.layers.past import Inputs, Kept
+from shoestring.models.layers.past import Inputs, Kept, Read
+from shoestring.models.layers.pointer import Pointer
 from shoestring.models.layers.rotary import Turns, frequencies, qkv_rope, turns, turns_at
 from shoestring.models.layers.scaled_add_norm import scaled_add_norm
 from shoestring.models.layers.short_convolution import ShortConvolution
@@ -179,6 +190,7 @@ class Swift(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
+        self.pointer = Pointer(model.width, FAMILY.pointer_channels(model)) if parts.has("pointer") else None
         self.cap, self.scaled = parts.cap, parts.has("scales")
         self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
         rates = model.output_dropout or 0.0, model.word_dropout or 0.0
@@ -189,6 +201,8 @@ class Swift(LanguageModel):
         turning = frequencies(channels, model.rotary_base, model.rotary_scaling)
         self.register_buffer("frequencies", turning, persistent=False)
         draw_weights(self, seed, residual_scale=(2 * model.layers) ** -0.5)
+        if self.pointer is not None:
+            self.pointer.begin(FIRST_DEVIATION)
         self._set_to_zero(("value_gate",) + (("out", "down") if parts.has("zero_outputs") else ()))
 
     @torch.no_grad()
@@ -214,17 +228,46 @@ class Swift(LanguageModel):
         x = self._through_blocks(inputs.ids, x, angles, self._seen(x, segments), words, mixed)
         return F.dropout(x, self.output_dropout, self.training)
 
+    def copies(self, inputs: Batch, hidden: Float[Tensor, "R T D"], targets: Int[Tensor, "R T"]) -> Copies | None:
+        if self.pointer is None:
+            return None
+        return self.pointer(hidden, inputs.ids, targets, inputs.segments if inputs.document_mask else None)
+
+    def logits(self, inputs: Batch | Rows) -> Float[Tensor, "R T V"]:
+        batch = Batch.of(inputs)
+        hidden = self.hidden(batch)
+        found = self.output().logits(hidden)
+        if self.pointer is None:
+            return found
+        return self.pointer.mixed(found, hidden, batch.ids, batch.segments if batch.document_mask else None)
+
+    def last_logits(self, inputs: Batch | Rows) -> Float[Tensor, "R V"]:
+        if self.pointer is None:
+            return super().last_logits(inputs)
+        return self.logits(inputs)[:, -1]
+
     def past(self, length: int) -> list[Kept]:
-        before = self._positions_before
-        return [Kept(length, window, (Inputs(before), Inputs(before)) if before else None) for window in self.windows]
+        before, read = self._positions_before, None if self.pointer is None else Read(length)
+        return [
+            Kept(length, window, (Inputs(before), Inputs(before)) if before else None, read if layer == 0 else None)
+            for layer, window in enumerate(self.windows)
+        ]
 
     def read_on(self, ids: Int[Tensor, "R T"], past: list[Kept]) -> Float[Tensor, "R V"]:
-        angles = turns(self.frequencies, ids.shape[1], past[0].count)
-        x = self._embedded(ids, newest=past[0].newest)
-        past[0].newest = ids[:, -1:]
-        return self.output().logits(self._through_blocks(ids, x, angles, past)[:, -1])
+        first = past[0]
+        angles = turns(self.frequencies, ids.shape[1], first.count)
+        x = self._embedded(ids, newest=first.newest)
+        first.newest = ids[:, -1:]
+        hidden = self._through_blocks(ids, x, angles, past)
+        found = self.output().logits(hidden[:, -1])
+        if self.pointer is None or first.read is None:
+            return found
+        first.read.add(self.pointer.read(hidden)[1], ids)
+        return self.pointer.mixed_last(found, hidden, first.read)
 
     def parts(self) -> Parts:
+        if self.pointer is not None:
+            raise Unsupported("no kernels for a pointer")
         values = dict[int, Tensor]()
         if self.value_embedding is not None:
             values |= zip(self._valued, self.value_embedding.weight.chunk(len(self._valued), dim=-1))

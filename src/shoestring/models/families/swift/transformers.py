@@ -127,7 +127,7 @@ NANOCHAT = FORMAT._replace(
 
 # any other: a modelling file beside the weights, which have our names
 
-_MODULES = ("embedding", "value_embedding", "pair_embedding", "embedding_norm", "norm", "head")
+_MODULES = ("embedding", "value_embedding", "pair_embedding", "embedding_norm", "norm", "head", "pointer")
 _IN_BLOCKS = (
     "norm1", "qkv", "q_norm", "k_norm", "value_gate", "out", "norm2", "gate_up", "up", "down", "scales", "convolution1",
     "convolution2",
