@@ -1,4 +1,4 @@
-"""The generated tables of tokenizers, of dropout of tokens, of WikiText-2 by words, of a deadline that moves, and of the speed of writing."""
+"""The generated tables of tokenizers, dropout of tokens, WikiText-2 by words, a deadline that moves, and writing."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,9 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU 
 
 
 @pytest.fixture(params=[1 << 20, 1], ids=["at once", "row by row"])
-def scores_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def scores_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointer, "SCORES_BYTES", {"cpu": request.param})
-    yield
 
 
 def leaves(dtype: torch.dtype = torch.float64, weight: float = 0.5) -> list[Tensor]:

@@ -112,7 +112,7 @@ FIRST_DEVIATION = 0.02
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int, residual_scale: float = 1.0) -> None:
-    """Draw first weights from `seed`, on the CPU: matrices and tables normal with `FIRST_DEVIATION`, biases 0, gains kept.
+    """Draw first weights from `seed`, on the CPU: tables and matrices normal by FIRST_DEVIATION, biases 0, gains kept.
 
     The deviation of `out` and `down`, whose output is added to the stream, is multiplied by `residual_scale`.
     """

@@ -27,12 +27,14 @@ from shoestring.models.layers.blocks import wide
 from shoestring.models.layers.cross_entropy import Copies
 from shoestring.models.layers.past import Read
 
-FIRST_WEIGHT = 6.0
-"""r of all positions at first: as much as some 400 positions before."""
+FIRST_WEIGHT = 10.0
+"""r of all positions at first: as much as some 20,000 positions before."""
 SCORES_BYTES = {"cpu": 2 << 20}
 """Bytes of scores that are made at once, by type of device: on a CPU what fits a cache."""
 MORE_SCORES_BYTES = 64 << 20
 """On all other devices."""
+MOST_LOG = 80.0
+"""Of a factor in float32: what it multiplies is smaller than its inverse there, and is 0 beyond."""
 NONE = -1
 """What followed the last position of a row is not known."""
 
@@ -48,7 +50,7 @@ class Pointer(nn.Module):
     @torch.no_grad()
     def begin(self, deviation: float) -> None:
         """Set first weights, where those of the matrix were drawn with this deviation: scores have one of about 1."""
-        self.weight *= self.weight.shape[1] ** -0.5 / deviation
+        self.weight.mul_(self.weight.shape[1] ** -0.5 / deviation)
         self.weight[-1].zero_()
         self.bias.fill_(FIRST_WEIGHT)
 
@@ -122,15 +124,14 @@ def _scores(q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor:
     A query sees the keys before its own position, of which it knows what followed.
     """
     n, keys = q.shape[1], k.shape[1]
-    s = q @ k.transpose(1, 2) / math.sqrt(k.shape[2])
-    seen = torch.ones(n, keys, dtype=torch.bool, device=s.device).tril(keys - n - 1)
+    hidden = q.new_full((n, keys), -math.inf).triu(keys - n)  # and zeros before
     if documents is not None:
-        seen = seen & (documents[:, :, None] == documents[:, None, :])
-    return s.masked_fill_(~seen, -math.inf)
+        hidden = hidden.masked_fill(documents[:, :, None] != documents[:, None, :], -math.inf)
+    return torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=1 / math.sqrt(k.shape[2]))
 
 
 class _Weighed(torch.autograd.Function):
-    """Odds and totals, of some rows at a time. The backward pass makes the scores again."""
+    """Odds and totals, of some rows at a time, whose scores fit a cache."""
 
     @staticmethod
     def forward(
@@ -142,41 +143,43 @@ class _Weighed(torch.autograd.Function):
         targets: Tensor,
         documents: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        odds, total = (wide(hidden.new_empty(0)).new_empty(hidden.shape[:2]) for _ in range(2))
+        r, t, _ = hidden.shape
+        shares = wide(hidden.new_empty(0)).new_empty(r, t, t)
+        odds, total, top = (shares.new_empty(r, t) for _ in range(3))
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden):
                 q, k, rest = _read(hidden[rows], weight, bias)
                 s = _scores(q, k, None if documents is None else documents[rows])
-                total[rows] = F.softplus(s.logsumexp(2) - rest)
+                highest = torch.maximum(s.amax(2), rest)
+                own = torch.exp(s.sub_(highest[..., None]), out=shares[rows])
+                above = highest - rest
                 right = followed[rows, None] == targets[rows, :, None]
-                odds[rows] = s.masked_fill_(~right, -math.inf).logsumexp(2) - rest
-        ctx.save_for_backward(hidden, weight, bias, followed, targets, documents, odds, total)
+                total[rows] = (own.sum(2) + (-above).exp()).log() + above
+                odds[rows] = torch.where(right, own, 0.0).sum(2).log() + above
+                top[rows] = above
+        ctx.save_for_backward(hidden, weight, bias, followed, targets, shares, odds, total, top)
         return odds.flatten(), total.flatten()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_odds: Tensor, to_total: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, followed, targets, documents, odds, total = ctx.saved_tensors
+        hidden, weight, bias, followed, targets, shares, odds, total, top = ctx.saved_tensors
         to_odds, to_total = to_odds.view(odds.shape), to_total.view(odds.shape)
+        among_right = total - odds  # infinite where nothing is right, which has no gradient
+        among_right = among_right.masked_fill_(among_right.isinf(), 0.0).clamp_max_(MOST_LOG).exp_()
+        scale = (top - total).exp_() / math.sqrt(weight.shape[0] // 2)
+        of_all, of_right = to_total * scale, (to_total + to_odds * among_right) * scale
+        to_rest = to_total * torch.expm1(-total) - to_odds
         to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=odds.dtype)
-        to_bias = torch.zeros_like(bias, dtype=odds.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden):
-                h = wide(hidden[rows])
-                q, k, rest = _read(hidden[rows], weight, bias)
-                s = _scores(q, k, None if documents is None else documents[rows])
+                q, k, _ = _read(hidden[rows], weight, bias)
                 right = followed[rows, None] == targets[rows, :, None]
-                least = odds[rows].clamp_min(torch.finfo(odds.dtype).min)  # minus infinity where nothing is right
-                of_right = (s - (least + rest)[..., None]).exp_().masked_fill_(~right, 0.0)
-                to_s = s.sub_((total[rows] + rest)[..., None]).exp_()  # shares of all weights
-                to_s.mul_(to_total[rows, :, None]).addcmul_(of_right, to_odds[rows, :, None])
-                to_s /= math.sqrt(k.shape[2])
-                to_rest = to_total[rows] * torch.expm1(-total[rows]) - to_odds[rows]
-                product = torch.cat((to_s @ k, to_s.transpose(1, 2) @ q, to_rest[..., None]), dim=2)
-                to_hidden[rows] = product @ weight.to(h.dtype)
-                to_weight += product.flatten(0, 1).T @ h.flatten(0, 1)
-                to_bias += to_rest.sum()
-        return to_hidden, to_weight.to(weight.dtype), to_bias.to(bias.dtype), None, None, None
+                to_s = torch.where(right, of_right[rows, :, None], of_all[rows, :, None]).mul_(shares[rows])
+                product = torch.cat((to_s @ k, to_s.transpose(1, 2) @ q, to_rest[rows, :, None]), dim=2)
+                to_hidden[rows] = product @ weight.to(product.dtype)
+                to_weight += product.flatten(0, 1).T @ wide(hidden[rows]).flatten(0, 1)
+        return to_hidden, to_weight.to(weight.dtype), to_rest.sum().to(bias.dtype)[None], None, None, None
 
 
 def _chunks(hidden: Tensor) -> Iterator[slice]:

@@ -208,9 +208,9 @@ class SwiftFamily(LlamaFamily):
         if model.pairs:
             found["embedding"] += n * INDEX
             found["dropout"] += n * setting.number * bool(model.word_dropout)  # factors of the tokens before
-        if parts.has("pointer"):  # its input, what followed each position, odds, totals and their gradients
-            found["output"] += n * (setting.number * d + INDEX + 4 * 4)
-            found["output"] += INDEX * (2 * n + 1) * setting.document_mask  # targets and documents
+        if parts.has("pointer"):  # shares of positions, its input, what followed each, three sums and two gradients
+            found["output"] += n * (4 * n + setting.number * d + INDEX + 5 * 4)
+            found["output"] += n * INDEX * setting.document_mask  # targets
         if parts.has("scales") and setting.recompute != "full":  # "full" saves it as the input of the first block
             found["embedding"] += n * setting.number * d
         return found

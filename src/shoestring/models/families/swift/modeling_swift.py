@@ -107,7 +107,7 @@ class Pointer(nn.Module):
 
     def forward(self, logits, x, keys, read, known):
         """Logarithms of probabilities, R N V, of the last N positions: by logits, or what followed a key."""
-        r, n, s = len(x), logits.shape[1], keys.shape[1]
+        n, s = logits.shape[1], keys.shape[1]
         query = F.linear(x[:, -n:], self.weight[:-1]).float().chunk(2, dim=-1)[0]
         rest = x[:, -n:].float() @ self.weight[-1].float() + self.bias.float()
         scores = query @ keys.transpose(1, 2) / keys.shape[2] ** 0.5

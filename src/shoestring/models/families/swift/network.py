@@ -231,7 +231,9 @@ class Swift(LanguageModel):
     def copies(self, inputs: Batch, hidden: Float[Tensor, "R T D"], targets: Int[Tensor, "R T"]) -> Copies | None:
         if self.pointer is None:
             return None
-        return self.pointer(hidden, inputs.ids, targets, inputs.segments if inputs.document_mask else None)
+        documents = inputs.segments if inputs.document_mask else None
+        found: Copies = self.pointer(hidden, inputs.ids, targets, documents)
+        return found
 
     def logits(self, inputs: Batch | Rows) -> Float[Tensor, "R T V"]:
         batch = Batch.of(inputs)
