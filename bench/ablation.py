@@ -36,7 +36,7 @@ from shoestring.core.specs import PartsSpec, PermutationSpec, SourceSpec, Stream
 from shoestring.core.train_section import Train
 from shoestring.core.units import Count
 from shoestring.models.language_model import build
-from shoestring.planning.regularisation import LEAST_PAIRS
+from shoestring.planning.regularisation import LEAST_PAIRS, POINTER
 from shoestring.probe.machine import pick_device
 from shoestring.runs.best import SWIFT_PARTS
 from shoestring.training.learner import Learner
@@ -79,6 +79,7 @@ def variants() -> dict[str, dict[str, Any]]:
         if name not in CHOSEN:
             found[f"with {name}"] = chosen | {"parts": f"{SWIFT}, {name}"}
     found["no pairs" if PAIRS else "with pairs"] = chosen | {"pairs": None if PAIRS else LEAST_PAIRS}
+    found["with pointer"] = chosen | {"pointer": POINTER}
     found["tied head"] = chosen | {"tied": True}
     found["adamw"] = chosen | {"optimizer": "adamw"}
     found["llama"] = {"family": "llama", "tied": False}

@@ -50,7 +50,7 @@ from shoestring.track.curve import Curve
 WIKITEXT = record.ROOT.parent / "shared" / "data" / "wikitext-2"
 TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
 WORDS = 33_278
-LENGTH, STRIDE = 256, 64
+LENGTH, STRIDE = 512, 64
 SHOWN = 2000
 """Characters of a log that the record of a variant that failed has."""
 SCORES = {"losses": "loss", "errors": "loss_error", "predictions": "tokens"}
@@ -83,13 +83,15 @@ def write_recipe(asked: argparse.Namespace, changes: list[str], folder: Path, sh
     texts = {name: shared / f"{name}.txt" for name in TOKENS} | {"tokenizer": shared / "tokenizer.json"}
     if not all(file.is_file() for file in texts.values()):
         texts = write_texts(asked.text, shared)
-    values = values_for(Corpus("wikitext"), float(Seconds.parse(asked.time)), pick_device().type, "wikitext")
+    tokenizer, seconds = f"file:{texts['tokenizer']}", float(Seconds.parse(asked.time))
+    values = values_for(Corpus("wikitext"), seconds, pick_device().type, "wikitext", tokenizer)
     values["run"]["folder"] = (str(folder / "runs"), "")
     values["budget"]["epochs"] = ("auto", "")
     values["data"] = {
-        "source": (f"text:{texts['train']}", ""), "tokenizer": (f"file:{texts['tokenizer']}", ""),
+        "source": (f"text:{texts['train']}", ""), "tokenizer": (tokenizer, ""),
         "validation": ({name: f"text:{texts[name]}" for name in ("valid", "test")}, ""), "heldout": (0, ""),
         "length": (LENGTH, ""), "folder": (str(shared / "stores"), ""),
+        "random_offset": values["data"]["random_offset"],
     }  # fmt: skip
     share_memory(values, at_once)
     if any(change.startswith("model.width") for change in changes):

@@ -548,6 +548,7 @@ IN_COMPANY: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-6,
         "parts": "none",
         "pairs": 9,
+        "pointer": 8,
         "window": 64,
         "full_every": 2,
         "positions": 512,

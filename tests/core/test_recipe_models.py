@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "norm_eps": 1e-6,
     "parts": "relu2",
     "pairs": 1000,
+    "pointer": 16,
     "window": 64,
     "full_every": 2,
     "positions": 512,
@@ -50,7 +51,7 @@ DECODER = SHARED | {"attention_dropout", "output_dropout", "word_dropout"}
 HAVE = {
     "llama": DECODER | {"kv_heads", "bias", "rotary_base", "rotary_scaling", "norm_eps"},
     "swift": DECODER
-    | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "pairs", "window", "full_every"},
+    | {"kv_heads", "rotary_base", "rotary_scaling", "norm_eps", "parts", "pairs", "pointer", "window", "full_every"},
     "gpt2": DECODER | {"positions"},
     "perceiver_ar": SHARED | {"latents", "prefix_dropout"},
     "masked_lm": SHARED | {"positions", "classes"},

@@ -27,8 +27,8 @@ MODELS: list[dict[str, Any]] = [
     {"family": "swift", "kv_heads": 2, "hidden": 40},
     {"family": "swift", "dropout": 0.1},
     {"family": "swift", "parts": "qk_norm, gains, convolutions"},
-    {"family": "swift", "parts": "qk_norm, gains, pointer"},
-    {"family": "swift", "parts": "gains, pointer, soft_cap", "output_dropout": 0.1, "dropout": 0.1},
+    {"family": "swift", "pointer": 40},
+    {"family": "swift", "parts": "gains, soft_cap", "pointer": 8, "output_dropout": 0.1, "dropout": 0.1},
     {"family": "swift", "pairs": 9},
     {"family": "swift", "pairs": 9, "word_dropout": 0.1},
     {"family": "swift", "parts": "relu2, scales, convolutions:1", "dropout": 0.1},
@@ -106,11 +106,12 @@ def test_a_row_keeps_what_autograd_keeps(fields: dict[str, Any]) -> None:
 def test_a_row_of_documents_keeps_its_mask_and_positions(
     family: Any, dropout: float, of_attention: float | None
 ) -> None:
-    parts = next((part for part in ("convolutions", "pointer") if part in family), None)
-    pairs = 9 if "pairs" in family else None
+    parts = "convolutions" if "convolutions" in family else None
+    pairs, pointer = 9 if "pairs" in family else None, 8 if "pointer" in family else None
     family, window = family.split()[0], 5 if "window" in family else None
     rates: dict[str, Any] = {"dropout": dropout, "attention_dropout": of_attention}
-    model = Model(family=family, width=32, layers=3, heads=4, window=window, parts=parts, pairs=pairs, **rates)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"window": window, "parts": parts, "pairs": pairs, "pointer": pointer} | rates
+    model = Model(family=family, width=32, layers=3, heads=4, **fields)
     for setting in settings(compiled=False):
         masked = replace(setting, document_mask=True)
         real = of_a_row(made(model, masked), model, setting.number == 2, document_mask=True)

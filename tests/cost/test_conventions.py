@@ -20,7 +20,7 @@ FAMILIES: list[dict[str, Any]] = [
     {"family": "llama", "kv_heads": 2, "bias": True},
     {"family": "swift", "kv_heads": 2},
     {"family": "swift", "kv_heads": 2, "parts": "relu2, value_embeddings, scales, embedding_norm", "tied": False},
-    {"family": "swift", "parts": "qk_norm, gains, pointer"},
+    {"family": "swift", "pointer": 6},
     {"family": "gpt2", "tied": False},
     {"family": "perceiver_ar", "latents": 5},
     {"family": "masked_lm"},

@@ -238,11 +238,11 @@ class Alive(TorchDispatchMode):
         return found
 
 
-PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales, convolutions, pointer"
+PARTS = "qk_norm, gains, relu2, embedding_norm, soft_cap, value_embeddings, scales, convolutions"
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"family": "swift", "parts": PARTS, "pairs": 99, "window": 16}], ids=["llama", "swift"]
+    "fields", [{}, {"family": "swift", "parts": PARTS, "pairs": 99, "pointer": 8, "window": 16}], ids=["llama", "swift"]
 )
 def test_tensors_of_a_real_pass_on_the_cpu_take_about_so_much(fields: dict[str, Any]) -> None:
     model = Model(width=64, layers=6, heads=4, **fields)

@@ -34,11 +34,9 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-ALL_PARTS = (
-    "qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:9, value_embeddings, scales, convolutions, pointer"
-)
+ALL_PARTS = "qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:9, value_embeddings, scales, convolutions"
 SWIFTS = [
-    Model(family="swift", width=16, layers=3, heads=2, parts=ALL_PARTS, pairs=30, tied=False),
+    Model(family="swift", width=16, layers=3, heads=2, parts=ALL_PARTS, pairs=30, pointer=8, tied=False),
     Model(family="swift", width=48, layers=2, heads=6, kv_heads=3, parts="embedding_norm, value_embeddings, soft_cap"),
 ]
 

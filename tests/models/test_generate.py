@@ -50,13 +50,14 @@ FIELDS: dict[str, dict[str, object]] = {
         "layers": 3,
         "parts": "qk_norm, gains, relu2, embedding_norm, soft_cap:4, value_embeddings, scales, convolutions",
         "pairs": 40,
+        "pointer": 8,
         "window": 2,
         "full_every": 2,
     },
     "some parts of swift": {"family": "swift", "parts": "value_embeddings, soft_cap", "window": 4, "tied": True},
     "pairs": {"family": "swift", "parts": "gains", "pairs": 40},
     "convolutions": {"family": "swift", "parts": "gains, convolutions:1"},
-    "pointer": {"family": "swift", "parts": "gains, pointer"},
+    "pointer": {"family": "swift", "parts": "gains", "pointer": 8},
 }
 
 

@@ -129,7 +129,7 @@ def test_half_precision_is_near() -> None:
 
 
 def test_probabilities_are_those_of_the_losses() -> None:
-    model = Model(family="swift", width=16, layers=2, heads=2, parts="qk_norm, gains, soft_cap, pointer")
+    model = Model(family="swift", width=16, layers=2, heads=2, parts="qk_norm, gains, soft_cap", pointer=8)
     network, ids = build(model, 9, 12, 0).double(), torch.randint(9, (4, 13))
     segments = torch.tensor([1] * 5 + [2] * 8).expand(4, -1)
     for batch in (Batch(ids), Batch(ids, segments, document_mask=True)):
@@ -144,7 +144,7 @@ def test_probabilities_are_those_of_the_losses() -> None:
 
 
 def test_documents_are_as_rows_of_their_own() -> None:
-    model = Model(family="swift", width=16, layers=1, heads=2, parts="gains, pointer")
+    model = Model(family="swift", width=16, layers=1, heads=2, parts="gains", pointer=8)
     network, ids = build(model, 4, 12, 0).double(), torch.randint(4, (1, 13))
     segments = torch.tensor([[1] * 5 + [2] * 8])
     together = network.token_losses(Batch(ids, segments, document_mask=True))[0]
@@ -152,11 +152,13 @@ def test_documents_are_as_rows_of_their_own() -> None:
     torch.testing.assert_close(together[5:], network.token_losses(ids[:, 5:])[0])
 
 
-@pytest.mark.parametrize(("parts", "learned"), [("gains, pointer", True), ("gains", False)])
-def test_it_learns_to_copy(parts: str, learned: bool) -> None:
+@pytest.mark.parametrize(("channels", "learned"), [(16, True), (0, False)])
+def test_it_learns_to_copy(channels: int, learned: bool) -> None:
     """Rows of 8 tokens of 60 and the same again: one layer can compare neighbours only by a pointer."""
     torch.manual_seed(0)
-    network = build(Model(family="swift", width=32, layers=1, heads=2, parts=parts + ", convolutions:1"), 60, 15, 0)
+    network = build(
+        Model(family="swift", width=32, layers=1, heads=2, parts="gains, convolutions:1", pointer=channels), 60, 15, 0
+    )
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     for _ in range(120):
         half = torch.randint(60, (32, 8))

@@ -31,6 +31,8 @@ FIELDS: list[dict[str, Any]] = [
     {"parts": ", ".join(NAMES).replace("soft_cap", "soft_cap:2.5"), "tied": False, "kv_heads": 2, "hidden": 9},
     {"parts": "qk_norm, value_embeddings, convolutions:2"},
     {"parts": "qk_norm, embedding_norm", "pairs": 7},
+    {"parts": ", ".join(NAMES), "pairs": 7, "pointer": 5, "tied": False},
+    {"parts": "gains", "pointer": 40},
 ]
 
 
@@ -125,7 +127,7 @@ def written_out(model: Model, weights: dict[str, Tensor], ids: list[int]) -> Ten
     hidden = [rms(x, weights.get("norm.weight")) for x in stream]
     logits = torch.stack([head @ x for x in hidden])
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
-    if has("pointer"):
+    if model.pointer:
         *rows, gate = weights["pointer.weight"]
         queries, keys = torch.stack(rows).chunk(2)
         for place, x in enumerate(hidden):

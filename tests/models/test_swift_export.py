@@ -20,17 +20,17 @@ from shoestring.models.tuning import add_lora
 transformers = pytest.importorskip("transformers")
 
 VOCABULARY, LENGTH = 37, 12
-ALL = "qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:8, value_embeddings, scales, convolutions, pointer"
+ALL = "qk_norm, gains, relu2, zero_outputs, embedding_norm, soft_cap:8, value_embeddings, scales, convolutions"
 MODELS = {
     "all parts": Model(
-        family="swift", width=36, layers=3, heads=6, kv_heads=2, parts=ALL, pairs=50, tied=False, window=4
+        family="swift", width=36, layers=3, heads=6, kv_heads=2, parts=ALL, pairs=50, pointer=7, tied=False, window=4
     ),
     "no parts": Model(family="swift", width=16, layers=2, heads=2, parts="none", rotary_scaling="llama3:4:1:3:16"),
     "values": Model(family="swift", width=48, layers=2, heads=4, parts="value_embeddings, soft_cap", norm_eps=1e-3),
     "window": Model(family="swift", width=16, layers=3, heads=2, parts="qk_norm, gains", window=3, full_every=2),
     "pairs": Model(family="swift", width=16, layers=2, heads=2, parts="qk_norm, gains", pairs=20),
     "convolutions": Model(family="swift", width=16, layers=2, heads=2, parts="qk_norm, gains, convolutions:1"),
-    "pointer": Model(family="swift", width=16, layers=2, heads=2, parts="qk_norm, gains, pointer"),
+    "pointer": Model(family="swift", width=16, layers=2, heads=2, pointer=8),
 }
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 

@@ -133,7 +133,7 @@ def test_fewer_epochs_for_more_parameters() -> None:
 
 
 def test_every_field_is_chosen_and_the_recipe_then_has_only_numbers() -> None:
-    written = recipe(model={"family": "swift", "pairs": "auto"})
+    written = recipe(model={"family": "swift", "pairs": "auto", "pointer": "auto"})
     assert set(written.autos) == set(AUTOS)
     choices = choose(written, FACTS)
     made = choices.applied(written, "test")
@@ -361,6 +361,13 @@ def test_words_of_little_text_are_dropped_and_so_is_what_the_output_reads(
     muon = {"optimizer": "muon"}
     values = values_of(choose(recipe(budget={"time": "15m"}, train=muon), facts))
     assert (values["model.output_dropout"], values["model.word_dropout"]) == rates
+    drops = rates[0] > 0
+    assert values["train.cooldown"] == (regularisation.WHOLE_COOLDOWN if drops else regularisation.SHORT_COOLDOWN) or (
+        unique == 1e9 and values["train.cooldown"] == regularisation.COOLDOWN
+    )
+    swift = recipe(budget={"time": "15m"}, train=muon, model={"family": "swift", "pointer": "auto"})
+    pointer = values_of(choose(swift, facts))["model.pointer"]
+    assert pointer == (regularisation.POINTER if drops else 0)
     for others in ({"train": muon, "model": {"dropout": 0.0}}, {}):  # AdamW has not learned it by heart by then
         given = values_of(choose(recipe(budget={"time": "15m"}, **others), facts))
         assert given["model.output_dropout"] == given["model.word_dropout"] == 0

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from shoestring.cli import running
 from shoestring.cli.root import root
-from shoestring.core.errors import DataError, ShoestringError, UserError
+from shoestring.core.errors import DataError, RecipeError, ShoestringError, UserError
 from shoestring.core.recipe import Recipe
 from shoestring.core.recipe_file import load
 from shoestring.runs import counted
@@ -25,8 +25,9 @@ from shoestring.runs.best import (
     recipe_of,
     text_of,
     values_for,
+    with_given,
 )
-from shoestring.runs.look_at import look_at
+from shoestring.runs.look_at import Corpus, look_at
 
 STORY = "Tom had a red ball. He ran to the park with it.\n"
 
@@ -232,6 +233,28 @@ def test_the_command_writes_a_recipe_of_numbers_and_follows_it_again(
 def test_pieces_are_as_many_as_the_root_of_the_text(size: float | None, device: str, tokenizer: str) -> None:
     found, reason = best_tokenizer(size, device)
     assert found == tokenizer and reason
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_another_family_has_its_own_fields(family: str) -> None:
+    corpus = Corpus("x", {"source": ("stories", "")}, 1e7)
+    values = with_given(values_for(corpus, 60.0, "cpu", None), [f"model.family={family}"])
+    assert recipe_of(values).model.family == family and "parts" not in values["model"]
+    given = with_given(values, ["model.parts=gains"])
+    with pytest.raises(RecipeError, match="it is for swift"):
+        recipe_of(given)
+
+
+def test_words_of_little_text_are_copied_and_rows_move() -> None:
+    corpus = Corpus("x", {"source": ("stories", "")}, 1e7)
+    for tokenizer, device, moved, tied, length in (
+        ("words:9000", "cuda", True, True, 512), ("words:9000", "cpu", True, False, 128),
+        ("bpe:512", "cuda", False, False, 256), ("bytes", "cuda", False, False, 512),
+    ):  # fmt: skip
+        recipe = recipe_of(values_for(corpus, 60.0, device, None, tokenizer))
+        found = (recipe.data.random_offset, recipe.model.tied, recipe.data.length)
+        assert found == (moved, tied, length), (tokenizer, device)
+    assert recipe_of(values_for(Corpus("x", corpus.fields, 5e4), 60.0, "cpu", None)).data.random_offset
 
 
 def test_a_tokenizer_that_is_given_is_kept() -> None:

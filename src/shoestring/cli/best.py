@@ -52,7 +52,9 @@ def best(
     if "time" in recipe_file.overridden(overrides).get("budget", {}):
         raise UserError("--set budget.time: give the time as --time")
     corpus = look_at(text)
-    values = with_given(values_for(corpus, time, pick_device().type, name), overrides)
+    given = recipe_file.overridden(overrides).get("data", {}).get("tokenizer")
+    tokenizer = given if isinstance(given, str) else None
+    values = with_given(values_for(corpus, time, pick_device().type, name, tokenizer), overrides)
     recipe = recipe_of(values)
     words = ["shoestring", "best", text, "--time", str(recipe.budget.time), *([] if name is None else ["--name", name])]
     words += [f"--set={override}" for override in overrides]

@@ -159,6 +159,7 @@ AUTOS = (
     "model.output_dropout",
     "model.word_dropout",
     "model.pairs",
+    "model.pointer",
 )
 """Fields that may be "auto"."""
 CODE = (("model", "family"), ("data", "source"))

@@ -211,6 +211,12 @@ class Model:
         Between(0, 10**8),
         'swift: rows of a table for pairs of a token and the one before it, or "auto"; default: 0, no table',
     ] = None
+    pointer: Annotated[
+        int | Auto | None,
+        Between(0, 1024),
+        "swift: channels by which positions are compared, so that a token may be taken from those that followed "
+        'earlier ones like its own, or "auto"; default: 0, no pointer; best has auto',
+    ] = None
     window: Annotated[int | None, SIZE, "swift: positions that a query sees in layers of local attention"] = None
     full_every: Annotated[
         int | None, SIZE, "swift: of so many layers one sees all positions, the last layer too; default: 4"

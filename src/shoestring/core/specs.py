@@ -230,7 +230,6 @@ class PartsSpec(Spec):
         "value_embeddings": "gated embeddings of tokens, added to the values of every second layer",
         "scales": "scales of the stream and of the first embedding before each layer",
         "convolutions": "keys, values and the MLP's input mixed with those of 3 positions before, or J with :J",
-        "pointer": "tokens may be taken from those that followed earlier positions like the one before",
     }
     """The parts, and what each is."""
     usual_cap: ClassVar[float] = 15.0

@@ -40,6 +40,7 @@ from shoestring.planning.regularisation import (
     best_decay,
     best_dropout,
     best_pairs,
+    best_pointer,
     best_vocabulary_dropout,
     useful_epochs,
 )
@@ -93,8 +94,9 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
         found.append(Choice(field=field, value=chosen.value, reason=chosen.reason))
         return with_value(recipe, field, chosen.value)
 
-    if "model.pairs" in wanted:  # they change neither N nor FLOPs
-        recipe = with_value(recipe, "model.pairs", 0)
+    for name in ("model.pairs", "model.pointer"):  # which change neither N nor FLOPs, or hardly
+        if name in wanted:
+            recipe = with_value(recipe, name, 0)
     if "model.size" in wanted:
         model, reason = best_size(recipe, facts)
         reasons = (reason, f"width / {ASPECT}, at least 2", f"{model.width // model.heads} channels each")
@@ -128,8 +130,6 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
         recipe = take("train.warmup", best_warmup(least_steps(recipe)))
     if "train.beta2" in wanted:
         recipe = take("train.beta2", best_beta2(b))
-    if "train.cooldown" in wanted:
-        recipe = take("train.cooldown", best_cooldown(epochs))
     if "train.weight_decay" in wanted:
         recipe = take("train.weight_decay", best_decay(n, d, steps, number(recipe.train.lr), facts.unique))
     if "model.dropout" in wanted:
@@ -139,8 +139,13 @@ def choose(recipe: Recipe, facts: Facts) -> Choices:
     for name, most in zip(RATES[1:], MOST_OF_VOCABULARY, strict=True):
         if name in wanted:
             recipe = take(name, best_vocabulary_dropout(most, rate, table, facts.unique, often))
+    if "train.cooldown" in wanted:
+        drops_tokens = bool(recipe.model.output_dropout and recipe.model.word_dropout)
+        recipe = take("train.cooldown", best_cooldown(epochs, drops_tokens))
     if "model.pairs" in wanted:
         recipe = take("model.pairs", best_pairs(facts.vocabulary, epochs))
+    if "model.pointer" in wanted:
+        recipe = take("model.pointer", best_pointer(table, facts.unique))
     return Choices(recipe=written, chosen=tuple(found))
 
 

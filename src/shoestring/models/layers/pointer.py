@@ -105,7 +105,7 @@ def mixture(
     followed: Int[Tensor, "R S"],
 ) -> Float[Tensor, "R N V"]:
     """Logarithms of the probabilities, by the logits and by what followed the positions that have scores."""
-    all_of_them = torch.logaddexp(scores.logsumexp(2), rest)[..., None]
+    all_of_them = torch.cat((scores, rest[..., None]), dim=2).logsumexp(2, keepdim=True)  # never of nothing
     at = followed.clamp_min(0)[:, None].expand(scores.shape)  # where none is known the score is minus infinity
     copied = scores.new_zeros(logits.shape).scatter_add_(2, at, (scores - all_of_them).exp())
     least = torch.finfo(copied.dtype).tiny  # the logarithm of 0 has no gradient

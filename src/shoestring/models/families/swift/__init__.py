@@ -15,8 +15,6 @@ DEFAULT = PartsSpec("qk_norm, gains")
 FULL_EVERY = 4
 GATE = 32
 """Channels of the stream that the gate of value embeddings reads, at most."""
-POINTER = 64
-"""Channels of a pointer's queries and keys, at most."""
 
 
 def full_every(model: Model) -> int:
@@ -34,7 +32,7 @@ class SwiftFamily(LlamaFamily):
 
     name = "swift"
     network = "Swift"
-    fields = LlamaFamily.fields - {"bias"} | {"parts", "pairs", "window", "full_every"}
+    fields = LlamaFamily.fields - {"bias"} | {"parts", "pairs", "pointer", "window", "full_every"}
 
     def problems(self, recipe: Recipe) -> list[str]:
         model, found = recipe.model, super().problems(recipe)
@@ -65,9 +63,9 @@ class SwiftFamily(LlamaFamily):
         """G: channels that a gate of value embeddings reads."""
         return min(GATE, model.width)
 
-    def pointer_channels(self, model: Model) -> int:
+    def pointer(self, model: Model) -> int:
         """Channels of a pointer's queries and keys; 0 without one."""
-        return min(POINTER, model.width) if parts_of(model).has("pointer") else 0
+        return int(number(model.pointer)) if model.pointer else 0
 
     def window(self, model: Model, layer: int) -> int | None:
         """Positions that a query of a layer sees; None: all before it."""
@@ -91,7 +89,7 @@ class SwiftFamily(LlamaFamily):
         gains = found["norm"] + parts.has("qk_norm") * 2 * model.layers * (d // model.heads)
         gains += parts.has("embedding_norm") * d
         tables = vocabulary * self.key_channels(model) * len(self.value_layers(model)) + self.pairs(model) * d
-        factors, channels = model.layers * parts.positions_before, self.pointer_channels(model)
+        factors, channels = model.layers * parts.positions_before, self.pointer(model)
         pointer = {"head": found.get("head", 0) + (2 * channels + 1) * d + 1} if channels else {}
         return (
             found
@@ -108,7 +106,7 @@ class SwiftFamily(LlamaFamily):
         """A query of a local layer counts with the positions of its window, those before the row too."""
         seen = [min(self.window(model, layer) or length, length) for layer in range(model.layers)]
         found = super().work(model, vocabulary, length, predicted)
-        pointer = self.pointer_channels(model) * (2 * model.width + length)  # queries, keys and their products
+        pointer = self.pointer(model) * (2 * model.width + length)  # queries, keys and their products
         return replace(found, pairs=length * sum(seen), before_output=pointer)
 
     def decisive(self, model: Model) -> dict[str, object]:
@@ -116,6 +114,7 @@ class SwiftFamily(LlamaFamily):
         return super().decisive(model) | {
             "parts": parts_of(model).in_order,
             "pairs": self.pairs(model),
+            "pointer": self.pointer(model),
             "window": model.window,
             "full_every": every,
         }
@@ -208,7 +207,7 @@ class SwiftFamily(LlamaFamily):
         if model.pairs:
             found["embedding"] += n * INDEX
             found["dropout"] += n * setting.number * bool(model.word_dropout)  # factors of the tokens before
-        if parts.has("pointer"):  # shares of positions, its input, what followed each, three sums and two gradients
+        if model.pointer:  # shares of positions, its input, what followed each, three sums and two gradients
             found["output"] += n * (4 * n + setting.number * d + INDEX + 5 * 4)
             found["output"] += n * INDEX * setting.document_mask  # targets
         if parts.has("scales") and setting.recompute != "full":  # "full" saves it as the input of the first block

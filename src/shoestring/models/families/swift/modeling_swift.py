@@ -35,6 +35,7 @@ class SwiftConfig(PretrainedConfig):
         frequencies=(),
         parts="none",
         pairs=0,
+        pointer=0,
         window=None,
         full_every=4,
         tied=True,
@@ -46,6 +47,7 @@ class SwiftConfig(PretrainedConfig):
         self.rms_norm_eps, self.rope_theta, self.rotary_scaling = rms_norm_eps, rope_theta, rotary_scaling
         self.frequencies, self.parts, self.tied = list(frequencies), parts, tied
         self.pairs = pairs  # rows of the table for pairs of tokens; 0 without one
+        self.pointer = pointer  # channels of a pointer's queries and keys; 0 without one
         self.window, self.full_every = window, full_every
         super().__init__(**others)
 
@@ -100,7 +102,8 @@ class Pointer(nn.Module):
     def __init__(self, config):
         super().__init__()
         d = config.hidden_size
-        self.weight, self.bias = nn.Parameter(torch.zeros(2 * min(64, d) + 1, d)), nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.zeros(2 * config.pointer + 1, d))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def keys(self, x):
         return F.linear(x, self.weight[:-1]).float().chunk(2, dim=-1)[1]
@@ -217,7 +220,7 @@ class SwiftForCausalLM(PreTrainedModel, GenerationMixin):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = Norm(config, d)
         self.head = None if config.tied else nn.Linear(d, config.vocab_size, bias=False)
-        self.pointer = Pointer(config) if "pointer" in config.part_names else None
+        self.pointer = Pointer(config) if config.pointer else None
         self.post_init()
 
     def get_input_embeddings(self):

@@ -190,7 +190,8 @@ class Swift(LanguageModel):
         self.head = nn.Linear(model.width, vocab_size, bias=False)
         if model.tied:
             self.head.weight = self.embedding.weight
-        self.pointer = Pointer(model.width, FAMILY.pointer_channels(model)) if parts.has("pointer") else None
+        pointer = FAMILY.pointer(model)
+        self.pointer = Pointer(model.width, pointer) if pointer else None
         self.cap, self.scaled = parts.cap, parts.has("scales")
         self.dropout, self.attention_dropout = number(model.dropout), number(model.attention_rate)
         rates = model.output_dropout or 0.0, model.word_dropout or 0.0

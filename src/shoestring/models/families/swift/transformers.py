@@ -29,6 +29,7 @@ def _differences(model: Model, needed: tuple[str, ...], may: tuple[str, ...] = (
     found += [f"no {name}" for name in needed if not parts.has(name)]
     found += [] if model.window is None else ["a window"]
     found += ["rows for pairs of tokens"] if model.pairs else []
+    found += ["a pointer"] if model.pointer else []
     return f"is another network: this model has {', '.join(found)}" if found else None
 
 
@@ -164,6 +165,7 @@ def _own_config(model: Model, vocab_size: int, length: int) -> dict[str, Any]:
         "frequencies": frequencies(model.width // model.heads, model.rotary_base, scaling).tolist(),
         "parts": parts_of(model).in_order,
         "pairs": FAMILY.pairs(model),
+        "pointer": FAMILY.pointer(model),
         "window": model.window,
         "full_every": full_every(model),
         "tied": model.tied,
@@ -177,6 +179,7 @@ def _own_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     same = ("parts", "window", "tied", "rotary_scaling")
     return {name: config[name] for name in same} | {
         "pairs": config.get("pairs") or None,
+        "pointer": config.get("pointer") or None,
         "full_every": None if config["window"] is None else config["full_every"],
         "width": config["hidden_size"],
         "layers": config["num_hidden_layers"],
