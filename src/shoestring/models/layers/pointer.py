@@ -6,7 +6,7 @@ The network predicts y after position t with probability
 
 where s_tj = q_t · k_j / √C and r_t, the weight of the vocabulary, are read from the last hidden state (a pointer
 sentinel mixture, Merity et al. 2016). The loss needs two numbers beside the cross entropy of the logits, which are made
-here without keeping scores: `odds`, the logarithm of the right tokens' weight beside e^r, and `total`, that of Z / e^r.
+here: `odds`, the logarithm of the right tokens' weight beside e^r, and `total`, that of Z / e^r.
 
 Shapes: R rows, T positions, D width, C channels of queries and keys, V vocabulary.
 """
@@ -62,7 +62,8 @@ class Pointer(nn.Module):
         documents: Int[Tensor, "R T"] | None = None,
     ) -> Copies:
         """What it knows of the targets; with the numbers of `documents` no other document is pointed into."""
-        return Copies(*_Weighed.apply(hidden, self.weight, self.bias, followers(ids), targets, documents))
+        kept = torch.is_grad_enabled()
+        return Copies(*_Weighed.apply(hidden, self.weight, self.bias, followers(ids), targets, documents, kept))
 
     def mixed(
         self,
@@ -131,7 +132,7 @@ def _scores(q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor:
 
 
 class _Weighed(torch.autograd.Function):
-    """Odds and totals, of some rows at a time, whose scores fit a cache."""
+    """Odds and totals, of some rows at a time, whose scores fit a cache. Shares are kept for a backward pass alone."""
 
     @staticmethod
     def forward(
@@ -142,16 +143,17 @@ class _Weighed(torch.autograd.Function):
         followed: Tensor,
         targets: Tensor,
         documents: Tensor | None,
+        kept: bool,
     ) -> tuple[Tensor, Tensor]:
         r, t, _ = hidden.shape
-        shares = wide(hidden.new_empty(0)).new_empty(r, t, t)
+        shares = wide(hidden.new_empty(0)).new_empty(r if kept else 0, t, t)
         odds, total, top = (shares.new_empty(r, t) for _ in range(3))
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden):
                 q, k, rest = _read(hidden[rows], weight, bias)
                 s = _scores(q, k, None if documents is None else documents[rows])
                 highest = torch.maximum(s.amax(2), rest)
-                own = torch.exp(s.sub_(highest[..., None]), out=shares[rows])
+                own = torch.exp(s.sub_(highest[..., None]), out=shares[rows] if kept else s)
                 above = highest - rest
                 right = followed[rows, None] == targets[rows, :, None]
                 total[rows] = (own.sum(2) + (-above).exp()).log() + above
@@ -179,7 +181,7 @@ class _Weighed(torch.autograd.Function):
                 product = torch.cat((to_s @ k, to_s.transpose(1, 2) @ q, to_rest[rows, :, None]), dim=2)
                 to_hidden[rows] = product @ weight.to(product.dtype)
                 to_weight += product.flatten(0, 1).T @ wide(hidden[rows]).flatten(0, 1)
-        return to_hidden, to_weight.to(weight.dtype), to_rest.sum().to(bias.dtype)[None], None, None, None
+        return to_hidden, to_weight.to(weight.dtype), to_rest.sum().to(bias.dtype)[None], None, None, None, None
 
 
 def _chunks(hidden: Tensor) -> Iterator[slice]:
