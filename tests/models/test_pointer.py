@@ -35,7 +35,7 @@ def leaves(dtype: torch.dtype = torch.float64, weight: float = 0.5) -> list[Tens
 
 
 def some_rows() -> tuple[Tensor, Tensor, Tensor]:
-    """Ids of few kinds, targets some of which are not predicted, and documents."""
+    """Ids, targets, of which some are not predicted, and the numbers of documents."""
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(IDS - 1, (ROWS, LENGTH + 1), generator=generator)
     targets = ids[:, 1:].clone()

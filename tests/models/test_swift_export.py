@@ -66,6 +66,9 @@ def test_a_folder_with_its_own_file_has_our_logits_loss_and_texts(model: Model, 
             told = {"max_new_tokens": LENGTH - 3, "do_sample": False, "use_cache": cached, "eos_token_id": None}
             assert torch.equal(theirs.generate(ids[:, :3], **told), expected)
 
+    theirs(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in theirs.parameters())
+
     spec, state = read_transformers(str(folder))
     assert differences(model, spec) == [] and spec.tied == model.tied
     again = build(model, VOCABULARY, LENGTH, 7).eval()

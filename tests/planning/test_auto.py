@@ -350,24 +350,24 @@ def test_the_reason_of_a_smaller_step_is_the_one_that_decided(time: str, why: st
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "unique", "rates"),
-    [(33_278, 2.1e6, (0.3, 0.1)), (1_500, 4e4, (0.3, 0.1)), (512, 4.8e4, (0.0, 0.0)), (33_278, 1e9, (0.0, 0.0))],
-)
+    ("vocabulary", "unique", "rates", "cooldown"),
+    [
+        (33_278, 2.1e6, (0.3, 0.1), 0.99), (1_500, 4e4, (0.3, 0.1), 0.99), (512, 4.8e4, (0.0, 0.0), 0.2),
+        (33_278, 1e9, (0.0, 0.0), 0.6),
+    ],
+)  # fmt: skip
 def test_words_of_little_text_are_dropped_and_so_is_what_the_output_reads(
-    vocabulary: int, unique: float, rates: tuple[float, float]
+    vocabulary: int, unique: float, rates: tuple[float, float], cooldown: float
 ) -> None:
     """Where a table of all tokens has many parameters for each position of a text that is repeated."""
     facts = Facts(vocabulary=vocabulary, unique=unique, device="cuda", speed=3e14)
     muon = {"optimizer": "muon"}
     values = values_of(choose(recipe(budget={"time": "15m"}, train=muon), facts))
     assert (values["model.output_dropout"], values["model.word_dropout"]) == rates
-    drops = rates[0] > 0
-    assert values["train.cooldown"] == (regularisation.WHOLE_COOLDOWN if drops else regularisation.SHORT_COOLDOWN) or (
-        unique == 1e9 and values["train.cooldown"] == regularisation.COOLDOWN
-    )
+    assert values["train.cooldown"] == cooldown
     swift = recipe(budget={"time": "15m"}, train=muon, model={"family": "swift", "pointer": "auto"})
     pointer = values_of(choose(swift, facts))["model.pointer"]
-    assert pointer == (regularisation.POINTER if drops else 0)
+    assert pointer == (regularisation.POINTER if rates[0] else 0)
     for others in ({"train": muon, "model": {"dropout": 0.0}}, {}):  # AdamW has not learned it by heart by then
         given = values_of(choose(recipe(budget={"time": "15m"}, **others), facts))
         assert given["model.output_dropout"] == given["model.word_dropout"] == 0

@@ -115,7 +115,8 @@ def best_pointer(table: float, unique: float | None) -> Chosen:
     rule = f"a table of all tokens has {short(table)} parameters"
     if unique is None or table < LARGE_TABLE * unique:
         return Chosen(0, f"none: {rule}, fewer than {LARGE_TABLE:g} for each position of the text")
-    return Chosen(POINTER, f"{rule} for U = {short(unique)} positions: rare tokens are copied rather than learned")
+    gain = "WikiText-2 by words: a perplexity of 56.5 in place of 76.0, results/log.md"
+    return Chosen(POINTER, f"{rule} for U = {short(unique)} positions: rare tokens are copied, not learned ({gain})")
 
 
 SHORT_COOLDOWN = 0.2

@@ -4,7 +4,7 @@ Rows are processed in chunks. A chunk of logits is replaced by its own gradient,
 gradients of the inputs follow at once; the backward pass only scales these. So logits are neither kept nor computed
 twice, and the memory is that of one chunk and of the gradients.
 
-Beside the logits a token may be predicted by a pointer (`models.layers.pointer`), of which two numbers are given.
+Where a pointer predicts beside the logits (`models.layers.pointer`), it gives two numbers for each target.
 
 Shapes: N positions, D channels, V ids, C columns of a chunk: V, padded to whole tiles on a GPU.
 """

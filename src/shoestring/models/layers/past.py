@@ -111,6 +111,8 @@ class Kept:
         """Begin anew, in the same tensors."""
         self._set_counts(0)
         self.newest = None
+        if self.read is not None:
+            self.read.count = 0
 
     def _set_counts(self, count: int) -> None:
         self.count = count

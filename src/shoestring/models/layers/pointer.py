@@ -34,13 +34,13 @@ SCORES_BYTES = {"cpu": 2 << 20}
 MORE_SCORES_BYTES = 64 << 20
 """On all other devices."""
 MOST_LOG = 80.0
-"""Of a factor in float32: what it multiplies is smaller than its inverse there, and is 0 beyond."""
+"""Logarithm of the largest factor of a share in float32: a share that needs a larger one is 0 there."""
 NONE = -1
 """What followed the last position of a row is not known."""
 
 
 class Pointer(nn.Module):
-    """The rows of a matrix that make queries and keys, and r of its last row and a bias."""
+    """A matrix whose rows make queries and keys, and whose last row makes r with a bias."""
 
     def __init__(self, width: int, channels: int):
         super().__init__()
@@ -122,7 +122,7 @@ def _read(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor,
 def _scores(q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor:
     """s of the last N positions as queries and all S as keys, R N S; minus infinity where nothing may be pointed at.
 
-    A query sees the keys before its own position, of which it knows what followed.
+    A query sees the keys of earlier positions: the tokens after those are known.
     """
     n, keys = q.shape[1], k.shape[1]
     hidden = q.new_full((n, keys), -math.inf).triu(keys - n)  # and zeros before

@@ -90,17 +90,13 @@ class SwiftFamily(LlamaFamily):
         gains += parts.has("embedding_norm") * d
         tables = vocabulary * self.key_channels(model) * len(self.value_layers(model)) + self.pairs(model) * d
         factors, channels = model.layers * parts.positions_before, self.pointer(model)
-        pointer = {"head": found.get("head", 0) + (2 * channels + 1) * d + 1} if channels else {}
-        return (
-            found
-            | pointer
-            | {
-                "attention": found["attention"] + factors * 2 * self.key_channels(model),
-                "mlp": found["mlp"] + factors * d,
-                "embedding": found["embedding"] + tables,
-                "norm": gains * parts.has("gains") + 2 * model.layers * parts.has("scales"),
-            }
-        )
+        return found | {
+            "attention": found["attention"] + factors * 2 * self.key_channels(model),
+            "mlp": found["mlp"] + factors * d,
+            "embedding": found["embedding"] + tables,
+            "norm": gains * parts.has("gains") + 2 * model.layers * parts.has("scales"),
+            "head": found["head"] + ((2 * channels + 1) * d + 1) * bool(channels),
+        }
 
     def work(self, model: Model, vocabulary: int, length: int, predicted: float = 1.0) -> Work:
         """A query of a local layer counts with the positions of its window, those before the row too."""

@@ -118,7 +118,7 @@ class Pointer(nn.Module):
         if known is not None:
             seen = seen & known[:, None].bool()
         scores = scores.masked_fill(~seen, -torch.inf)
-        total = torch.logaddexp(scores.logsumexp(2), rest)[..., None]
+        total = torch.cat((scores, rest[..., None]), dim=2).logsumexp(2, keepdim=True)
         followed = F.pad(read[:, 1:], (0, 1))[:, None].expand(scores.shape)
         copied = scores.new_zeros(logits.shape).scatter_add_(2, followed, (scores - total).exp())
         plain = logits.float().log_softmax(2) + rest[..., None] - total
